@@ -1,0 +1,69 @@
+# `make` lists what there is. Everything runs in .venv, which `make venv` builds from requirements/dev.lock.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+ONLY ?=
+PYTEST_ARGS ?=
+# Evaluated only by the recipes that start Spark; java.sh prints one sentence and fails when there is no Java.
+WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
+PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers
+
+.PHONY: help venv demo quickstart test test-slow test-spark-oldest lint types services bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: .venv/.stamp ## create .venv from the lock (instant when nothing changed)
+	@:
+
+.venv/.stamp: pyproject.toml requirements/dev.lock scripts/venv.sh
+	@scripts/venv.sh .venv requirements/dev.lock
+	@touch $@
+
+.venv-spark42/.stamp: pyproject.toml requirements/spark42.lock scripts/venv.sh
+	@scripts/venv.sh .venv-spark42 requirements/spark42.lock
+	@touch $@
+
+demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
+	@$(WITH_JAVA) $(BIN)/strandline demo
+
+quickstart: venv ## the smallest round trip: append, follow, read back
+	@$(WITH_JAVA) $(BIN)/strandline quickstart
+
+test: venv ## all tests but the slow ones (under 10 minutes)
+	@$(WITH_JAVA) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: venv ## the slow tests: long crash and fault schedules (about 10 minutes)
+	@echo "The slow suite takes about 10 minutes on two cores."
+	@$(WITH_JAVA) $(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
+
+test-spark-oldest: .venv-spark42/.stamp ## the Spark tests on the oldest supported Spark, 4.2.0 (about 5 minutes)
+	@echo "The Spark suite on 4.2.0 takes about 5 minutes, plus two for its environment the first time."
+	@$(WITH_JAVA) .venv-spark42/bin/python -m pytest -p tests.plugins.no_missing_servers tests/spark $(PYTEST_ARGS)
+
+lint: venv ## ruff, formatting, the house rules and the import directions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python scripts/check_house.py
+	@$(BIN)/lint-imports
+
+types: venv ## mypy --strict
+	@$(BIN)/mypy
+
+services: ## start the servers that tests talk to
+	@scripts/services.sh
+
+bench: venv ## all benchmarks, or one: make bench ONLY=name
+	@$(WITH_JAVA) $(BIN)/python -m benchmarks $(ONLY)
+
+lock: ## resolve the dependencies again and write requirements/*.lock
+	@scripts/lock.sh
+
+clean: ## remove environments, caches and build output
+	@rm -rf .venv .venv-spark42 .venv-lock build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	    .hypothesis .benchmarks spark-warehouse metastore_db derby.log
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,213 @@
+"""The rules of the house bite: each is broken on purpose, and must be caught."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=100,
+        **options,
+    )
+
+
+def ruff(source: str, pretended_path: str) -> set[str]:
+    """The rules that ruff, with the project's settings, finds broken in a file of that name."""
+    done = run(
+        sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise",
+        "--stdin-filename", pretended_path, "-", input=source,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    return {line.split()[1] for line in done.stdout.splitlines() if line.startswith(pretended_path)}
+
+
+BANNED = [
+    "import time\n\ntime.time()\n",
+    "import time\n\ntime.time_ns()\n",
+    "import time\n\ntime.monotonic()\n",
+    "import time\n\ntime.monotonic_ns()\n",
+    "import time\n\ntime.perf_counter()\n",
+    "import time\n\ntime.sleep(1)\n",
+    "from time import sleep\n\nsleep(1)\n",
+    "import time as t\n\nt.time()\n",
+    "import datetime\n\ndatetime.datetime.now(tz=datetime.UTC)\n",
+    "from datetime import UTC, datetime\n\ndatetime.now(tz=UTC)\n",
+    "import random\n\nrandom.random()\n",
+    "import secrets\n\nsecrets.token_bytes()\n",
+    "import os\n\nos.urandom(8)\n",
+    "import uuid\n\nuuid.uuid4()\n",
+    "from uuid import uuid4\n\nuuid4()\n",
+    "import os\n\nos.fsync(1)\n",
+    "import os\n\nos.fdatasync(1)\n",
+    "import os\n\nos.open('x', os.O_RDONLY)\n",
+    "import os\n\nos.replace('a', 'b')\n",
+    "import os\n\nos.rename('a', 'b')\n",
+    "import tempfile\n\ntempfile.mkdtemp()\n",
+]
+
+
+@pytest.mark.parametrize("source", BANNED)
+def test_the_clock_the_disk_and_chance_are_banned_outside_their_room(source: str) -> None:
+    assert "TID251" in ruff(source, "src/strandline/log/example.py")
+
+
+@pytest.mark.parametrize("room", ["model", "formats", "log/object", "follow", "spark"])
+def test_the_ban_reaches_every_room(room: str) -> None:
+    assert "TID251" in ruff("import time\n\ntime.time()\n", f"src/strandline/{room}/example.py")
+
+
+@pytest.mark.parametrize(
+    "place", ["src/strandline/storage", "src/strandline/testing", "src/strandline/cli", "tests"]
+)
+def test_the_ban_spares_those_who_own_the_clock_or_may_use_it(place: str) -> None:
+    assert "TID251" not in ruff("import time\n\ntime.time()\n", f"{place}/example.py")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "with open('x') as file:\n    pass\n",
+        "reader = open\n",
+        "import builtins\nbuiltins.open('x')\n",
+        "from pathlib import Path\nPath('x').open()\n",
+        "from pathlib import Path\ndef f(p: Path) -> None:\n    (p / 'x').open()\n",
+        "from pathlib import Path\np = Path('x')\np.open()\n",
+        "def f(p):\n    return p.read_bytes()\n",
+        "def f(p):\n    p.write_bytes(b'')\n",
+        "def f(p):\n    return p.read_text()\n",
+        "def f(p):\n    p.write_text('')\n",
+    ],
+)
+def test_files_are_not_opened_behind_the_disks_back(source: str, tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text(source)
+    done = run(sys.executable, "scripts/check_house.py", example)
+    assert done.returncode == 1, done.stdout
+    assert "take a Disk" in done.stdout
+
+
+def test_opening_a_log_is_not_opening_a_file(tmp_path: Path) -> None:
+    example = tmp_path / "example.py"
+    example.write_text("import strandline as sl\nlog = sl.open('memory://')\nlog.open()\ndisk.read('x')\n")
+    done = run(sys.executable, "scripts/check_house.py", example)
+    assert done.returncode == 0, done.stdout
+
+
+def contracts_over(package: Path) -> subprocess.CompletedProcess[str]:
+    """The project's own import contracts, applied to a make-believe strandline."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    lines = ["[importlinter]", "root_packages =", *(f"    {name}" for name in settings["root_packages"])]
+    for number, contract in enumerate(settings["contracts"]):
+        lines.append(f"[importlinter:contract:{number}]")
+        for key, value in contract.items():
+            if isinstance(value, list):
+                lines += [f"{key} =", *(f"    {item}" for item in value)]
+            else:
+                lines.append(f"{key} = {value}")
+    (package / "contracts.ini").write_text("\n".join(lines))
+    program = (
+        "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
+    )
+    return run(
+        sys.executable, "-c", program, "--config", package / "contracts.ini", "--no-cache",
+        cwd=package, env={**os.environ, "PYTHONPATH": str(package)},
+    )  # fmt: skip
+
+
+def make_believe(folder: Path, files: dict[str, str]) -> Path:
+    rooms = ("model", "formats", "storage", "log", "follow", "spark", "cli", "testing")
+    empty = {f"strandline/{room}/__init__.py": "" for room in rooms}
+    skeleton = {"strandline/__init__.py": "", "pyspark_strandline/__init__.py": "", **empty}
+    for name, text in {**skeleton, **files}.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    return folder
+
+
+def test_imports_that_go_down_the_house_are_fine(tmp_path: Path) -> None:
+    package = make_believe(
+        tmp_path,
+        {
+            "strandline/__init__.py": "def __getattr__(name):\n    import strandline.spark\n",
+            "pyspark_strandline/__init__.py": "from strandline.spark import x\n",
+            "strandline/storage/__init__.py": "from strandline.model import x\n",
+            "strandline/log/__init__.py": "import strandline.storage\nimport strandline.formats\n",
+            "strandline/follow/__init__.py": "from strandline.log import x\n",
+            "strandline/spark/__init__.py": "from strandline.follow import x\n",
+            "strandline/cli/__init__.py": "from strandline.spark import x\n",
+            "strandline/testing/__init__.py": "from strandline.follow import x\n",
+        },
+    )
+    done = contracts_over(package)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("room", "imports"),
+    [
+        ("model", "strandline.storage"),
+        ("storage", "strandline.formats"),
+        ("formats", "strandline.storage"),
+        ("log", "strandline.follow"),
+        ("follow", "strandline.spark"),
+        ("spark", "strandline.cli"),
+        ("log", "strandline.testing"),
+        ("cli", "strandline.testing"),
+        ("testing", "strandline.spark"),
+        ("testing", "strandline.cli"),
+    ],
+)
+def test_an_import_against_the_direction_is_caught(room: str, imports: str, tmp_path: Path) -> None:
+    package = make_believe(tmp_path, {f"strandline/{room}/__init__.py": f"import {imports}\n"})
+    done = contracts_over(package)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "BROKEN" in done.stdout
+
+
+def test_a_room_that_is_in_no_layer_is_caught(tmp_path: Path) -> None:
+    done = contracts_over(make_believe(tmp_path, {"strandline/attic/__init__.py": ""}))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "attic" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reason", "ci", "status"),
+    [
+        ("no server: nothing listens on 4222", "true", 1),
+        ("no server: nothing listens on 4222", "", 0),
+        ("needs a file system with links", "true", 0),
+    ],
+)
+def test_a_missing_server_fails_the_run_only_under_ci(
+    reason: str, ci: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n@pytest.mark.skip(reason={reason!r})\ndef test_it(): pass\ndef test_other(): pass\n"
+    )
+    done = run(
+        sys.executable, "-m", "pytest", "-q", "-p", "tests.plugins.no_missing_servers",
+        "-c", tmp_path / "pytest.ini", tmp_path, env={**os.environ, "CI": ci},
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert metadata.version("strandline") == declared
