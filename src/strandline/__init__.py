@@ -1,0 +1,103 @@
+"""Strandline: a durable, replayable change log for Python and Spark.
+
+Append changes to a bucket; tables, caches and replicas follow exactly; kill anything at any moment, throw away the
+checkpoint, and they are still right.
+
+>>> import strandline as sl
+>>> log = sl.open("memory://doctest-front", create=True)
+>>> with log.producer() as producer:
+...     producer.append(key=b"k", value=b"v").result(timeout=10)
+Receipt(first=0, count=1)
+>>> [batch.num_rows for batch in log.read()]
+[1]
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from strandline import spark as spark
+    from strandline.follow.delta import DeltaSink as DeltaSink
+    from strandline.follow.run import Batching as Batching
+    from strandline.follow.run import follow as follow
+    from strandline.log.contract import Log as Log
+    from strandline.log.contract import Receipt as Receipt
+    from strandline.log.memory import MemoryLog as MemoryLog
+    from strandline.log.object import ObjectLog as ObjectLog
+    from strandline.log.object import Producer as Producer
+    from strandline.log.object import open_log as open  # noqa: A004 - sl.open is the public name
+    from strandline.model import errors as errors
+    from strandline.model.cursor import Bounds as Bounds
+    from strandline.model.cursor import Cursor as Cursor
+    from strandline.model.cursor import Limit as Limit
+    from strandline.model.errors import StrandlineError as StrandlineError
+    from strandline.model.head import WriterId as WriterId
+    from strandline.model.records import READ_SCHEMA as READ_SCHEMA
+    from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
+    from strandline.model.records import Op as Op
+
+
+# Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
+_HOMES = {
+    "Batching": "strandline.follow.run",
+    "Bounds": "strandline.model.cursor",
+    "Cursor": "strandline.model.cursor",
+    "DeltaSink": "strandline.follow.delta",
+    "Limit": "strandline.model.cursor",
+    "Log": "strandline.log.contract",
+    "MemoryLog": "strandline.log.memory",
+    "ObjectLog": "strandline.log.object",
+    "Op": "strandline.model.records",
+    "Producer": "strandline.log.object",
+    "READ_SCHEMA": "strandline.model.records",
+    "RECORD_SCHEMA": "strandline.model.records",
+    "Receipt": "strandline.log.contract",
+    "StrandlineError": "strandline.model.errors",
+    "WriterId": "strandline.model.head",
+}
+_RENAMED = {"open": ("strandline.log.object", "open_log")}
+# The room "follow" can itself be called: that is the function.
+_ROOMS = {"errors": "strandline.model.errors", "follow": "strandline.follow", "spark": "strandline.spark"}
+
+__all__ = [
+    "READ_SCHEMA",
+    "RECORD_SCHEMA",
+    "Batching",
+    "Bounds",
+    "Cursor",
+    "DeltaSink",
+    "Limit",
+    "Log",
+    "MemoryLog",
+    "ObjectLog",
+    "Op",
+    "Producer",
+    "Receipt",
+    "StrandlineError",
+    "WriterId",
+    "__version__",
+    "errors",
+    "follow",
+    "open",
+    "spark",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("strandline")
+    if name in _ROOMS:
+        return import_module(_ROOMS[name])
+    home, real = _RENAMED.get(name, (_HOMES.get(name), name))
+    if home is None:
+        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
+    value = getattr(import_module(home), real)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Bytes and back, one module per format. Pure: hostile input gives ``CorruptData``."""

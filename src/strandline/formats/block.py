@@ -1,0 +1,146 @@
+"""The Arrow block: records as an IPC stream, used alike in batch objects and in write-ahead frames."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.errors import CorruptData, InvalidInput
+from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
+
+
+class Compression(IntEnum):
+    """How the buffers of a block are stored. The number is the compression byte of the format."""
+
+    NONE = 0
+    ZSTD = 1
+    LZ4 = 2
+
+    @classmethod
+    def named(cls, name: str) -> Compression:
+        """From ``"none"``, ``"zstd"`` or ``"lz4"``."""
+        try:
+            return cls[name.upper()]
+        except KeyError as error:
+            raise InvalidInput(f"Compression is 'none', 'lz4' or 'zstd', not {name!r}.") from error
+
+
+_SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
+_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_OPTIONS: Final = {
+    Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
+    Compression.LZ4: pa.ipc.IpcWriteOptions(compression="lz4"),
+}
+
+
+def encode_page(batch: pa.RecordBatch, compression: Compression) -> memoryview:
+    """One record batch as an IPC message, without the schema before it."""
+    if compression is Compression.NONE:
+        return memoryview(batch.serialize()).cast("B")
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
+        writer.write_batch(batch)
+    whole = memoryview(sink.getvalue()).cast("B")
+    return whole[len(_SCHEMA_MESSAGE) : -len(_END)]
+
+
+def frame_pages(pages: Iterable[memoryview]) -> list[bytes | memoryview]:
+    """The block made of encoded pages: buffers to be written one after another, without joining them."""
+    return [memoryview(_SCHEMA_MESSAGE).cast("B"), *pages, _END]
+
+
+def decode_block(block: memoryview, where: str, compression: Compression) -> list[pa.RecordBatch]:
+    """The record batches of a block, fully validated; zero-copy where the buffers are plain.
+
+    Whatever the bytes say, no more memory is taken than a batch may hold.
+    """
+    stream = pa.BufferReader(pa.py_buffer(block))
+    batches: list[pa.RecordBatch] = []
+    budget = MAX_BATCH_BYTES
+    try:
+        schema = pa.ipc.read_schema(stream)
+        if not schema.equals(RECORD_SCHEMA):
+            raise CorruptData(f"{where} is damaged: it does not hold records but {schema.names}.")
+        while stream.tell() < len(block) - len(_END):
+            message = pa.ipc.read_message(stream)
+            if message.type != "record batch":
+                raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
+            budget -= _announced_bytes(message, where, compression)
+            if budget < 0:
+                raise CorruptData(f"{where} is damaged: it announces more than {MAX_BATCH_BYTES:,} bytes.")
+            batch = pa.ipc.read_record_batch(message, RECORD_SCHEMA)
+            batch.validate(full=True)
+            batches.append(batch)
+    except (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError) as error:
+        raise CorruptData(f"{where} is damaged: {str(error).splitlines()[0][:200]}.") from error
+    if bytes(block[stream.tell() :]) != _END:
+        raise CorruptData(f"{where} is damaged: its block does not end where it should.")
+    for batch in batches:
+        _check_values(batch, where)
+    return batches
+
+
+def _check_values(batch: pa.RecordBatch, where: str) -> None:
+    timestamps, ops = batch.column(0), batch.column(1)
+    if timestamps.null_count or ops.null_count:
+        raise CorruptData(f"{where} is damaged: it holds records without timestamp or operation.")
+    if batch.num_rows:
+        span = pc.min_max(ops)
+        if span["min"].as_py() < Op.PUT or span["max"].as_py() > Op.PURGE:
+            raise CorruptData(f"{where} is damaged: it holds operations outside {Op.PUT:d} to {Op.PURGE:d}.")
+
+
+# Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
+_MESSAGE_HEADER: Final = 2
+_BATCH_BUFFERS: Final = 2
+_BATCH_COMPRESSION: Final = 3
+_PLAIN_MARK: Final = -1
+
+
+def _announced_bytes(message: pa.Message, where: str, compression: Compression) -> int:
+    """How much memory decoding will take, by the message's own word, read before Arrow believes it."""
+    table = memoryview(message.metadata).cast("B")
+    batch = _pointer(table, _field(table, _read(table, 0, "I"), _MESSAGE_HEADER))
+    compressed = _field(table, batch, _BATCH_COMPRESSION) is not None
+    if compressed != (compression is not Compression.NONE):
+        raise CorruptData(f"{where} is damaged: its buffers are not stored as its footer says.")
+    if not compressed:
+        return len(message.body or b"")
+    body = memoryview(message.body).cast("B")
+    buffers = _pointer(table, _field(table, batch, _BATCH_BUFFERS))
+    total = 0
+    for index in range(_read(table, buffers, "I")):
+        start, length = struct.unpack_from("<qq", table, buffers + 4 + 16 * index)
+        if length == 0:
+            continue
+        plain = _read(body, start, "q")
+        if plain < _PLAIN_MARK:
+            raise CorruptData(f"{where} is damaged: a buffer announces {plain} bytes.")
+        total += length if plain == _PLAIN_MARK else plain
+    return total
+
+
+def _read(data: memoryview, at: int, kind: str) -> int:
+    if at < 0:
+        raise ValueError("an offset points before the message")
+    return int(struct.unpack_from("<" + kind, data, at)[0])
+
+
+def _field(table: memoryview, start: int, index: int) -> int | None:
+    """Where a flatbuffer table keeps its field, or None if it has none."""
+    directory = start - _read(table, start, "i")
+    if 4 + 2 * index + 2 > _read(table, directory, "H"):
+        return None
+    offset = _read(table, directory + 4 + 2 * index, "H")
+    return start + offset if offset else None
+
+
+def _pointer(table: memoryview, at: int | None) -> int:
+    if at is None:
+        raise ValueError("a message lacks a field")
+    return at + _read(table, at, "I")

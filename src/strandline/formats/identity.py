@@ -1,0 +1,120 @@
+"""The identity of a log (``log.json``) and the cell of a slot, both JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.stamp import OpId, Stamped
+
+FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Who a log is. Changes only by an explicit upgrade."""
+
+    log_id: UUID
+    version: int = FORMAT_VERSION
+    min_reader: int = FORMAT_VERSION
+    value_format: str = "binary"
+    retention: str = "forever"
+
+
+def encode_identity(identity: LogIdentity) -> bytes:
+    """``log.json``."""
+    return _json(
+        {
+            "kind": "strandline-object-log",
+            "log_id": str(identity.log_id),
+            "version": identity.version,
+            "min_reader": identity.min_reader,
+            "value_format": identity.value_format,
+            "retention": identity.retention,
+        }
+    )
+
+
+def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
+    """The identity in these bytes, or an error that says what to do."""
+    fields = _parsed(data, where)
+    try:
+        if fields["kind"] != "strandline-object-log":
+            raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log.")
+        identity = LogIdentity(
+            UUID(fields["log_id"]),
+            int(fields["version"]),
+            int(fields["min_reader"]),
+            str(fields["value_format"]),
+            str(fields["retention"]),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+    if identity.min_reader > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {identity.min_reader}, and this program is of version "
+            f"{FORMAT_VERSION}: upgrade strandline."
+        )
+    return identity
+
+
+class SlotCodec:
+    """A slot as a cell's content."""
+
+    def encode(self, state: Stamped[SlotState]) -> bytes:
+        """The bytes of a state."""
+        slot = state.value
+        fields: dict[str, Any] = {
+            "id": slot.name,
+            "position": slot.position,
+            "holder": slot.holder,
+            "epoch": slot.epoch,
+            "last_seen": slot.last_seen,
+            "revision": state.revision,
+            "recent": [op.hex for op in state.recent],
+        }
+        if slot.invalid is not None:
+            fields["invalid"] = {"reason": str(slot.invalid.reason), "at": slot.invalid.at}
+        return _json(fields)
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
+        """The state in these bytes; damage is an error, never "no slot"."""
+        fields = _parsed(data, where)
+        try:
+            holder, gone = fields["holder"], fields.get("invalid")
+            slot = SlotState(
+                name=str(fields["id"]),
+                position=_natural(fields["position"]),
+                holder=None if holder is None else str(holder),
+                epoch=_natural(fields["epoch"]),
+                last_seen=int(fields["last_seen"]),
+                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), int(gone["at"])),
+            )
+            recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
+            return Stamped(slot, _natural(fields["revision"]), recent)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+
+
+def _natural(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no position")
+    return value
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise CorruptData(f"{where} is damaged: it is not JSON. Restore the object.") from error
+    if not isinstance(fields, dict):
+        raise CorruptData(f"{where} is damaged: it is no JSON object. Restore the object.")
+    return fields

@@ -1,0 +1,1 @@
+"""Values and the error tree. No I/O."""

@@ -1,0 +1,116 @@
+"""Positions in a log: cursors, bounds, limits and the spans of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.model.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Everything below ``next`` has been applied, nothing at or above it has.
+
+    >>> cursor = Cursor(UUID(int=7), 42)
+    >>> Cursor.parse(str(cursor)) == cursor
+    True
+    """
+
+    log_id: UUID
+    next: int
+    term: int = 0
+
+    def __post_init__(self) -> None:
+        if self.next < 0 or self.term < 0:
+            raise InvalidInput(f"A cursor cannot be negative: next={self.next}, term={self.term}.")
+
+    def at(self, offset: int) -> Cursor:
+        """The same log, another position."""
+        return replace(self, next=offset)
+
+    def __str__(self) -> str:
+        return f"{self.log_id}/{self.term}/{self.next}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """The inverse of ``str``; anything else is :class:`InvalidInput`."""
+        try:
+            log_id, term, offset = text.split("/")
+            return cls(UUID(log_id), int(offset), int(term))
+        except ValueError as error:
+            raise InvalidInput(f"{text!r} is no cursor; expected 'log-id/term/offset'.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a log holds: offsets ``first`` up to and without ``next`` (the high-water mark)."""
+
+    first: int
+    next: int
+
+    @property
+    def count(self) -> int:
+        """How many records are retained."""
+        return self.next - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much a plan may hold. Batches are never split by a size: at least one is planned if there is one.
+
+    ``upto`` is an exact end offset, and does clip.
+    """
+
+    records: int | None = None
+    bytes: int | None = None
+    batches: int | None = None
+    upto: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("records", "bytes", "batches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidInput(f"A limit of {name}={value} would never make progress; use at least 1.")
+
+    def allows(self, *, records: int, size: int, batches: int) -> bool:
+        """Whether a plan of this total size is within the limit."""
+        return (
+            (self.records is None or records <= self.records)
+            and (self.bytes is None or size <= self.bytes)
+            and (self.batches is None or batches <= self.batches)
+        )
+
+
+NO_LIMIT = Limit()
+
+
+@runtime_checkable
+class Span(Protocol):
+    """A picklable, stateless piece of a plan: offsets ``first`` up to and without ``next``.
+
+    Safe in threads, other processes and Spark executors. Fetching twice gives equal batches.
+    """
+
+    @property
+    def first(self) -> int:
+        """The first offset that :meth:`fetch` returns."""
+
+    @property
+    def next(self) -> int:
+        """One past the last offset that :meth:`fetch` returns."""
+
+    @property
+    def size(self) -> int:
+        """The stored bytes that have to be read for it."""
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Read and check the span: batches of :data:`~strandline.model.records.READ_SCHEMA`, in offset order.
+
+        ``columns`` narrows what is returned, in the order asked. Raises ``CorruptData`` or ``NotFound`` naming the
+        object; may block on the store.
+        """

@@ -1,0 +1,137 @@
+"""The error tree: one sentence each, saying what happened, to what, and what to do next.
+
+Every error of the package derives from :class:`StrandlineError`. Its class attribute ``retryable`` says whether
+the same call, repeated unchanged a little later, may succeed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StrandlineError(Exception):
+    """The root of every error that this package raises on purpose."""
+
+    retryable: ClassVar[bool] = False
+
+
+class InvalidInput(StrandlineError, ValueError):
+    """The caller passed something that can never work; nothing was changed."""
+
+
+class MissingExtra(StrandlineError, ImportError):
+    """An optional part is not installed; the message names the extra to install."""
+
+
+# --- storage ---------------------------------------------------------------------------------------------------
+
+
+class StorageError(StrandlineError):
+    """A store or a disk did not do what was asked."""
+
+
+class NotFound(StorageError):
+    """The named object does not exist."""
+
+
+class AlreadyExists(StorageError):
+    """A put-if-absent found the object present; nothing was changed by this call."""
+
+
+class Conflict(StorageError):
+    """A put-if-match found another version; nothing was changed by this call."""
+
+
+class TransientStorageError(StorageError):
+    """The store failed in a way that may pass; whether a write landed is not known."""
+
+    retryable = True
+
+
+class DiskFull(StorageError):
+    """There is no room for the write; nothing was acknowledged. Make room and try again."""
+
+
+class UsedAcrossFork(StorageError):
+    """A store opened in one process was used in its forked child, where it would hang."""
+
+
+class OutcomeUnknown(StorageError):
+    """A conditional write may or may not have landed, and the object no longer remembers which."""
+
+
+class Contended(StorageError):
+    """A compare-and-set lost against other writers more often than the bound allows."""
+
+    retryable = True
+
+
+# --- logs ------------------------------------------------------------------------------------------------------
+
+
+class NotALog(StrandlineError):
+    """There is no log at this place."""
+
+
+class UnsupportedVersion(StrandlineError):
+    """The log was written by a newer version of the format than this program can read."""
+
+
+class CorruptData(StrandlineError):
+    """Bytes are damaged; the message names the object. Nothing was changed and no cursor moved."""
+
+
+class CursorExpired(StrandlineError):
+    """The cursor is below what the log retains: the consumer has to bootstrap again."""
+
+
+class Diverged(StrandlineError):
+    """The cursor does not belong to this log, or lies past its end."""
+
+
+class NotReady(StrandlineError):
+    """The answer cannot be known yet; it is not "none". Ask again."""
+
+    retryable = True
+
+
+class Fenced(StrandlineError):
+    """Someone newer holds this position; this call changed nothing and its holder must stop."""
+
+
+class SlotInvalid(StrandlineError):
+    """The slot was invalidated and pins nothing; its consumer has to bootstrap again."""
+
+
+class Gap(StrandlineError):
+    """A range starts above the sink's cursor; applying it would skip records. Nothing was changed."""
+
+
+class WriterExpired(StrandlineError):
+    """The log no longer remembers this writer, so the outcome of its earlier appends is unknown to it."""
+
+
+class OutOfOrder(StrandlineError):
+    """A writer's number does not follow its last listed one; nothing was changed."""
+
+
+class ExpectationFailed(StrandlineError):
+    """A conditional append expected another end of the log; nothing was appended."""
+
+
+class ProducerFailed(StrandlineError):
+    """An earlier batch of this producer failed, so that later ones are held back."""
+
+
+class ProducerClosed(StrandlineError):
+    """The producer is closed; nothing was appended."""
+
+
+class BufferFull(StrandlineError):
+    """The producer's byte budget is used up and it was told not to block."""
+
+    retryable = True
+
+
+class NullKey(StrandlineError):
+    """A record without a key reached a sink that keeps one row per key; the message names its offset."""

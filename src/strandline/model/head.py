@@ -1,0 +1,97 @@
+"""The head of an object log as a value: what is listed, by whom, and who still needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+from uuid import UUID
+
+WriterId = NewType("WriterId", UUID)
+"""Names one writer; its appends carry numbers 0, 1, 2, … and are listed strictly in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRange:
+    """What one ``produce`` call attached: it begins at this record of its batch."""
+
+    start: int
+    ingested: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One listed batch: where it is and which offsets it holds. Times are microseconds."""
+
+    sequence: int
+    location: str
+    first: int
+    count: int
+    size: int
+    oldest: int
+    newest: int
+    listed: int
+    writer: WriterId
+    number: int
+    metadata: tuple[MetadataRange, ...] = ()
+
+    @property
+    def next(self) -> int:
+        """One past the last offset of the batch."""
+        return self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """Names an immutable chunk of older entries (level 0) or of other references (above)."""
+
+    generation: int
+    first_sequence: int
+    next_sequence: int
+    first: int
+    next: int
+    size: int
+    listed_first: int
+    listed_last: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """The last append of a writer that was listed, so that repeating it is recognised."""
+
+    number: int
+    sequence: int
+    first: int
+    count: int
+    listed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """An object that is no longer listed and may be deleted after a grace period."""
+
+    location: str
+    size: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Everything a log's writers agree on. ``levels[k]`` holds references to chunks of level ``k``, oldest first."""
+
+    log_id: UUID
+    next_offset: int = 0
+    next_sequence: int = 0
+    floor: int = 0
+    listed: int = 0
+    generation: int = 0
+    min_generation: int = 0
+    swept_generation: int = 0
+    tiered_through: int = 0
+    writers_floor: int = 0
+    membership: int = 0
+    tail: tuple[Entry, ...] = ()
+    levels: tuple[tuple[ChunkRef, ...], ...] = ()
+    writers: dict[WriterId, WriterState] = field(default_factory=dict)
+    slots: dict[str, int | None] = field(default_factory=dict)
+    trimmed: tuple[Trimmed, ...] = ()

@@ -1,0 +1,147 @@
+"""Records as Arrow: the one schema that producers, objects, frames, sinks and Spark share.
+
+A record is a timestamp, an operation, a key, a value and headers. Readers see the same columns behind an ``offset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.errors import InvalidInput
+
+MAX_RECORD_BYTES: Final = 256 << 20
+"""No single key or value may be larger than this."""
+
+MAX_BATCH_BYTES: Final = 1 << 30
+"""No batch may hold more than this, uncompressed."""
+
+
+class Op(IntEnum):
+    """What a record does to its key. Stored as one byte."""
+
+    PUT = 0
+    DELETE = 1
+    PURGE = 2
+
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+HEADERS: Final = pa.map_(pa.string(), pa.binary())
+
+_NO_ENTRIES: Final = pa.array([], pa.struct([HEADERS.key_field, HEADERS.item_field]))
+
+RECORD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("timestamp", TIMESTAMP, nullable=False),
+        pa.field("op", pa.int8(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""What is stored. Timestamps are microseconds since the epoch, UTC."""
+
+READ_SCHEMA: Final = pa.schema([pa.field("offset", pa.int64(), nullable=False), *RECORD_SCHEMA])
+"""What readers see: the stored columns behind their offset."""
+
+RecordSource: TypeAlias = pa.Table | pa.RecordBatch
+"""What callers may hand in as a batch."""
+
+
+def record_batch(
+    *,
+    timestamps: Sequence[int],
+    ops: Sequence[int],
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    headers: Sequence[object] | None = None,
+) -> pa.RecordBatch:
+    """Build one record batch from columns of Python values; no column is walked in Python."""
+    count = len(keys)
+    columns = [
+        pa.array(timestamps, pa.int64()).view(TIMESTAMP),
+        pa.array(ops, pa.int8()),
+        pa.array(keys, pa.binary()),
+        pa.array(values, pa.binary()),
+        no_headers(count) if headers is None else pa.array(headers, HEADERS),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def no_headers(count: int) -> pa.Array:
+    """A column of null headers. ``pa.nulls`` would give its empty children buffers as long as the column."""
+    buffers = [pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))]
+    return pa.Array.from_buffers(HEADERS, count, buffers, null_count=count, children=[_NO_ENTRIES])
+
+
+def conform(source: RecordSource, *, now: int) -> list[pa.RecordBatch]:
+    """Bring a caller's table into :data:`RECORD_SCHEMA`, or raise :class:`InvalidInput` saying what is wrong.
+
+    Missing ``timestamp`` is ``now`` (microseconds), missing ``op`` is ``put``, missing key, value and headers are
+    null. Columns that are not part of a record are refused rather than dropped.
+    """
+    table = pa.Table.from_batches([source]) if isinstance(source, pa.RecordBatch) else source
+    if not isinstance(table, pa.Table):
+        raise InvalidInput(f"A batch must be a pyarrow Table or RecordBatch, not {type(source).__name__}.")
+    unknown = [name for name in table.column_names if RECORD_SCHEMA.get_field_index(name) < 0]
+    if unknown:
+        raise InvalidInput(
+            f"A batch may hold the columns {RECORD_SCHEMA.names}; it also has {unknown}: drop or rename them."
+        )
+    if table.num_rows == 0:
+        raise InvalidInput("A batch must hold at least one record.")
+    if not table.schema.equals(RECORD_SCHEMA):
+        table = _cast(table, now)
+    _check_values(table)
+    return [batch for batch in table.to_batches() if batch.num_rows]
+
+
+def _check_values(table: pa.Table) -> None:
+    for name in ("timestamp", "op"):
+        if table.column(name).null_count:
+            raise InvalidInput(f"The column {name!r} of a batch may not hold nulls.")
+    ops = pc.min_max(table.column("op")).as_py()
+    if ops["min"] < Op.PUT or ops["max"] > Op.PURGE:
+        raise InvalidInput(f"Operations are {Op.PUT:d} to {Op.PURGE:d} (put, delete, purge), not {ops}.")
+    for name in ("key", "value"):
+        longest = pc.max(pc.binary_length(table.column(name))).as_py() or 0
+        if longest > MAX_RECORD_BYTES:
+            raise InvalidInput(f"A {name} of {longest:,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+    if table.nbytes > MAX_BATCH_BYTES:
+        raise InvalidInput(
+            f"A batch of {table.nbytes:,} bytes is over the limit of {MAX_BATCH_BYTES:,}: append it in parts."
+        )
+
+
+def _cast(table: pa.Table, now: int) -> pa.Table:
+    defaults = {"timestamp": pa.scalar(now, TIMESTAMP), "op": pa.scalar(int(Op.PUT), pa.int8())}
+    columns = []
+    for field in RECORD_SCHEMA:
+        if field.name in table.column_names:
+            try:
+                columns.append(table.column(field.name).cast(field.type))
+            except pa.ArrowException as error:
+                raise InvalidInput(f"The column {field.name!r} cannot be read as {field.type}: {error}") from error
+        else:
+            columns.append(_filled(field, table.num_rows, defaults.get(field.name)))
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def _filled(field: pa.Field, rows: int, value: pa.Scalar | None) -> pa.Array:
+    if value is not None:
+        return pa.repeat(value, rows)
+    return no_headers(rows) if field.name == "headers" else pa.nulls(rows, field.type)
+
+
+def with_offsets(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
+    """Put the ``offset`` column before stored batches, counting from ``first``; copies no record bytes."""
+    numbered = []
+    for batch in batches:
+        offsets = pa.arange(first, first + batch.num_rows)
+        numbered.append(pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=READ_SCHEMA))
+        first += batch.num_rows
+    return numbered

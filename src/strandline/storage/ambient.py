@@ -1,0 +1,74 @@
+"""Clock and chance as arguments, so that a simulator can stand in for both."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from typing import Protocol, runtime_checkable
+from uuid import UUID
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Time, and waiting for it."""
+
+    def now(self) -> int:
+        """Wall-clock microseconds since the epoch. May jump; never decides correctness."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def sleep(self, seconds: float) -> None:
+        """Block for about this long."""
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        """Block until the event is set (True) or the time has passed (False)."""
+
+
+@runtime_checkable
+class Chance(Protocol):
+    """Randomness: names that never collide, and jitter."""
+
+    def uuid(self) -> UUID:
+        """A fresh identifier."""
+
+    def jitter(self) -> float:
+        """A number from 0 up to 1."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> int:
+        """Wall-clock microseconds since the epoch."""
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Block for about this long."""
+        time.sleep(seconds)
+
+    def wait(self, event: threading.Event, timeout: float | None) -> bool:
+        """Block until the event is set (True) or the time has passed (False)."""
+        return event.wait(timeout)
+
+
+class SystemChance:
+    """The machine's source of randomness; safe across forks."""
+
+    def uuid(self) -> UUID:
+        """A random (version 4) identifier."""
+        return uuid.uuid4()
+
+    def jitter(self) -> float:
+        """A number from 0 up to 1."""
+        return random.random()
+
+
+CLOCK = SystemClock()
+CHANCE = SystemChance()

@@ -1,0 +1,231 @@
+"""One small object changed only by compare-and-set: the only such loop there is.
+
+Every write carries the operation that made it, and the object remembers the latest operations. So a writer whose
+answer was lost reads the object again and finds out whether its write landed, even if others wrote since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from strandline.model.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    NotFound,
+    OutcomeUnknown,
+    TransientStorageError,
+)
+from strandline.model.stamp import REMEMBERED, OpId, Stamped
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.retry import Backoff
+from strandline.storage.store import ABSENT, Match, ObjectStore, Payload, Version
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A value as it was read, and the store's token for it."""
+
+    value: T
+    version: Version
+
+
+class Codec(Protocol[T]):
+    """How a cell's state becomes bytes. Decoding hostile bytes gives ``CorruptData``."""
+
+    def encode(self, state: Stamped[T]) -> Payload:
+        """The bytes of a state."""
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[T]:
+        """The state in these bytes; ``where`` names the object in errors."""
+
+
+class Cell(Protocol[T]):
+    """A shared value. Reads block on the store; updates are atomic and happen exactly once per operation."""
+
+    def read(self) -> Versioned[T]:
+        """The value now, or ``NotFound``."""
+
+    def update(self, op: OpId, edit: Callable[[T], T]) -> T:
+        """Apply a pure edit and return a value in which ``op`` has been applied, by this call or an earlier one.
+
+        The edit may run several times, on different values; what it raises on a current value is raised here and
+        changes nothing. Returning the very value it was given writes nothing. ``Contended`` after too many lost
+        races, ``OutcomeUnknown`` if the store failed and the outcome could not be read back: repeating the call
+        with the same ``op`` is safe in both cases.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Held(Generic[T]):
+    state: Stamped[T]
+    version: Version
+
+
+class StoreCell(Generic[T]):
+    """A cell in one object of a store. Keeps the last state it saw, so that an undisturbed writer reads nothing."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        path: str,
+        codec: Codec[T],
+        *,
+        backoff: Backoff | None = None,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Use the object ``path``; nothing is read or written yet."""
+        self._store = store
+        self._path = path
+        self._codec = codec
+        self._backoff = backoff or Backoff(attempts=64, base=0.005, ceiling=1.0)
+        self._clock = clock
+        self._chance = chance
+        self._held: _Held[T] | None = None
+        # Operations whose last write got no answer, with the revision it would have made. Without them, an operation
+        # repeated after the object forgot it would be done twice.
+        self._doubts: dict[OpId, int] = {}
+        self.conflicts = 0
+        """Races lost so far, for the conflict rate."""
+
+    @property
+    def where(self) -> str:
+        """The object's full name, for messages."""
+        return f"{self._store.url}/{self._path}"
+
+    @property
+    def held(self) -> T | None:
+        """The value as this process last saw it, without I/O; None before the first look."""
+        return None if self._held is None else self._held.state.value
+
+    def read(self) -> Versioned[T]:
+        """The value now, or ``NotFound``."""
+        held = self._fetch()
+        return Versioned(held.state.value, held.version)
+
+    def _fetch(self) -> _Held[T]:
+        found = self._store.get(self._path)
+        version, known = found.version, self._held
+        if known is None or known.version != version:
+            known = _Held(self._codec.decode(found.data, self.where), version)
+            self._held = known
+        return known
+
+    def create(self, op: OpId, value: T) -> T:
+        """Write the first value; ``AlreadyExists`` if another operation created the cell."""
+        state = Stamped(value, 1, (op,))
+        data = self._codec.encode(state)
+        doubt = False
+        for attempt in range(self._backoff.attempts):
+            try:
+                version = self._store.put_if(self._path, data, ABSENT)
+            except (AlreadyExists, TransientStorageError) as error:
+                doubt = doubt or isinstance(error, TransientStorageError)
+                try:
+                    held = self._fetch()
+                except (NotFound, TransientStorageError):
+                    self._pause(attempt)
+                    continue
+                if op in held.state.recent:
+                    return held.state.value
+                if doubt and held.state.revision > REMEMBERED:
+                    break  # it was so long ago that it no longer knows who created it
+                raise AlreadyExists(f"{self.where} exists already.") from error
+            self._held = _Held(state, version)
+            return value
+        raise OutcomeUnknown(
+            f"Whether {self.where} was created by this call is unknown: the store failed. Read it, or try again."
+        )
+
+    def update(self, op: OpId, edit: Callable[[T], T]) -> T:
+        """Apply a pure edit exactly once; see :class:`Cell`."""
+        held, fresh, tries = self._held, False, 0
+        while True:
+            if held is None:
+                held, fresh = self._fetch_after(op, tries), True
+            state = held.state
+            if op in state.recent:
+                self._doubts.pop(op, None)
+                return state.value
+            self._settle(op, state)
+            if tries >= self._backoff.attempts:
+                raise self._too_often(op, tries)
+            try:
+                value = edit(state.value)
+            except Exception:
+                if fresh:
+                    raise
+                held = None  # it may have judged an outdated value
+                continue
+            if value is not state.value:
+                written = self._write(op, held, value)
+                if written is not None:
+                    self._held = written
+                    return value
+                self._pause(tries)
+                tries += 1
+            elif fresh:
+                return value
+            held = None
+
+    def _write(self, op: OpId, held: _Held[T], value: T) -> _Held[T] | None:
+        """Try once to replace ``held``; None if that failed, or if its answer was lost."""
+        state = held.state.stamp(value, op)
+        data = self._codec.encode(state)
+        doubt = self._doubts.get(op)
+        self._doubts[op] = max(state.revision, doubt or 0)  # until an answer comes, whatever ends the call
+        try:
+            version = self._store.put_if(self._path, data, Match(held.version))
+        except TransientStorageError:
+            return None
+        except Conflict:
+            # No proof that our write did not land: something between us and the store may have repeated it. So
+            # this too is resolved by reading the object and looking for the operation. But where the object has
+            # forgotten, a conflict is believed: a writer that was idle for long could never go on otherwise.
+            self.conflicts += 1
+            if doubt is None:
+                self._doubts.pop(op, None)
+            return None
+        self._doubts.pop(op, None)
+        return _Held(state, version)
+
+    def _settle(self, op: OpId, state: Stamped[T]) -> None:
+        """End the doubt about an earlier write of ``op``, which this state does not remember, or raise."""
+        doubt = self._doubts.get(op)
+        if doubt is None or state.revision < doubt:
+            return  # nothing in doubt, or still under way: it fails if this state is replaced first
+        if state.revision - doubt >= REMEMBERED:
+            raise OutcomeUnknown(
+                f"{self.where} has changed {state.revision - doubt} times since a write whose answer was lost, and no "
+                "longer remembers whether that landed. Do it as a new operation only if doing it twice is harmless."
+            )
+        del self._doubts[op]  # others wrote that revision: ours did not land and cannot any more
+
+    def _fetch_after(self, op: OpId, tries: int) -> _Held[T]:
+        try:
+            return self._fetch()
+        except TransientStorageError as error:
+            if not tries and op not in self._doubts:
+                raise
+            raise OutcomeUnknown(
+                f"Whether a write to {self.where} landed is unknown: the store failed and could not be read "
+                "afterwards. Repeat the same operation when it is back."
+            ) from error
+
+    def _too_often(self, op: OpId, tries: int) -> OutcomeUnknown | Contended:
+        if op in self._doubts:
+            return OutcomeUnknown(
+                f"{self.where} took none of {tries} writes so far, and the last may yet land: the store kept failing. "
+                "Repeat the same operation when it is back."
+            )
+        return Contended(
+            f"{self.where} was changed by others at each of {tries} tries; nothing was changed. Try again."
+        )
+
+    def _pause(self, attempt: int) -> None:
+        self._clock.sleep(self._backoff.pause(attempt, self._chance.jitter()))

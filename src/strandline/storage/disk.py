@@ -1,0 +1,186 @@
+"""The disk: the few operations from which durable files are made."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+
+
+@runtime_checkable
+class Disk(Protocol):
+    """Files and folders. Nothing is durable before :meth:`write_new` returned and the folder was synced."""
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file (fewer than ``length`` at its end), or ``NotFound``."""
+
+    def size(self, path: str) -> int:
+        """The file's size, or ``NotFound``."""
+
+    def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Create a file that did not exist, write all parts, and fsync it. ``DiskFull`` if there is no room."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically move a file over whatever is at ``target``."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; ``AlreadyExists`` if that is taken."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; absent is fine."""
+
+    def sync_file(self, path: str) -> None:
+        """Make a file's content durable, whoever wrote it."""
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+
+    def make_folders(self, path: str) -> None:
+        """Create a folder and its parents, durably."""
+
+    def scan(self, path: str) -> list[tuple[str, bool, int]]:
+        """The folder's names in order, each with whether it is a folder and its size; ``[]`` if there is none."""
+
+    def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind."""
+
+
+@contextlib.contextmanager
+def _speaking(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"There is nothing at {path}.") from error
+    except FileExistsError as error:
+        raise AlreadyExists(f"{path} exists already.") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskFull(
+                f"No room to write {path} ({error.strerror}); nothing was acknowledged: make room and try again."
+            ) from error
+        raise StorageError(f"The disk refused {path}: {error.strerror or error}.") from error
+
+
+class LocalDisk:
+    """The machine's own file system."""
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file, or ``NotFound``."""
+        with _speaking(path):
+            try:
+                opened = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+            except IsADirectoryError as error:
+                raise NotFound(f"There is a folder at {path}, and no file.") from error
+        with _speaking(path), opened as file:
+            if length is not None:
+                # Reading allocates what was asked for, and a damaged length may ask for anything.
+                length = max(0, min(length, os.fstat(file.fileno()).st_size - start))
+                if not length:
+                    return b""
+            if start:
+                file.seek(start)
+            data = file.read() if length is None else file.read(length)
+            while length is not None and len(data) < length:
+                more = file.read(length - len(data))
+                if not more:
+                    break
+                data += more
+            return data
+
+    def size(self, path: str) -> int:
+        """The file's size, or ``NotFound``."""
+        with _speaking(path):
+            return os.stat(path).st_size
+
+    def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+        """Create, write and fsync a file; what could not be written whole is removed again."""
+        with _speaking(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                for part in parts:
+                    view = memoryview(part)
+                    while view:
+                        view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except BaseException:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(descriptor)
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically move a file over whatever is at ``target``."""
+        with _speaking(target):
+            os.replace(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name; ``AlreadyExists`` if that is taken."""
+        with _speaking(target):
+            os.link(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; absent is fine."""
+        with _speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            os.unlink(path)
+
+    def sync_file(self, path: str) -> None:
+        """Make a file's content durable, whoever wrote it."""
+        self._sync(path, os.O_RDONLY)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def _sync(self, path: str, flags: int) -> None:
+        with _speaking(path):
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def make_folders(self, path: str) -> None:
+        """Create a folder and its parents; each new name is synced into the folder that holds it."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(path)
+        if parent and parent != path:
+            self.make_folders(parent)
+        with _speaking(path):
+            # Two processes may create the same folder at once; both then sync the name, which is harmless.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+            if not os.path.isdir(path):
+                raise StorageError(f"{path} is in the way: a folder is needed there, and it is a file.")
+        self.sync_folder(parent or ".")
+
+    def scan(self, path: str) -> list[tuple[str, bool, int]]:
+        """The folder's names in order, each with whether it is a folder and its size."""
+        rows = []
+        with _speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+            for entry in entries:
+                # A file may go away between the listing and the look at it; then it is simply not there.
+                with contextlib.suppress(FileNotFoundError):
+                    is_folder = entry.is_dir()
+                    rows.append((entry.name, is_folder, 0 if is_folder else entry.stat().st_size))
+        return sorted(rows)
+
+    @contextlib.contextmanager
+    def locked(self, path: str) -> Iterator[None]:
+        """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
+        with _speaking(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with _speaking(path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+DISK = LocalDisk()

@@ -1,0 +1,141 @@
+"""A folder as an object store: durable puts, and a conditional update by lock, compare and atomic rename."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
+from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
+
+_HIDDEN = ".~"
+"""Names that begin so are temporary files and locks; listings do not show them."""
+
+
+def _version_of(parts: list[bytes | memoryview]) -> Version:
+    # Not inode, time and size: an inode is used again at once and time stands still within a tick, so that two
+    # different contents could look alike to a compare-and-set.
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return Version(digest.hexdigest())
+
+
+class LocalStore:
+    """Objects as files below a folder. A put is fsynced, file and folder, before it is acknowledged."""
+
+    def __init__(self, root: str, *, disk: Disk = DISK, chance: Chance = CHANCE) -> None:
+        """Use the folder ``root``, which need not exist yet."""
+        self._root = os.path.abspath(root)
+        self._disk = disk
+        self._chance = chance
+
+    @property
+    def url(self) -> str:
+        """Where this store is."""
+        return f"file://{self._root}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (LocalStore, (self._root,))
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def _file(self, path: str) -> str:
+        pieces = path.split("/")
+        if (
+            "\0" in path
+            or not all(pieces)
+            or any(piece in (".", "..") or piece.startswith(_HIDDEN) for piece in pieces)
+        ):
+            raise InvalidInput(f"{path!r} cannot be the path of an object: its parts must be plain names.")
+        return os.path.join(self._root, *pieces)
+
+    def get(self, path: str) -> Object:
+        """The whole object, or ``NotFound``."""
+        data = self._disk.read(self._file(path))
+        return Object(data, partial(_version_of, [data]))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``start``."""
+        data = self._disk.read(self._file(path), start, length)
+        if len(data) != length:
+            raise InvalidInput(f"{self.url}/{path} ends before byte {start + length}.")
+        return data
+
+    def put(self, path: str, data: Payload) -> None:
+        """Write durably, replacing what is there."""
+        self._install(self._file(path), payload_parts(data), replacing=True)
+
+    def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
+        """Write durably if the precondition holds."""
+        file, parts = self._file(path), payload_parts(data)
+        if isinstance(when, Absent):
+            self._install(file, parts, replacing=False)
+            return _version_of(parts)
+        folder, name = os.path.split(file)
+        self._disk.make_folders(folder)
+        with self._disk.locked(os.path.join(folder, f"{_HIDDEN}lock-{name}")):
+            try:
+                found = _version_of([self._disk.read(file)])
+            except NotFound as error:
+                raise Conflict(f"{self.url}/{path} is gone; read it again.") from error
+            if found != when.version:
+                # Whoever changed it may have died before syncing the name; see _install.
+                self._disk.sync_folder(folder)
+                raise Conflict(f"{self.url}/{path} was changed by someone else; read it again.")
+            self._install(file, parts, replacing=True)
+        return _version_of(parts)
+
+    def _install(self, file: str, parts: list[bytes | memoryview], *, replacing: bool) -> None:
+        folder = os.path.dirname(file)
+        self._disk.make_folders(folder)
+        temporary = os.path.join(folder, f"{_HIDDEN}new-{self._chance.uuid().hex}")
+        try:
+            self._disk.write_new(temporary, parts)
+            if replacing:
+                self._disk.rename(temporary, file)
+            else:
+                self._disk.link(temporary, file)  # fails if the name is taken, which a rename would not
+        except BaseException as error:
+            with contextlib.suppress(StorageError):
+                self._disk.remove(temporary)
+            if isinstance(error, AlreadyExists):
+                # Whoever took the name may not have synced it yet: the loser must not act on what a power cut undoes.
+                self._disk.sync_folder(folder)
+            raise
+        if not replacing:
+            self._disk.remove(temporary)
+        self._disk.sync_folder(folder)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects below ``prefix`` in path order; folders that cannot hold a match are not read."""
+        yield from self._walk("", prefix, start_after)
+
+    def _walk(self, below: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        folder = os.path.join(self._root, *below.split("/")) if below else self._root
+        rows = [row for row in self._disk.scan(folder) if not row[0].startswith(_HIDDEN)]
+        # Path order compares "a/b" with "a.c" by "/", so a folder sorts as its name with the slash.
+        for name, is_folder, size in sorted(rows, key=lambda row: row[0] + "/" if row[1] else row[0]):
+            path = f"{below}/{name}" if below else name
+            if not is_folder:
+                if path.startswith(prefix) and path > start_after:
+                    yield ObjectInfo(path, size)
+                continue
+            inside = path + "/"
+            may_match = inside.startswith(prefix) or prefix.startswith(inside)
+            if may_match and (inside > start_after or start_after.startswith(inside)):
+                yield from self._walk(path, prefix, start_after)
+
+    def delete(self, path: str) -> None:
+        """Remove the object durably; absent is fine."""
+        file = self._file(path)
+        self._disk.remove(file)
+        if os.path.isdir(os.path.dirname(file)):
+            self._disk.sync_folder(os.path.dirname(file))

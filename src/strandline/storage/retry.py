@@ -1,0 +1,109 @@
+"""Bounded retries with backoff and jitter, for transient failures of calls that are safe to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from strandline.model.errors import TransientStorageError
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How often and how patiently to try: ``base`` seconds doubling up to ``ceiling``, with full jitter."""
+
+    attempts: int = 8
+    base: float = 0.05
+    ceiling: float = 2.0
+
+    def pause(self, attempt: int, jitter: float) -> float:
+        """Seconds to wait after the given failed attempt (counted from 0)."""
+        longest: float = min(self.ceiling, self.base * 2.0 ** min(attempt, 30))
+        return longest * (0.5 + 0.5 * jitter)
+
+
+class RetryingStore:
+    """Another store, with transient failures of repeatable calls retried.
+
+    Conditional writes pass through untouched: repeating one blindly would take its own success for a conflict.
+    Whoever makes them (:class:`~strandline.storage.cell.StoreCell`) resolves a lost answer by reading.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, *, backoff: Backoff | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE
+    ) -> None:
+        """Wrap ``inner``."""
+        self._inner = inner
+        self._backoff = backoff or Backoff()
+        self._clock = clock
+        self._chance = chance
+
+    @property
+    def url(self) -> str:
+        """Where the store is."""
+        return self._inner.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_retrying, (self._inner, self._backoff))
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self._inner!r})"
+
+    def _retry(self, action: Callable[[], R]) -> R:
+        attempt = 0
+        while True:
+            try:
+                return action()
+            except TransientStorageError:
+                attempt += 1
+                if attempt >= self._backoff.attempts:
+                    raise
+                self._clock.sleep(self._backoff.pause(attempt - 1, self._chance.jitter()))
+
+    def get(self, path: str) -> Object:
+        """The whole object, or ``NotFound``."""
+        return self._retry(lambda: self._inner.get(path))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes | memoryview:
+        """Exactly ``length`` bytes from ``start``."""
+        return self._retry(lambda: self._inner.get_range(path, start, length))
+
+    def put(self, path: str, data: Payload) -> None:
+        """Write, replacing what is there; writing the same bytes again is harmless."""
+        self._retry(lambda: self._inner.put(path, data))
+
+    def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
+        """Write only if the precondition holds: tried once, never repeated here."""
+        return self._inner.put_if(path, data, when)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects below ``prefix``; after a failure the listing goes on behind the last row it gave."""
+        pages = self._inner.list(prefix, start_after=start_after)
+        attempt = 0
+        while True:
+            try:
+                row = next(pages, None)
+            except TransientStorageError:
+                attempt += 1
+                if attempt >= self._backoff.attempts:
+                    raise
+                self._clock.sleep(self._backoff.pause(attempt - 1, self._chance.jitter()))
+                pages = self._inner.list(prefix, start_after=start_after)
+                continue
+            if row is None:
+                return
+            attempt, start_after = 0, row.path
+            yield row
+
+    def delete(self, path: str) -> None:
+        """Remove the object; absent is fine."""
+        self._retry(lambda: self._inner.delete(path))
+
+
+def _retrying(inner: ObjectStore, backoff: Backoff) -> RetryingStore:
+    return RetryingStore(inner, backoff=backoff)

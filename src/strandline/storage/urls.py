@@ -1,0 +1,47 @@
+"""From an address to a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
+
+from obstore.store import MemoryStore
+
+from strandline.model.errors import InvalidInput
+from strandline.storage.local import LocalStore
+from strandline.storage.remote import ObstoreStore
+from strandline.storage.retry import RetryingStore
+from strandline.storage.store import ObjectStore
+
+_CLOUDS = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "adl")
+
+_memory: dict[str, ObstoreStore] = {}
+_memory_lock = threading.Lock()
+
+
+def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+    """The store at an address, with transient failures retried. Nothing is contacted yet.
+
+    ``memory://name`` (shared within this process), ``file:///folder`` or a plain path, ``s3://``, ``gs://``,
+    ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
+    obstore's configuration names and win over those.
+    """
+    scheme = urlsplit(url).scheme if "://" in url else "file"
+    if scheme == "file":
+        path = unquote(urlsplit(url).path) if "://" in url else url
+        if not path:
+            raise InvalidInput(f"{url!r} names no folder; write file:///path/to/folder.")
+        return RetryingStore(LocalStore(path))
+    if scheme == "memory":
+        with _memory_lock:
+            store = _memory.get(url)
+            if store is None:
+                store = _memory[url] = ObstoreStore(url, client=MemoryStore())
+        return RetryingStore(store)
+    if scheme in _CLOUDS:
+        return RetryingStore(ObstoreStore(url, options))
+    raise InvalidInput(
+        f"{url!r} has an unknown scheme; use file://, memory://, s3://, gs:// or az:// (working folder: {os.getcwd()})."
+    )
