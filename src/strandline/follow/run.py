@@ -1,0 +1,152 @@
+"""Following with threads: the shell around the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from threading import Event as StopEvent
+from typing import Literal
+
+import pyarrow as pa
+
+from strandline.follow.engine import (
+    Action,
+    Advance,
+    Applied,
+    Apply,
+    Batching,
+    Began,
+    Engine,
+    Event,
+    Fetch,
+    Fetched,
+    Finish,
+    Plan,
+    Planned,
+    Stopping,
+    Wait,
+    Woken,
+)
+from strandline.follow.sink import Sink
+from strandline.log.contract import Log, Slot
+from strandline.log.fetch import fetch_in_order
+from strandline.model.cursor import Cursor
+from strandline.model.errors import AlreadyExists, InvalidInput
+from strandline.model.records import READ_SCHEMA
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+
+__all__ = ["Batching", "Start", "follow", "opening_cursor", "take_slot"]
+
+Start = Literal["beginning", "now"] | Cursor
+"""Where a newcomer begins: with all that is retained, with what comes from now on, or at a cursor."""
+
+_POLL = 0.25
+
+
+def follow(
+    log: Log,
+    sink: Sink,
+    slot: str | None = None,
+    *,
+    batching: Batching | None = None,
+    start: Start = "beginning",
+    until: int | Literal["end"] | None = None,
+    stop: StopEvent | None = None,
+    holder: str | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Cursor:
+    """Keep a sink exactly in step with a log; returns the cursor that the sink has stored.
+
+    Resumes from the sink's own cursor, whatever happened to earlier runs; only a newcomer asks ``start``. Ends at the
+    offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying what it has
+    fetched. ``slot`` names the slot that pins what is still needed; it is created if missing, claimed for ``holder``
+    and advanced only from what the sink has stored.
+
+    Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
+    took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
+    """
+    cursor = opening_cursor(log, sink, start)
+    claimed = None if slot is None else take_slot(log, slot, cursor, holder or str(chance.uuid()))
+    engine = Engine(batching or Batching(), until=log.bounds().next if until == "end" else until)
+    return _Follower(engine, log, sink, claimed, stop, clock).run(cursor)
+
+
+def opening_cursor(log: Log, sink: Sink, start: Start) -> Cursor:
+    """Where a follower begins: the sink's own cursor, or for a newcomer what it asks for, which is stored first."""
+    cursor = sink.cursor(log.log_id)
+    if cursor is not None:
+        return cursor
+    if isinstance(start, Cursor):
+        cursor = start
+    elif start in ("beginning", "now"):
+        cursor = log.start() if start == "beginning" else log.end()
+    else:
+        raise InvalidInput(f"A newcomer starts at 'beginning', at 'now' or at a cursor, not at {start!r}.")
+    log.plan(cursor)  # refuses a cursor that this log cannot serve
+    sink.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
+    return cursor
+
+
+def take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
+    """The slot, claimed; created at the cursor if there is none."""
+    if all(known.name != name for known in log.slots()):
+        with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+            log.create_slot(name, cursor.next)
+    return log.claim_slot(name, holder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    engine: Engine
+    log: Log
+    sink: Sink
+    slot: Slot | None
+    stop: StopEvent | None
+    clock: Clock
+
+    def run(self, cursor: Cursor) -> Cursor:
+        actions = deque(self._tell(Began(cursor)))
+        while True:
+            if self._told_to_stop():
+                actions.extend(self._tell(Stopping()))
+            action = actions.popleft()
+            if isinstance(action, Finish):
+                return action.cursor
+            actions.extend(self._do(action))
+
+    def _tell(self, event: Event) -> list[Action]:
+        return self.engine.step(event, self.clock.monotonic())
+
+    def _do(self, action: Plan | Fetch | Apply | Advance | Wait) -> list[Action]:
+        match action:
+            case Plan(since, limit):
+                return self._tell(Planned(self.log.plan(since, limit)))
+            case Fetch(spans):
+                fetched = [batch for _, batches in fetch_in_order(spans) for batch in batches]
+                return self._tell(Fetched(spans, fetched))
+            case Apply(batches, since, upto):
+                self.sink.apply(pa.Table.from_batches(batches, READ_SCHEMA), since=since, upto=upto)
+                return self._tell(Applied(upto))
+            case Advance():
+                self._advance()
+                return []
+            case Wait(past, seconds):
+                self._wait(past, seconds)
+                return self._tell(Woken())
+
+    def _advance(self) -> None:
+        stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours
+        if self.slot is not None and stored is not None:
+            self.slot.advance(stored)
+
+    def _wait(self, past: Cursor, seconds: float) -> None:
+        """Wait for the log in short turns, so that a request to stop is heard soon."""
+        deadline = self.clock.monotonic() + seconds
+        while (left := deadline - self.clock.monotonic()) > 0:
+            if self._told_to_stop() or self.log.wait(past, min(left, _POLL)):
+                return
+
+    def _told_to_stop(self) -> bool:
+        return self.stop is not None and self.stop.is_set()

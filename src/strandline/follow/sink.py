@@ -1,0 +1,55 @@
+"""What follows a log: a place that takes data and cursor in one atomic step."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.cursor import Cursor
+from strandline.model.errors import Gap
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Stores records together with how far it has got. Its cursor is the only truth about that.
+
+    All calls may block, and raise ``StorageError`` when storage fails: then either nothing was stored, or data and
+    cursor both were; asking :meth:`cursor` again tells which.
+    """
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far this sink has applied that log; None for a newcomer. ``Diverged`` if it follows another log."""
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Store the records of offsets ``since`` up to ``upto`` and the cursor ``upto``, atomically, exactly once.
+
+        ``records`` has the columns of :data:`~strandline.model.records.READ_SCHEMA`; a sink that keeps the newest
+        record per key may be given only those. A range at or below the sink's cursor changes nothing; of one that
+        overlaps it, records below the cursor are dropped; one that starts above it is ``Gap``. ``Fenced`` if another
+        follower committed at the same time.
+        """
+
+
+def remaining(records: pa.Table, *, since: Cursor, upto: Cursor, at: Cursor | None) -> pa.Table | None:
+    """What of a range is still to be stored by a sink that is at ``at``: the exactly-once rule, as a function.
+
+    None means that nothing is. A newcomer (``at`` is None) takes the range as it comes: where it begins is the
+    follower's choice.
+    """
+    if upto.next < since.next:
+        raise Gap(f"A range cannot end ({upto.next}) before it starts ({since.next}).")
+    if at is None:
+        return records
+    if upto.next <= at.next:
+        return None
+    if since.next > at.next:
+        raise Gap(
+            f"The range starts at offset {since.next} and the sink is at {at.next}: applying it would skip "
+            f"{since.next - at.next} records. Follow from the sink's own cursor."
+        )
+    if since.next == at.next:
+        return records
+    return records.filter(pc.greater_equal(records.column("offset"), at.next))

@@ -1,0 +1,1 @@
+"""Logs: the contract, slot rules, and the logs themselves."""

@@ -1,0 +1,115 @@
+"""What every log promises. ``strandline.testing.logs.LogContract`` is its test."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+from uuid import UUID
+
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.model.head import WriterId
+from strandline.model.records import RecordSource
+from strandline.model.slots import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that records are durable and listed: ``count`` of them from offset ``first``.
+
+    ``first`` is None only for a repeated append whose place the log no longer remembers: it *is* listed.
+    """
+
+    first: int | None
+    count: int
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """An append under way."""
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until the records are durable and listed, or raise why not; ``TimeoutError`` if neither yet."""
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        """The same, for asyncio."""
+
+
+@runtime_checkable
+class Slot(Protocol):
+    """A claimed slot: this holder's durable position in a log."""
+
+    @property
+    def name(self) -> str:
+        """The slot's name within its log."""
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of this claim."""
+
+    def state(self) -> SlotState:
+        """What is stored now, whoever holds it."""
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up to a cursor; a lower one changes nothing.
+
+        ``Fenced`` if someone else has claimed the slot since, ``SlotInvalid`` if it was invalidated: both change
+        nothing. Repeating after a failure is safe.
+        """
+
+
+@runtime_checkable
+class Log(Protocol):
+    """One total order of records, numbered densely from 0.
+
+    Reading changes nothing and claims nothing. All calls may block on storage and raise ``StorageError``.
+    """
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity; cursors carry it."""
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+        """Append a batch, whole or not at all.
+
+        The same writer and number again is a no-op, whatever became of the first try. Numbers of a writer begin at
+        0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
+        log ends exactly there.
+        """
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next offset."""
+
+    def start(self) -> Cursor:
+        """The cursor of a newcomer that wants everything that is retained."""
+
+    def end(self) -> Cursor:
+        """The cursor of a newcomer that wants only what comes from now on."""
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[Span]:
+        """What to fetch after a cursor, in order and without a hole; ``[]`` means that there is nothing now.
+
+        ``CursorExpired`` if the log no longer retains the cursor's position, ``Diverged`` if the cursor is of another
+        log or past the end.
+        """
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the log reaches past the cursor (True) or the time is over (False)."""
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Create a slot that pins everything from ``position`` on.
+
+        ``AlreadyExists`` if there is one, ``CursorExpired`` if the position is no longer retained.
+        """
+
+    def claim_slot(self, name: str, holder: str) -> Slot:
+        """Become the slot's holder; the same holder again is idempotent, another one is fenced. ``NotFound``."""
+
+    def slots(self) -> list[SlotState]:
+        """All slots, by name."""
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot, or one being created, still needs; None without any."""

@@ -1,0 +1,159 @@
+"""A log in this process's memory: the contract in its plainest form, for tests and for trying things out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.log import slots as rules
+from strandline.log.contract import Handle, Receipt
+from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot
+from strandline.log.object.handles import settled
+from strandline.log.object.span import clipped, known_columns, plan_entries
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
+from strandline.model.errors import InvalidInput, NotFound
+from strandline.model.head import Head, WriterId
+from strandline.model.records import RecordSource, conform, with_offsets
+from strandline.model.slots import SlotState
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpan:
+    """Offsets of one batch that is in memory."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    first: int
+    next: int
+    size: int
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """The span's records with their offsets."""
+        kept = clipped(list(self.batches), self.first, self.next)
+        return kept if columns is None else [batch.select(known_columns(columns)) for batch in kept]
+
+
+class MemoryLog:
+    """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
+
+    def __init__(self, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+        """An empty log with a fresh identity."""
+        self._clock = clock
+        self._head = Head(chance.uuid())
+        self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
+        self._slots: dict[str, SlotState] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._head.log_id
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+        """Append a batch, whole or not at all."""
+        if number < 0:
+            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
+        batches = conform(batch, now=self._clock.now())
+        count, size = sum(page.num_rows for page in batches), sum(page.nbytes for page in batches)
+        with self._changed:
+            head = self._head
+            listing = Listing("", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect)
+            self._head = list_batches(head, [listing], self._clock.now())
+            if self._head is not head:
+                self._batches[head.next_sequence] = tuple(with_offsets(batches, head.next_offset))
+                self._changed.notify_all()
+            last = self._head.writers[writer]
+        if last.number == number:
+            return settled(Receipt(last.first, last.count))
+        places = {entry.number: entry.first for entry in self._head.tail if entry.writer == writer}
+        return settled(Receipt(places.get(number), count))
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next offset."""
+        return bounds_of(self._head)
+
+    def start(self) -> Cursor:
+        """The cursor before everything that is retained."""
+        return Cursor(self.log_id, self.bounds().first)
+
+    def end(self) -> Cursor:
+        """The cursor behind everything that is listed now."""
+        return Cursor(self.log_id, self.bounds().next)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[MemorySpan]:
+        """What to fetch after a cursor."""
+        head = self._head
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
+        entries = (entry for entry in head.tail if entry.next > since.next)
+        return [
+            MemorySpan(self._batches[entry.sequence], first, end, entry.size)
+            for entry, first, end in plan_entries(entries, since.next, limit)
+        ]
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the log reaches past the cursor or the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._head.next_offset > past.next, timeout)
+
+    def trim(self, floor: int) -> None:
+        """Forget everything below an offset, whatever the slots say: for tests of expired cursors."""
+        with self._changed:
+            self._head = replace(self._head, floor=rules.check_position(floor, self.bounds()))
+
+    # --- slots -------------------------------------------------------------------------------------------------
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Create a slot that pins everything from ``position`` on."""
+        with self._changed:
+            self._head = pin_slot(self._head, rules.check_name(name), position)
+            self._slots[name] = SlotState(name, position, holder=None, epoch=0, last_seen=self._clock.now())
+            self._head = settle_slot(self._head, name)
+            return self._slots[name]
+
+    def claim_slot(self, name: str, holder: str) -> MemorySlot:
+        """Become the slot's holder."""
+        with self._changed:
+            self._slots[name] = rules.claim(self.slot(name), holder, self._clock.now())
+            return MemorySlot(self, name, holder, self._slots[name].epoch)
+
+    def slot(self, name: str) -> SlotState:
+        """One slot's state, or ``NotFound``."""
+        if name not in self._slots:
+            raise NotFound(f"There is no slot {name!r}: create it first.")
+        return self._slots[name]
+
+    def slots(self) -> list[SlotState]:
+        """All slots, by name."""
+        return [self._slots[name] for name in sorted(self._slots)]
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs."""
+        return rules.floor(self._slots.values())
+
+    def advance_slot(self, name: str, epoch: int, to: Cursor) -> None:
+        """What a claimed slot's ``advance`` does."""
+        with self._changed:
+            rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._head.next_offset))
+            self._slots[name] = rules.advance(self.slot(name), epoch=epoch, to=to.next, now=self._clock.now())
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySlot:
+    """A claimed slot of a memory log."""
+
+    log: MemoryLog
+    name: str
+    holder: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is stored now."""
+        return self.log.slot(self.name)
+
+    def advance(self, to: Cursor) -> None:
+        """Move the position up."""
+        self.log.advance_slot(self.name, self.epoch, to)

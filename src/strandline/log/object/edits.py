@@ -1,0 +1,210 @@
+"""Edits of the head: pure functions from a head to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strandline.log.slots import check_position
+from strandline.model.cursor import Bounds
+from strandline.model.errors import AlreadyExists, ExpectationFailed, OutOfOrder, StrandlineError, WriterExpired
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, WriterId, WriterState
+
+CHUNK: Final = 64
+"""How many entries, or references, go into one chunk."""
+
+SPILL_AT: Final = 96
+"""The head keeps at most this many entries, and as many references of each level, before the oldest spill."""
+
+MAX_WRITERS: Final = 512
+"""How many writers the head remembers; the ones that were silent the longest are forgotten first."""
+
+
+class StaleGeneration(StrandlineError):
+    """The object was uploaded before a collection and may be deleted: upload it again. Handled by the log itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An uploaded batch that asks to be listed.
+
+    ``born`` is the log's next sequence when the writer took its id: an unknown writer that is younger than every
+    forgotten one is certainly new.
+    """
+
+    location: str
+    generation: int
+    count: int
+    size: int
+    oldest: int
+    newest: int
+    writer: WriterId
+    number: int
+    born: int
+    metadata: tuple[MetadataRange, ...] = ()
+    expect: int | None = None
+
+
+def bounds_of(head: Head) -> Bounds:
+    """What the log holds."""
+    return Bounds(head.floor, head.next_offset)
+
+
+def list_batches(head: Head, listings: Sequence[Listing], now: int) -> Head:
+    """The head with one writer's batches listed in order; those that are listed already are passed over."""
+    for listing in listings:
+        head = _list_one(head, listing, now)
+    return head
+
+
+def _list_one(head: Head, new: Listing, now: int) -> Head:
+    last = head.writers.get(new.writer)
+    if last is not None and new.number <= last.number:
+        return head
+    _check_order(head, last, new)
+    if new.generation < head.min_generation:
+        raise StaleGeneration(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
+    if new.expect is not None and new.expect != head.next_offset:
+        raise ExpectationFailed(
+            f"The append expected the log to end at {new.expect}, and it ends at {head.next_offset}; "
+            "nothing was appended."
+        )
+    listed = max(head.listed, now)  # listing time never goes back, so that seeking by time is a binary search
+    entry = Entry(
+        sequence=head.next_sequence,
+        location=new.location,
+        first=head.next_offset,
+        count=new.count,
+        size=new.size,
+        oldest=new.oldest,
+        newest=new.newest,
+        listed=listed,
+        writer=new.writer,
+        number=new.number,
+        metadata=new.metadata,
+    )
+    state = WriterState(new.number, entry.sequence, entry.first, entry.count, listed)
+    writers, writers_floor = _remember(head, new.writer, state)
+    return replace(
+        head,
+        next_offset=entry.next,
+        next_sequence=entry.sequence + 1,
+        listed=listed,
+        tail=(*head.tail, entry),
+        writers=writers,
+        writers_floor=writers_floor,
+    )
+
+
+def _check_order(head: Head, last: WriterState | None, new: Listing) -> None:
+    if last is None:
+        if new.number > 0 or new.born < head.writers_floor:
+            raise WriterExpired(
+                f"The log does not know writer {new.writer} (number {new.number}): it was silent for too long, and "
+                "what became of its last append is unknown. Check the log's end, then go on with a new producer."
+            )
+    elif new.number != last.number + 1:
+        raise OutOfOrder(
+            f"Writer {new.writer} asks to list number {new.number}, and its last listed number is {last.number}: "
+            f"append number {last.number + 1} first."
+        )
+
+
+def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[WriterId, WriterState], int]:
+    writers = {**head.writers, writer: state}
+    floor = head.writers_floor
+    while len(writers) > MAX_WRITERS:
+        silent = min(writers, key=lambda known: writers[known].sequence)
+        floor = max(floor, writers.pop(silent).sequence + 1)
+    return writers, floor
+
+
+# --- spilling --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Items that leave the head for a chunk of their own, and the reference that takes their place."""
+
+    level: int
+    items: tuple[Entry, ...] | tuple[ChunkRef, ...]
+    reference: ChunkRef
+
+
+def plan_spills(head: Head) -> list[Spill]:
+    """What has to be written as chunks so that the head stays small; usually nothing."""
+    spills = []
+    while (spill := _next_spill(head)) is not None:
+        spills.append(spill)
+        head = apply_spills(head, [spill])
+    return spills
+
+
+def _next_spill(head: Head) -> Spill | None:
+    if len(head.tail) > SPILL_AT:
+        entries = head.tail[:CHUNK]
+        reference = ChunkRef(
+            generation=head.generation,
+            first_sequence=entries[0].sequence,
+            next_sequence=entries[-1].sequence + 1,
+            first=entries[0].first,
+            next=entries[-1].next,
+            size=sum(entry.size for entry in entries),
+            listed_first=entries[0].listed,
+            listed_last=entries[-1].listed,
+        )
+        return Spill(0, entries, reference)
+    for level, references in enumerate(head.levels):
+        if len(references) > SPILL_AT:
+            items = references[:CHUNK]
+            reference = ChunkRef(
+                generation=head.generation,
+                first_sequence=items[0].first_sequence,
+                next_sequence=items[-1].next_sequence,
+                first=items[0].first,
+                next=items[-1].next,
+                size=sum(item.size for item in items),
+                listed_first=items[0].listed_first,
+                listed_last=items[-1].listed_last,
+            )
+            return Spill(level + 1, items, reference)
+    return None
+
+
+def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
+    """The head with its oldest items replaced by references, as far as they are still the ones that were written."""
+    for spill in spills:
+        count = len(spill.items)
+        levels = list(head.levels)
+        if spill.level == 0:
+            if head.tail[:count] != spill.items:
+                continue
+            head = replace(head, tail=head.tail[count:])
+        else:
+            if levels[spill.level - 1][:count] != spill.items:
+                continue
+            levels[spill.level - 1] = levels[spill.level - 1][count:]
+        if len(levels) == spill.level:
+            levels.append(())
+        levels[spill.level] = (*levels[spill.level], spill.reference)
+        head = replace(head, levels=tuple(levels))
+    return head
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+def pin_slot(head: Head, name: str, position: int) -> Head:
+    """The head in which a slot being created pins its position until its own cell is written."""
+    if name in head.slots:
+        raise AlreadyExists(f"There is a slot {name!r} already.")
+    check_position(position, bounds_of(head))
+    return replace(head, membership=head.membership + 1, slots={**head.slots, name: position})
+
+
+def settle_slot(head: Head, name: str) -> Head:
+    """The head in which a slot's own cell is what pins."""
+    if head.slots.get(name) is None:
+        return head
+    return replace(head, slots={**head.slots, name: None})
