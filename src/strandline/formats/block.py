@@ -30,6 +30,9 @@ class Compression(IntEnum):
             raise InvalidInput(f"Compression is 'none', 'lz4' or 'zstd', not {name!r}.") from error
 
 
+_DECODED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
+"""What decoding may take: a batch, and the padding between its buffers."""
+
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _OPTIONS: Final = {
@@ -61,7 +64,7 @@ def decode_block(block: memoryview, where: str, compression: Compression) -> lis
     """
     stream = pa.BufferReader(pa.py_buffer(block))
     batches: list[pa.RecordBatch] = []
-    budget = MAX_BATCH_BYTES
+    budget = _DECODED_LIMIT
     try:
         schema = pa.ipc.read_schema(stream)
         if not schema.equals(RECORD_SCHEMA):
@@ -72,7 +75,7 @@ def decode_block(block: memoryview, where: str, compression: Compression) -> lis
                 raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
             budget -= _announced_bytes(message, where, compression)
             if budget < 0:
-                raise CorruptData(f"{where} is damaged: it announces more than {MAX_BATCH_BYTES:,} bytes.")
+                raise CorruptData(f"{where} is damaged: it announces more than {_DECODED_LIMIT:,} bytes.")
             batch = pa.ipc.read_record_batch(message, RECORD_SCHEMA)
             batch.validate(full=True)
             batches.append(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 from uuid import UUID
@@ -89,7 +89,7 @@ class Log(Protocol):
     def end(self) -> Cursor:
         """The cursor of a newcomer that wants only what comes from now on."""
 
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[Span]:
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
         """What to fetch after a cursor, in order and without a hole; ``[]`` means that there is nothing now.
 
         ``CursorExpired`` if the log no longer retains the cursor's position, ``Diverged`` if the cursor is of another

@@ -69,8 +69,10 @@ class MemoryLog:
             last = self._head.writers[writer]
         if last.number == number:
             return settled(Receipt(last.first, last.count))
-        places = {entry.number: entry.first for entry in self._head.tail if entry.writer == writer}
-        return settled(Receipt(places.get(number), count))
+        places = {
+            entry.number: Receipt(entry.first, entry.count) for entry in self._head.tail if entry.writer == writer
+        }
+        return settled(places.get(number, Receipt(None, count)))
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset."""

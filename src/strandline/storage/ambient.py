@@ -17,6 +17,9 @@ class Clock(Protocol):
     def now(self) -> int:
         """Wall-clock microseconds since the epoch. May jump; never decides correctness."""
 
+    def now_ns(self) -> int:
+        """The same in nanoseconds, as cheaply as can be: called once per record."""
+
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
 
@@ -44,6 +47,8 @@ class SystemClock:
     def now(self) -> int:
         """Wall-clock microseconds since the epoch."""
         return time.time_ns() // 1000
+
+    now_ns = staticmethod(time.time_ns)
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -43,46 +44,69 @@ class BatchHandle:
         return _part(whole, self._index, self._count)
 
 
-class RecordHandle:
-    """The handle of one record; until the record is put in a batch it also carries the record."""
+class Era:
+    """A run of consecutive tickets that were put in one batch together; open until that happens.
 
-    __slots__ = ("_producer", "headers", "index", "key", "op", "outcome", "timestamp", "value")
+    Eras form a chain: a handle keeps the era that was open before it took its ticket, and finds its own from there.
+    What no handle points to any more goes away by itself.
+    """
 
-    def __init__(
-        self,
-        producer: Producer,
-        timestamp: int,
-        op: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: object,
-    ) -> None:
-        """A record that waits for its batch."""
-        self._producer = producer
-        self.timestamp = timestamp
-        self.op = op
-        self.key = key
-        self.value = value
-        self.headers = headers
+    __slots__ = ("base", "end", "following", "holes", "outcome", "producer", "start")
+
+    def __init__(self, producer: Producer, start: int) -> None:
+        """The era that begins with ticket ``start``."""
+        self.producer = producer
+        self.start = start
+        self.end: int | None = None
         self.outcome: Outcome | None = None
-        self.index = 0
+        self.base = 0
+        self.holes: list[int] = []
+        self.following: Era | None = None
 
-    def _placed(self) -> Outcome:
-        while self.outcome is None:  # another thread may be about to place it
-            self._producer.place_pending()
-        return self.outcome
+    def close(self, end: int, outcome: Outcome, base: int, holes: list[int], following: Era) -> None:
+        """Tickets below ``end``, but for ``holes``, are records of this outcome, counted from ``base``."""
+        self.outcome = outcome
+        self.base = base
+        self.holes = holes
+        self.following = following
+        self.end = end  # last: whoever sees it sees the rest
+
+
+class RecordHandle:
+    """The handle of one record: its ticket, and an era from which to look for its batch."""
+
+    __slots__ = ("_era", "_ticket")
+
+    def __init__(self, era: Era, ticket: int) -> None:
+        """A record that waits for its batch."""
+        self._era = era
+        self._ticket = ticket
+
+    def _found(self) -> Era | None:
+        era: Era | None = self._era
+        while era is not None and era.end is not None and self._ticket >= era.end:
+            era = era.following
+        return None if era is None or era.end is None else era
+
+    def _placed(self) -> tuple[Outcome, int]:
+        while (era := self._found()) is None or era.outcome is None:
+            self._era.producer.place_pending()
+        return era.outcome, era.base + self._ticket - era.start - bisect_left(era.holes, self._ticket)
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self.outcome is not None and self.outcome.done()
+        era = self._found()
+        return era is not None and era.outcome is not None and era.outcome.done()
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the record is durable and listed, or raise why it is not."""
-        return _part(self._placed().result(timeout), self.index, 1)
+        outcome, index = self._placed()
+        return _part(outcome.result(timeout), index, 1)
 
     def __await__(self) -> Generator[object, None, Receipt]:
-        whole = yield from asyncio.wrap_future(self._placed()).__await__()
-        return _part(whole, self.index, 1)
+        outcome, index = self._placed()
+        whole = yield from asyncio.wrap_future(outcome).__await__()
+        return _part(whole, index, 1)
 
 
 def settled(receipt: Receipt) -> BatchHandle:

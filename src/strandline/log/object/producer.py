@@ -6,18 +6,20 @@ import atexit
 import threading
 import warnings
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.formats.block import Compression
-from strandline.log.object.handles import BatchHandle, Outcome, RecordHandle
+from strandline.log.object.handles import BatchHandle, Era, Outcome, RecordHandle
 from strandline.log.object.upload import Draft, Lister, Sealed, seal
 from strandline.model.errors import (
     BufferFull,
@@ -26,22 +28,31 @@ from strandline.model.errors import (
     ProducerFailed,
 )
 from strandline.model.head import MetadataRange, WriterId
-from strandline.model.records import MAX_RECORD_BYTES, Op, RecordSource, conform, record_batch
+from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES, Op, RecordSource, conform, record_batch
 from strandline.storage.ambient import Clock
 
 Headers = Mapping[str, bytes]
 
 _PAGE: Final = 1 << 14
+_PAGE_MASK: Final = _PAGE - 1
 """So many single records are turned into Arrow at a time: rarely enough to be cheap, often enough to stay small."""
 
 _LARGE: Final = 1 << 14
 """A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
+
+_MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
 _LAG: Final = 4
 """How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
 
 
 _BYTES: Final = (bytes, type(None))
+
+_Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
+"""Nanoseconds, operation, key, value, headers."""
+
+_SKIPPED: Final = cast("_Row", ())
+"""Stands where a drain found a ticket without its row; false, unlike any row."""
 
 
 class _Open:
@@ -91,22 +102,30 @@ class Producer:
         compression: str = "lz4",
     ) -> None:
         """Use :meth:`ObjectLog.producer`, which passes the first arguments."""
-        if batch_bytes < 1 or budget < 1 or uploads < 1 or linger < 0:
-            raise InvalidInput("batch_bytes, budget and uploads must be at least 1, and linger not negative.")
+        if min(batch_bytes, budget, uploads) < 1 or linger < 0 or batch_bytes > MAX_BATCH_BYTES // 2:
+            raise InvalidInput(
+                "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
+                f"{MAX_BATCH_BYTES // 2:,}."
+            )
         self.writer = writer
         self._lister = lister
         self._born = born
         self._number = number
         self._generation = generation
         self._clock = clock
-        self._now: Callable[[], int] = clock.now
+        self._now_ns: Callable[[], int] = clock.now_ns
         self._batch_bytes = batch_bytes
         self._linger = linger
         self._budget = budget
         self._block = block
         self._compression = Compression.named(compression)
 
-        self._queue: deque[RecordHandle] = deque()  # appended to without a lock: CPython's deque is atomic
+        # Single records queue up without a lock: taking a ticket and storing a row under it are atomic in CPython. A
+        # drain that finds a ticket without its row marks it skipped, and the appender then takes another one.
+        self._next_ticket: Callable[[], int] = count().__next__
+        self._rows: dict[int, _Row] = {}
+        self._store_row = self._rows.setdefault
+        self._era = Era(self, 0)
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._wake = threading.Event()
@@ -116,7 +135,9 @@ class Producer:
         self._first_at: float | None = None
         self._unnoticed = True  # nobody has told the committer yet that there is a first record
         self._full = False
+        self._refusing = False  # set once it is closed or has failed
         self._closed = False
+        self._stopped = False
         self._failure: BaseException | None = None
 
         self._pool = ThreadPoolExecutor(uploads, thread_name_prefix="strandline-upload")
@@ -138,33 +159,41 @@ class Producer:
         """Append one record; ``timestamp`` is in microseconds and defaults to now."""
         if type(key) not in _BYTES or type(value) not in _BYTES:
             raise InvalidInput("Keys and values are bytes or None: encode text first.")
+        large = (value is not None and len(value) >= _LARGE) or (key is not None and len(key) >= _LARGE)
+        if large:
+            _check_size(key, value)
         if self._full:
             self._wait_for_room()
-        handle = RecordHandle(self, self._now() if timestamp is None else timestamp, op, key, value, headers)
         if op or headers is not None:
             _check_rare(op, headers)
-        queue = self._queue
-        queue.append(handle)
-        if len(queue) >= _PAGE or (value is not None and len(value) >= _LARGE):
-            self._fill_pages(large=value)
+        if timestamp is not None:
+            _check_timestamp(timestamp)
+        era = self._era  # before the ticket: the record is in this era or a later one
+        row = (self._now_ns() if timestamp is None else timestamp * 1000, op, key, value, headers)
+        ticket = self._next_ticket()
+        while self._store_row(ticket, row) is not row:
+            del self._rows[ticket]
+            ticket = self._next_ticket()
+        if large or not ticket & _PAGE_MASK:
+            self._fill_pages(large=large)
         if self._unnoticed:
             self._notice()
-        if self._closed or self._failure is not None:
+        if self._refusing:
             self._refuse_queued()
-        return handle
+        return RecordHandle(era, ticket)
 
     def append_batch(self, batch: RecordSource) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches."""
-        return self._append_whole(conform(batch, now=self._now()), None)
+        return self._append_whole(conform(batch, now=self._clock.now()), None)
 
     def produce(self, entries: Sequence[bytes], metadata: bytes = b"") -> BatchHandle:
         """Append opaque entries (records with a value only), whole or not at all, with metadata attached."""
         if not entries:
             raise InvalidInput("produce needs at least one entry.")
-        now, count = self._now(), len(entries)
+        now, total = self._clock.now(), len(entries)
         if not all(isinstance(entry, bytes) for entry in entries):
             raise InvalidInput("Entries are bytes: encode text first.")
-        batch = record_batch(timestamps=[now] * count, ops=[0] * count, keys=[None] * count, values=entries)
+        batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
         return self._append_whole(conform(batch, now=now), MetadataRange(0, now, metadata))
 
     def _append_whole(self, batches: list[pa.RecordBatch], metadata: MetadataRange | None) -> BatchHandle:
@@ -173,8 +202,8 @@ class Producer:
         size = sum(batch.nbytes for batch in batches)
         with self._lock:
             self._check_usable()
-            self._drain(everything=True)
-            if self._open is not None and self._open.draft.size + size > self._batch_bytes:
+            self._drain()
+            if self._open is not None and self._open.draft.plain + size > self._batch_bytes:
                 self._seal()
             group = self._group()
             start = self._add(group, batches)
@@ -191,7 +220,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Block until everything appended before this call is durable and listed; raises what failed."""
         with self._lock:
-            self._drain(everything=True)
+            self._drain()
             if self._open is not None:
                 self._seal()
             last = self._sealed[-1].outcome if self._sealed else None
@@ -212,7 +241,9 @@ class Producer:
             self._wake.set()
             self._committer.join()
             self._pool.shutdown(wait=True)
-            self._refuse_queued()
+            with self._lock:
+                self._stopped = self._refusing = True
+                self._drain()  # what slipped in behind the last batch learns that it came too late
 
     def __enter__(self) -> Self:
         return self
@@ -232,42 +263,61 @@ class Producer:
     def place_pending(self) -> None:
         """Put every queued record in a batch, so that each has an outcome to wait for."""
         with self._lock:
-            self._drain(everything=True)
+            self._drain()
 
-    def _fill_pages(self, large: bytes | None) -> None:
-        if large is not None and len(large) > MAX_RECORD_BYTES:
-            self._queue.pop()
-            raise InvalidInput(f"A value of {len(large):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+    def _fill_pages(self, *, large: bool) -> None:
         # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
-        if self._lock.acquire(blocking=large is not None or len(self._queue) >= _LAG * _PAGE):
+        if self._lock.acquire(blocking=large or len(self._rows) >= _LAG * _PAGE):
             try:
-                self._drain(everything=large is not None)
+                self._drain()
             finally:
                 self._lock.release()
 
-    def _drain(self, *, everything: bool) -> None:
-        queue = self._queue
-        while len(queue) >= _PAGE or (everything and queue):
-            rows = [queue.popleft() for _ in range(min(len(queue), _PAGE))]
-            if self._failure is not None:
-                _settle_late(rows, _held_back(self._failure))
+    def _drain(self) -> None:
+        """Put everything that has a ticket now in batches."""
+        if not self._rows:
+            return
+        end = self._next_ticket()
+        while (era := self._era).start < end:
+            stop = min(era.start + _PAGE, end)
+            rows, holes = self._take(era.start, stop)
+            self._era = Era(self, stop if stop < end else end + 1)
+            refusal = self._refusal()
+            if refusal is not None or not rows:
+                outcome: Outcome = Future()
+                outcome.set_exception(refusal or ProducerClosed(_CLOSED))
+                era.close(stop, outcome, 0, holes, self._era)
                 continue
-            headers = [row.headers for row in rows]
-            page = record_batch(
-                timestamps=[row.timestamp for row in rows],
-                ops=[row.op for row in rows],
-                keys=[row.key for row in rows],
-                values=[row.value for row in rows],
-                headers=headers if any(item is not None for item in headers) else None,
-            )
-            group = self._group()
-            start = self._add(group, [page])
-            outcome = group.outcome
-            for index, row in enumerate(rows, start):
-                row.index = index
-                row.key = row.value = row.headers = None  # the page has them; a kept handle must not
-                row.outcome = outcome
+            try:
+                group = self._group()
+                base = self._add(group, [_page(rows)])
+            except BaseException as error:
+                # Out of memory, say: these records are in no batch, so that nothing after them may be either.
+                self._failure, self._refusing = error, True
+                outcome = Future()
+                outcome.set_exception(error)
+                era.close(stop, outcome, 0, holes, self._era)
+                self._wake.set()
+                raise
+            era.close(stop, group.outcome, base, holes, self._era)
             self._seal_if_full(group)
+
+    def _take(self, start: int, stop: int) -> tuple[list[_Row], list[int]]:
+        """The rows of these tickets, and the tickets whose rows did not come in time."""
+        waiting = self._rows
+        pop = waiting.pop
+        found = [pop(ticket, _SKIPPED) for ticket in range(start, stop)]
+        if all(found):
+            return found, []
+        holes = []
+        for index, row in enumerate(found):
+            if row is _SKIPPED:
+                late = waiting.setdefault(start + index, _SKIPPED)
+                if late is _SKIPPED:
+                    holes.append(start + index)  # its appender will find the mark, and take another ticket
+                else:
+                    found[index] = pop(start + index)
+        return [row for row in found if row is not _SKIPPED], holes
 
     def _group(self) -> _Open:
         if self._open is None:
@@ -289,7 +339,7 @@ class Producer:
             self._room.notify_all()
 
     def _seal_if_full(self, group: _Open) -> None:
-        if group.draft.size >= self._batch_bytes:
+        if group.draft.plain >= self._batch_bytes:
             self._seal()
 
     def _seal(self) -> None:
@@ -314,32 +364,40 @@ class Producer:
         while not (self._closed and self._finished()):
             self._clock.wait(self._wake, self._until_due())
             self._wake.clear()
-            with self._lock:
-                self._seal_if_due()
-                ready = self._ready()
-            if ready:
-                self._list(ready)
+            try:
+                self._commit_once()
+            except BaseException as error:  # noqa: BLE001 - every reason must reach the handles
+                self._fail(error)
+
+    def _commit_once(self) -> None:
+        if self._failure is not None:
+            self._fail(self._failure)
+        with self._lock:
+            self._seal_if_due()
+            ready = self._ready()
+        if ready:
+            self._list(ready)
 
     def _finished(self) -> bool:
         with self._lock:
-            return not (self._sealed or self._open or self._queue)
+            return not (self._sealed or self._open or self._rows)
 
     def _until_due(self) -> float | None:
         first = self._first_at
         return None if first is None else max(0.0, first + self._linger - self._clock.monotonic())
 
     def _seal_if_due(self) -> None:
-        if self._open is None and not self._queue:
+        if self._open is None and not self._rows:
             return
         now = self._clock.monotonic()
         if self._first_at is None:
             self._first_at = now
         if self._full or now >= self._first_at + self._linger:
-            self._drain(everything=True)
+            self._drain()
             if self._open is not None:
                 self._seal()
             # A record that was queued while we sealed found "noticed" and told nobody: look once more.
-            if self._queue:
+            if self._rows:
                 self._first_at = now
                 self._unnoticed = False
 
@@ -367,16 +425,16 @@ class Producer:
     def _fail(self, failure: BaseException) -> None:
         with self._lock:
             self._failure = failure
+            self._refusing = True
             waiting: list[Outcome] = [group.outcome for group in self._sealed]
             if self._open is not None:
                 waiting.append(self._open.outcome)
             self._sealed.clear()
             self._open = None
             self._account(-self._buffered)
-            waiting[0].set_exception(failure)
-            for outcome in waiting[1:]:
-                outcome.set_exception(_held_back(failure))
-            self._drain(everything=True)
+            for index, outcome in enumerate(waiting):
+                outcome.set_exception(_held_back(failure) if index else failure)
+            self._drain()
 
     # --- refusing ----------------------------------------------------------------------------------------------
 
@@ -398,25 +456,32 @@ class Producer:
 
     def _refuse_queued(self) -> None:
         """Fail what was queued too late to be listed, and say so to the caller that queued it."""
-        if self._failure is None and self._committer.is_alive():
-            return  # closing has begun, and will still list what is queued
         with self._lock:
-            rows = list(self._queue)
-            self._queue.clear()
-            error = ProducerClosed(_CLOSED) if self._failure is None else _held_back(self._failure)
-            _settle_late(rows, error)
-        if rows:
-            raise error
+            refusal = self._refusal()
+            if refusal is None:
+                return  # closing has begun, and will still list what is queued
+            self._drain()
+        raise refusal
+
+    def _refusal(self) -> ProducerFailed | ProducerClosed | None:
+        if self._failure is not None:
+            return _held_back(self._failure)
+        return ProducerClosed(_CLOSED) if self._stopped else None
 
 
 _CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
 
-def _settle_late(rows: list[RecordHandle], error: BaseException) -> None:
-    outcome: Outcome = Future()
-    outcome.set_exception(error)
-    for row in rows:
-        row.outcome = outcome
+def _page(rows: list[_Row]) -> pa.RecordBatch:
+    headers = [row[4] for row in rows]
+    nanoseconds = pa.array(array("q", [row[0] for row in rows]), pa.int64())
+    return record_batch(
+        timestamps=pc.divide(nanoseconds, 1000),
+        ops=array("b", [row[1] for row in rows]),
+        keys=[row[2] for row in rows],
+        values=[row[3] for row in rows],
+        headers=headers if any(headers) else None,
+    )
 
 
 def _held_back(failure: BaseException) -> ProducerFailed:
@@ -425,6 +490,17 @@ def _held_back(failure: BaseException) -> ProducerFailed:
     )
     error.__cause__ = failure
     return error
+
+
+def _check_size(*parts: bytes | None) -> None:
+    for part in parts:
+        if part is not None and len(part) > MAX_RECORD_BYTES:
+            raise InvalidInput(f"A key or value of {len(part):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+
+
+def _check_timestamp(timestamp: int) -> None:
+    if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
+        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
 
 
 def _check_rare(op: int, headers: Headers | None) -> None:

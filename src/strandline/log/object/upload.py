@@ -32,12 +32,16 @@ _RESOLVES: Final = 5
 
 @dataclass(slots=True)
 class Draft:
-    """A batch being built. Pages are encoded as they come, so that records are held once."""
+    """A batch being built. Pages are encoded as they come, so that records are held once.
+
+    ``size`` is what they take encoded, ``plain`` what a reader will take to decode them.
+    """
 
     compression: Compression
     pages: list[memoryview] = field(default_factory=list)
     count: int = 0
     size: int = 0
+    plain: int = 0
     oldest: int = 0
     newest: int = 0
     metadata: list[MetadataRange] = field(default_factory=list)
@@ -59,6 +63,7 @@ class Draft:
         self.pages.append(encoded)
         self.count += page.num_rows
         self.size += len(encoded)
+        self.plain += page.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +145,9 @@ class Lister:
 
     def _receipts(self, head: Head, batches: Sequence[Sealed]) -> list[Receipt]:
         writer = batches[0].listing.writer
-        places = {entry.number: entry.first for entry in head.tail if entry.writer == writer}
+        places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
         last = head.writers.get(writer)
         if last is not None:
-            places[last.number] = last.first
-        return [Receipt(places.get(batch.listing.number), batch.listing.count) for batch in batches]
+            places[last.number] = Receipt(last.first, last.count)
+        # What is listed counts, not what a repeated append brought along.
+        return [places.get(batch.listing.number, Receipt(None, batch.listing.count)) for batch in batches]
