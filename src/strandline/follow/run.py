@@ -31,12 +31,12 @@ from strandline.follow.engine import (
 from strandline.follow.sink import Sink
 from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
-from strandline.model.cursor import Cursor
+from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import AlreadyExists, InvalidInput
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 
-__all__ = ["Batching", "Start", "follow", "opening_cursor", "take_slot"]
+__all__ = ["Batching", "Start", "begin", "follow"]
 
 Start = Literal["beginning", "now"] | Cursor
 """Where a newcomer begins: with all that is retained, with what comes from now on, or at a cursor."""
@@ -67,30 +67,39 @@ def follow(
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
     """
-    cursor = opening_cursor(log, sink, start)
-    claimed = None if slot is None else take_slot(log, slot, cursor, holder or str(chance.uuid()))
+    cursor, claimed = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()))
     engine = Engine(batching or Batching(), until=log.bounds().next if until == "end" else until)
     return _Follower(engine, log, sink, claimed, stop, clock).run(cursor)
 
 
-def opening_cursor(log: Log, sink: Sink, start: Start) -> Cursor:
-    """Where a follower begins: the sink's own cursor, or for a newcomer what it asks for, which is stored first."""
+def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) -> tuple[Cursor, Slot | None]:
+    """Where a follower starts, and its claimed slot: what every follower does first, with Spark or without.
+
+    That is the sink's own cursor, or for a newcomer what it asks for, which is then stored in the sink. The slot pins
+    it before that, so that nothing is trimmed away in between.
+    """
     cursor = sink.cursor(log.log_id)
-    if cursor is not None:
-        return cursor
+    newcomer = cursor is None
+    if cursor is None:
+        cursor = _asked(log, start)
+    log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
+    claimed = None if slot is None else _take_slot(log, slot, cursor, holder)
+    if claimed is not None:
+        claimed.advance(cursor)  # an earlier run may have died between the sink and the slot
+    if newcomer:
+        sink.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
+    return cursor, claimed
+
+
+def _asked(log: Log, start: Start) -> Cursor:
     if isinstance(start, Cursor):
-        cursor = start
-    elif start in ("beginning", "now"):
-        cursor = log.start() if start == "beginning" else log.end()
-    else:
+        return start
+    if start not in ("beginning", "now"):
         raise InvalidInput(f"A newcomer starts at 'beginning', at 'now' or at a cursor, not at {start!r}.")
-    log.plan(cursor)  # refuses a cursor that this log cannot serve
-    sink.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
-    return cursor
+    return log.start() if start == "beginning" else log.end()
 
 
-def take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
-    """The slot, claimed; created at the cursor if there is none."""
+def _take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
     if all(known.name != name for known in log.slots()):
         with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
             log.create_slot(name, cursor.next)
