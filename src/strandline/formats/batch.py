@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.formats.block import Compression, decode_block, frame_pages
+from strandline.formats.block import Compression, Parts, decode_block, frame_pages
 from strandline.formats.checksum import crc32c
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import WriterId
@@ -36,7 +36,7 @@ class BatchInfo:
     number: int
 
 
-def encode_batch(pages: Sequence[memoryview], info: BatchInfo) -> list[bytes | memoryview]:
+def encode_batch(pages: Sequence[Parts], info: BatchInfo) -> Parts:
     """The object's buffers, to be written one after another."""
     parts = frame_pages(pages)
     footer = _FOOTER.pack(sum(map(len, parts)), info.pages, info.oldest, info.newest, info.writer.bytes, info.number)

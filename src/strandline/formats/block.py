@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -36,25 +37,55 @@ _DECODED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
 _END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _OPTIONS: Final = {
+    Compression.NONE: pa.ipc.IpcWriteOptions(),
     Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
     Compression.LZ4: pa.ipc.IpcWriteOptions(compression="lz4"),
 }
 
+Parts = list[bytes | memoryview]
+"""Bytes in pieces, to be written one after another without joining them in memory."""
 
-def encode_page(batch: pa.RecordBatch, compression: Compression) -> memoryview:
-    """One record batch as an IPC message, without the schema before it."""
-    if compression is Compression.NONE:
-        return memoryview(batch.serialize()).cast("B")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
+
+class _Gatherer:
+    """A file that keeps what Arrow writes to it: plain buffers are the record batch's own, not copies."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: Parts = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        self.parts.append(data if isinstance(data, bytes) else memoryview(data).cast("B"))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
+    """One record batch as an IPC message, without the schema before it and the end behind it."""
+    target = _Gatherer()
+    with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
         writer.write_batch(batch)
-    whole = memoryview(sink.getvalue()).cast("B")
-    return whole[len(_SCHEMA_MESSAGE) : -len(_END)]
+    return _without(_without(target.parts, len(_SCHEMA_MESSAGE), 0), len(_END), -1)
 
 
-def frame_pages(pages: Iterable[memoryview]) -> list[bytes | memoryview]:
-    """The block made of encoded pages: buffers to be written one after another, without joining them."""
-    return [memoryview(_SCHEMA_MESSAGE).cast("B"), *pages, _END]
+def _without(parts: Parts, length: int, end: int) -> Parts:
+    """The parts without the ``length`` bytes at one end, which are whole parts of their own."""
+    kept = list(parts)
+    while length > 0:
+        length -= len(kept.pop(end))
+    if length:
+        raise AssertionError("Arrow wrote the frame of its stream in another way than it used to")
+    return kept
+
+
+def frame_pages(pages: Iterable[Parts]) -> Parts:
+    """The block made of encoded pages."""
+    return [memoryview(_SCHEMA_MESSAGE).cast("B"), *chain.from_iterable(pages), _END]
 
 
 def decode_block(block: memoryview, where: str, compression: Compression) -> list[pa.RecordBatch]:

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import fcntl
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from itertools import islice
+from typing import Final, Protocol, runtime_checkable
 
 from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
 
@@ -50,6 +52,10 @@ class Disk(Protocol):
         """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind."""
 
 
+_VECTOR: Final = 512
+"""How many buffers one system call takes; every system allows at least so many."""
+
+
 @contextlib.contextmanager
 def _speaking(path: str) -> Iterator[None]:
     try:
@@ -64,6 +70,16 @@ def _speaking(path: str) -> Iterator[None]:
                 f"No room to write {path} ({error.strerror}); nothing was acknowledged: make room and try again."
             ) from error
         raise StorageError(f"The disk refused {path}: {error.strerror or error}.") from error
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
+    waiting = deque(memoryview(part) for part in parts if len(part))
+    while waiting:
+        written = os.writev(descriptor, list(islice(waiting, _VECTOR)))
+        while waiting and written >= len(waiting[0]):
+            written -= len(waiting.popleft())
+        if written:
+            waiting[0] = waiting[0][written:]
 
 
 class LocalDisk:
@@ -102,10 +118,7 @@ class LocalDisk:
         with _speaking(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                for part in parts:
-                    view = memoryview(part)
-                    while view:
-                        view = view[os.write(descriptor, view) :]
+                _write_all(descriptor, parts)
                 os.fsync(descriptor)
             except BaseException:
                 os.unlink(path)

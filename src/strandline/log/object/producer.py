@@ -34,8 +34,13 @@ from strandline.storage.ambient import Clock
 Headers = Mapping[str, bytes]
 
 _PAGE: Final = 1 << 14
-_PAGE_MASK: Final = _PAGE - 1
-"""So many single records are turned into Arrow at a time: rarely enough to be cheap, often enough to stay small."""
+"""At most so many single records are turned into Arrow at a time: rarely enough to be cheap."""
+
+_FIRST_PAGE: Final = 1 << 6
+"""The same, before it is known how large the records are."""
+
+_PAGE_BYTES: Final = 2 << 20
+"""About so many bytes are turned into Arrow at a time: often enough to stay a small part of the buffer."""
 
 _LARGE: Final = 1 << 14
 """A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
@@ -126,6 +131,7 @@ class Producer:
         self._rows: dict[int, _Row] = {}
         self._store_row = self._rows.setdefault
         self._era = Era(self, 0)
+        self._page_mask = _FIRST_PAGE - 1
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._wake = threading.Event()
@@ -134,6 +140,7 @@ class Producer:
         self._buffered = 0
         self._first_at: float | None = None
         self._unnoticed = True  # nobody has told the committer yet that there is a first record
+        self._overdue = False  # a page's worth is queued, and its appender found the lock taken
         self._full = False
         self._refusing = False  # set once it is closed or has failed
         self._closed = False
@@ -174,7 +181,7 @@ class Producer:
         while self._store_row(ticket, row) is not row:
             del self._rows[ticket]
             ticket = self._next_ticket()
-        if large or not ticket & _PAGE_MASK:
+        if large or not ticket & self._page_mask:
             self._fill_pages(large=large)
         if self._unnoticed:
             self._notice()
@@ -272,6 +279,9 @@ class Producer:
                 self._drain()
             finally:
                 self._lock.release()
+        else:
+            self._overdue = True
+            self._wake.set()
 
     def _drain(self) -> None:
         """Put everything that has a ticket now in batches."""
@@ -279,7 +289,7 @@ class Producer:
             return
         end = self._next_ticket()
         while (era := self._era).start < end:
-            stop = min(era.start + _PAGE, end)
+            stop = min(era.start + self._page_mask + 1, end)
             rows, holes = self._take(era.start, stop)
             self._era = Era(self, stop if stop < end else end + 1)
             refusal = self._refusal()
@@ -300,7 +310,13 @@ class Producer:
                 self._wake.set()
                 raise
             era.close(stop, group.outcome, base, holes, self._era)
+            self._page_mask = self._fitting_page(group.draft.plain // group.draft.count) - 1
             self._seal_if_full(group)
+
+    def _fitting_page(self, record: int) -> int:
+        """How many records of this size to turn into Arrow at a time: a power of two."""
+        rows = min(_PAGE_BYTES, self._batch_bytes // 2) // max(1, record)
+        return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
 
     def _take(self, start: int, stop: int) -> tuple[list[_Row], list[int]]:
         """The rows of these tickets, and the tickets whose rows did not come in time."""
@@ -373,6 +389,9 @@ class Producer:
         if self._failure is not None:
             self._fail(self._failure)
         with self._lock:
+            if self._overdue:
+                self._overdue = False
+                self._drain()
             self._seal_if_due()
             ready = self._ready()
         if ready:

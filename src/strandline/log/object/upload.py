@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.formats.batch import BatchInfo, encode_batch
-from strandline.formats.block import Compression, encode_page
+from strandline.formats.block import Compression, Parts, encode_page
 from strandline.formats.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
@@ -38,7 +38,7 @@ class Draft:
     """
 
     compression: Compression
-    pages: list[memoryview] = field(default_factory=list)
+    pages: list[Parts] = field(default_factory=list)
     count: int = 0
     size: int = 0
     plain: int = 0
@@ -62,7 +62,7 @@ class Draft:
         encoded = encode_page(page, self.compression)
         self.pages.append(encoded)
         self.count += page.num_rows
-        self.size += len(encoded)
+        self.size += sum(map(len, encoded))
         self.plain += page.nbytes
 
 
