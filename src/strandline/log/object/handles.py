@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 Outcome = Future[Receipt]
 
 
+def new_outcome() -> Outcome:
+    """An outcome that cannot be cancelled: many wait for it, and one of them giving up must not touch the others."""
+    outcome: Outcome = Future()
+    outcome.set_running_or_notify_cancel()
+    return outcome
+
+
 def _part(whole: Receipt, index: int, count: int) -> Receipt:
     return Receipt(None if whole.first is None else whole.first + index, count)
 
@@ -111,6 +118,6 @@ class RecordHandle:
 
 def settled(receipt: Receipt) -> BatchHandle:
     """A handle whose outcome is known already."""
-    outcome: Outcome = Future()
+    outcome = new_outcome()
     outcome.set_result(receipt)
     return BatchHandle(outcome, 0, receipt.count)

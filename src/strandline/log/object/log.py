@@ -22,7 +22,16 @@ from strandline.log.object.producer import Producer
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Draft, Lister, seal
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
-from strandline.model.errors import AlreadyExists, CorruptData, InvalidInput, NotALog, NotFound, NotReady
+from strandline.model.errors import (
+    AlreadyExists,
+    CorruptData,
+    Fenced,
+    InvalidInput,
+    NotALog,
+    NotFound,
+    NotReady,
+    TransientStorageError,
+)
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.model.slots import SlotState
@@ -75,8 +84,12 @@ def _create(store: ObjectStore, clock: Clock, chance: Chance) -> LogIdentity:
     identity = LogIdentity(head.log_id)
     try:
         store.put_if(_IDENTITY, encode_identity(identity), ABSENT)
-    except AlreadyExists:
-        return decode_identity(store.get(_IDENTITY).data, f"{store.url}/{_IDENTITY}")
+    except (AlreadyExists, TransientStorageError) as error:
+        try:
+            found = store.get(_IDENTITY)
+        except NotFound:
+            raise error from None
+        return decode_identity(found.data, f"{store.url}/{_IDENTITY}")
     return identity
 
 
@@ -262,6 +275,9 @@ class ObjectLog:
             state = cell.update(op, lambda slot: rules.claim(slot, holder, self._clock.now()))
         except NotFound as error:
             raise NotFound(f"There is no slot {name!r} in {self.url}: create it first.") from error
+        if state.holder != holder:
+            # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
+            raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
         if self.head().slots.get(name) is not None:
             self._settle(name)  # its creator died before it could
         return ObjectSlot(self, cell, name, holder, state.epoch)

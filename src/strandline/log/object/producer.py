@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.formats.block import Compression
-from strandline.log.object.handles import BatchHandle, Era, Outcome, RecordHandle
+from strandline.log.object.handles import BatchHandle, Era, Outcome, RecordHandle, new_outcome
 from strandline.log.object.upload import Draft, Lister, Sealed, seal
 from strandline.model.errors import (
     BufferFull,
@@ -67,7 +67,7 @@ class _Open:
 
     def __init__(self, compression: Compression) -> None:
         self.draft = Draft(compression)
-        self.outcome: Outcome = Future()
+        self.outcome = new_outcome()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,6 @@ class Producer:
         self._full = False
         self._refusing = False  # set once it is closed or has failed
         self._closed = False
-        self._stopped = False
         self._failure: BaseException | None = None
 
         self._pool = ThreadPoolExecutor(uploads, thread_name_prefix="strandline-upload")
@@ -169,25 +168,39 @@ class Producer:
         large = (value is not None and len(value) >= _LARGE) or (key is not None and len(key) >= _LARGE)
         if large:
             _check_size(key, value)
-        if self._full:
-            self._wait_for_room()
         if op or headers is not None:
-            _check_rare(op, headers)
+            headers = _check_rare(op, headers)
+            large = large or (headers is not None and sum(map(len, headers.values())) >= _LARGE)
         if timestamp is not None:
             _check_timestamp(timestamp)
+        if self._full:
+            self._wait_for_room()
         era = self._era  # before the ticket: the record is in this era or a later one
         row = (self._now_ns() if timestamp is None else timestamp * 1000, op, key, value, headers)
-        ticket = self._next_ticket()
-        while self._store_row(ticket, row) is not row:
-            del self._rows[ticket]
+        if large:
+            ticket = self._queue_large(row)
+        else:
             ticket = self._next_ticket()
-        if large or not ticket & self._page_mask:
-            self._fill_pages(large=large)
+            while self._store_row(ticket, row) is not row:
+                del self._rows[ticket]
+                ticket = self._next_ticket()
+            if not ticket & self._page_mask:
+                self._fill_pages()
         if self._unnoticed:
             self._notice()
         if self._refusing:
-            self._refuse_queued()
+            self._refuse_queued(ticket)
         return RecordHandle(era, ticket)
+
+    def _queue_large(self, row: _Row) -> int:
+        # One at a time, and into a page at once: several in one page could be more than a batch may hold.
+        with self._lock:
+            if self._refusing:
+                self._check_usable()
+            ticket = self._next_ticket()
+            self._rows[ticket] = row
+            self._drain()
+        return ticket
 
     def append_batch(self, batch: RecordSource) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches."""
@@ -200,6 +213,8 @@ class Producer:
         now, total = self._clock.now(), len(entries)
         if not all(isinstance(entry, bytes) for entry in entries):
             raise InvalidInput("Entries are bytes: encode text first.")
+        if not isinstance(metadata, bytes):
+            raise InvalidInput("Metadata is bytes: encode text first.")
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
         return self._append_whole(conform(batch, now=now), MetadataRange(0, now, metadata))
 
@@ -241,16 +256,20 @@ class Producer:
         """Flush, then stop. Raises what could not be made durable."""
         if self._closed:
             return
-        self._closed = True
+        # First refuse, then drain: an appender that did not see the refusal had queued its record before the drain.
+        self._refusing = True
+        with self._lock:
+            self._drain()
+            if self._open is not None:
+                self._seal()
+            self._closed = True
+            self._room.notify_all()
         try:
             self.flush()
         finally:
             self._wake.set()
             self._committer.join()
             self._pool.shutdown(wait=True)
-            with self._lock:
-                self._stopped = self._refusing = True
-                self._drain()  # what slipped in behind the last batch learns that it came too late
 
     def __enter__(self) -> Self:
         return self
@@ -272,9 +291,9 @@ class Producer:
         with self._lock:
             self._drain()
 
-    def _fill_pages(self, *, large: bool) -> None:
+    def _fill_pages(self) -> None:
         # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
-        if self._lock.acquire(blocking=large or len(self._rows) >= _LAG * _PAGE):
+        if self._lock.acquire(blocking=len(self._rows) >= _LAG * _PAGE):
             try:
                 self._drain()
             finally:
@@ -294,17 +313,20 @@ class Producer:
             self._era = Era(self, stop if stop < end else end + 1)
             refusal = self._refusal()
             if refusal is not None or not rows:
-                outcome: Outcome = Future()
+                outcome = new_outcome()
                 outcome.set_exception(refusal or ProducerClosed(_CLOSED))
                 era.close(stop, outcome, 0, holes, self._era)
                 continue
             try:
+                page = _page(rows)
+                if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
+                    self._seal()
                 group = self._group()
-                base = self._add(group, [_page(rows)])
+                base = self._add(group, [page])
             except BaseException as error:
                 # Out of memory, say: these records are in no batch, so that nothing after them may be either.
                 self._failure, self._refusing = error, True
-                outcome = Future()
+                outcome = new_outcome()
                 outcome.set_exception(error)
                 era.close(stop, outcome, 0, holes, self._era)
                 self._wake.set()
@@ -399,7 +421,7 @@ class Producer:
 
     def _finished(self) -> bool:
         with self._lock:
-            return not (self._sealed or self._open or self._rows)
+            return not (self._sealed or self._open)
 
     def _until_due(self) -> float | None:
         first = self._first_at
@@ -473,19 +495,19 @@ class Producer:
         if self._closed:
             raise ProducerClosed(_CLOSED)
 
-    def _refuse_queued(self) -> None:
+    def _refuse_queued(self, ticket: int) -> None:
         """Fail what was queued too late to be listed, and say so to the caller that queued it."""
         with self._lock:
             refusal = self._refusal()
-            if refusal is None:
-                return  # closing has begun, and will still list what is queued
+            if refusal is None or (self._failure is None and ticket not in self._rows):
+                return  # it was queued before the last drain, and is in a batch
             self._drain()
         raise refusal
 
     def _refusal(self) -> ProducerFailed | ProducerClosed | None:
         if self._failure is not None:
             return _held_back(self._failure)
-        return ProducerClosed(_CLOSED) if self._stopped else None
+        return ProducerClosed(_CLOSED) if self._closed else None
 
 
 _CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
@@ -522,11 +544,21 @@ def _check_timestamp(timestamp: int) -> None:
         raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
 
 
-def _check_rare(op: int, headers: Headers | None) -> None:
+def _check_rare(op: int, headers: Headers | None) -> Headers | None:
     if op not in (Op.PUT, Op.DELETE, Op.PURGE):
         raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {op!r}.")
-    if headers is not None and not all(type(name) is str and type(value) is bytes for name, value in headers.items()):
+    if not headers:
+        return None
+    try:
+        kept = dict(headers.items())  # a copy: the caller may go on using its own
+        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"Headers map text to bytes: {error}.") from error
+    if not all(type(name) is str and type(value) is bytes for name, value in kept.items()):
         raise InvalidInput("Headers map text to bytes.")
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(f"Headers of {size:,} bytes are over the limit of {MAX_RECORD_BYTES:,}.")
+    return kept
 
 
 def _warn_if_open(reference: weakref.ref[Producer]) -> None:
