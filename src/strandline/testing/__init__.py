@@ -1,0 +1,5 @@
+"""Public doubles and contract suites: manual clock, faulty store, full disk, and what each backend must pass.
+
+The suites (:mod:`~strandline.testing.stores`, :mod:`~strandline.testing.cells`) need ``pytest``; the
+doubles need nothing that the package does not.
+"""

@@ -1,0 +1,360 @@
+"""A store that fails as real ones do: before a write, after it, late or altogether; by a seed or a script."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from strandline.model.errors import InvalidInput, StorageError, TransientStorageError
+from strandline.storage.ambient import Clock
+from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
+from strandline.testing.clock import ManualClock
+
+R = TypeVar("R")
+
+OperationName = Literal["get", "get_range", "put", "put_if", "list", "delete"]
+Stage = Literal["before", "after"]
+Fault = Literal["before", "after", "late", "throttled"]
+Outcome = Literal["running", "answered", "before", "after", "late", "throttled", "down", "refused", "raised"]
+
+WRITES: Final[tuple[OperationName, ...]] = ("put", "put_if", "delete")
+ALL_OPERATIONS: Final[tuple[OperationName, ...]] = ("get", "get_range", "put", "put_if", "list", "delete")
+
+
+class Crash(BaseException):
+    """The process died here. No handler of errors may catch it; the test starts anew from what is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How likely (0 to 1) an operation goes wrong, and in which way; what is left over goes well."""
+
+    before: float = 0.0
+    """Fails before it reaches the store: nothing was done."""
+    after: float = 0.0
+    """Is done, and then its answer is lost. A listing gives some of its rows first."""
+    late: float = 0.0
+    """A write fails first and is done later, before some other operation. Reads just fail."""
+    throttled: float = 0.0
+    """Is refused for coming too often: nothing was done."""
+    latency: float = 0.0
+    """Takes up to so many seconds of the store's clock."""
+
+
+CALM: Final = Faults()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a hook is told: which operation, counted from 0, and whether it is about to be done or is done."""
+
+    number: int
+    name: OperationName
+    path: str
+    stage: Stage
+
+
+@dataclass(slots=True)
+class Operation:
+    """One row of the log; ``refused`` is an error of the store below, ``raised`` any other, as from a hook."""
+
+    number: int
+    name: OperationName
+    path: str
+    outcome: Outcome = "running"
+
+
+@dataclass(slots=True)
+class _Script:
+    names: tuple[OperationName, ...]
+    path_prefix: str
+    fault: Fault
+    times: int
+    error: StorageError | None
+
+
+class FaultyStore:
+    """Another store behind a bad line. Faults come from a seed (the same each run), from a script, or both.
+
+    Scripted faults go before random ones, being down before both. Hooks run outside every lock, first before
+    the operation reaches the store and again when it was done but not yet answered: there a test may let another
+    writer in, or raise :class:`Crash`.
+
+    >>> from strandline.testing.plain import PlainStore
+    >>> store = FaultyStore(PlainStore())
+    >>> store.lose_answers(1)
+    >>> store.put("a", b"1")
+    Traceback (most recent call last):
+    strandline.model.errors.TransientStorageError: The answer to put of plain://test/a was lost.
+    >>> store.get("a").data
+    b'1'
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        seed: int = 0,
+        faults: Faults = CALM,
+        per_operation: Mapping[OperationName, Faults] | None = None,
+        stale_listing: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Wrap ``inner``: ``per_operation`` wins over ``faults``; new objects stay unlisted for ``stale_listing`` s."""
+        self.faults = faults
+        """The random faults of operations without rates of their own; may be changed at any time."""
+        self.log: list[Operation] = []
+        """Every operation in the order in which it began."""
+        self._inner = inner
+        self._per_operation = dict(per_operation or {})
+        self._stale_listing = stale_listing
+        self._clock = clock or ManualClock()
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._scripts: list[_Script] = []
+        self._hooks: list[Callable[[Call], None]] = []
+        self._late: list[Callable[[], object]] = []
+        self._listed_from: dict[str, float] = {}
+        self._down = False
+
+    @property
+    def url(self) -> str:
+        """Where the store below is."""
+        return self._inner.url
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise InvalidInput("The faults of a FaultyStore live in this process's memory: pickle the store below it.")
+
+    # --- the script -----------------------------------------------------------------------------------------
+
+    def fail_next(
+        self,
+        *names: OperationName,
+        path_prefix: str = "",
+        after: bool = False,
+        times: int = 1,
+        error: StorageError | None = None,
+    ) -> None:
+        """Fail the next ``times`` operations of these names (any, if none is given) below ``path_prefix``.
+
+        With ``after`` they are done first. ``error`` is raised instead of a ``TransientStorageError``.
+        """
+        fault: Fault = "after" if after else "before"
+        self._scripts.append(_Script(names or ALL_OPERATIONS, path_prefix, fault, times, error))
+
+    def lose_answers(self, times: int, *, path_prefix: str = "") -> None:
+        """Let the next ``times`` writes land and lose their answers."""
+        self._scripts.append(_Script(WRITES, path_prefix, "after", times, None))
+
+    def delay_next(self, *names: OperationName, path_prefix: str = "", times: int = 1) -> None:
+        """Let the next ``times`` writes fail, and land only at :meth:`land_late`."""
+        self._scripts.append(_Script(names or WRITES, path_prefix, "late", times, None))
+
+    def throttle_next(self, *names: OperationName, path_prefix: str = "", times: int = 1) -> None:
+        """Refuse the next ``times`` operations for coming too often."""
+        self._scripts.append(_Script(names or ALL_OPERATIONS, path_prefix, "throttled", times, None))
+
+    def land_late(self) -> None:
+        """Do the writes that were delayed; nobody hears whether their preconditions still held."""
+        with self._lock:
+            late, self._late = self._late, []
+        for action in late:
+            try:
+                action()
+            except StorageError:
+                continue
+
+    def turn_down(self) -> None:
+        """Make everything fail, undone, until :meth:`turn_up`."""
+        self._down = True
+
+    def turn_up(self) -> None:
+        """End :meth:`turn_down`."""
+        self._down = False
+
+    def heal(self) -> None:
+        """End every fault, random or scripted, and being down. Hooks stay, and so do writes yet to land."""
+        self._scripts.clear()
+        self._per_operation.clear()
+        self.faults = CALM
+        self._down = False
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Be down within a block."""
+        self.turn_down()
+        try:
+            yield
+        finally:
+            self.turn_up()
+
+    def hook(self, callback: Callable[[Call], None]) -> None:
+        """Call back before and after each operation; what the callback raises, the operation raises."""
+        self._hooks.append(callback)
+
+    def unhook(self) -> None:
+        """Forget all hooks."""
+        self._hooks.clear()
+
+    def crash_at(self, number: int, *, after: bool = False) -> None:
+        """Raise :class:`Crash` at the operation of this number, before it is done or ``after``."""
+        stage: Stage = "after" if after else "before"
+
+        def crash(call: Call) -> None:
+            if call.number == number and call.stage == stage:
+                raise Crash(f"at operation {number}, {call.name} of {call.path}, {stage} it was done")
+
+        self.hook(crash)
+
+    def named(self, *names: OperationName) -> tuple[Operation, ...]:
+        """The log's rows of these names."""
+        return tuple(row for row in self.log if row.name in names)
+
+    # --- the store ------------------------------------------------------------------------------------------
+
+    def get(self, path: str) -> Object:
+        """The whole object, or ``NotFound``."""
+        return self._perform("get", path, lambda: self._inner.get(path))
+
+    def get_range(self, path: str, start: int, length: int) -> bytes | memoryview:
+        """Exactly ``length`` bytes from ``start``."""
+        return self._perform("get_range", path, lambda: self._inner.get_range(path, start, length))
+
+    def put(self, path: str, data: Payload) -> None:
+        """Write, replacing what is there."""
+
+        def action() -> None:
+            self._inner.put(path, data)
+            self._landed(path)
+
+        self._perform("put", path, action)
+
+    def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
+        """Write only if the precondition holds."""
+
+        def action() -> Version:
+            version = self._inner.put_if(path, data, when)
+            self._landed(path)
+            return version
+
+        return self._perform("put_if", path, action)
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects below ``prefix``, without those that are too new; a failing one may give some rows first."""
+        rows: list[ObjectInfo] = []
+
+        def action() -> None:
+            now = self._clock.monotonic()
+            rows.extend(
+                row
+                for row in self._inner.list(prefix, start_after=start_after)
+                if self._listed_from.get(row.path, now) <= now
+            )
+
+        try:
+            self._perform("list", prefix, action)
+        except TransientStorageError:
+            yield from rows[: self._random.randint(0, len(rows))]
+            raise
+        yield from rows
+
+    def delete(self, path: str) -> None:
+        """Remove the object; absent is fine."""
+
+        def action() -> None:
+            self._inner.delete(path)
+            self._listed_from.pop(path, None)
+
+        self._perform("delete", path, action)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _landed(self, path: str) -> None:
+        # Only a new object can be missing from a listing: one that was there before stays listed.
+        if self._stale_listing:
+            self._listed_from.setdefault(path, self._clock.monotonic() + self._stale_listing)
+
+    def _perform(self, name: OperationName, path: str, action: Callable[[], R]) -> R:
+        with self._lock:
+            row = Operation(len(self.log), name, path)
+            self.log.append(row)
+        try:
+            return self._attempt(row, action)
+        except BaseException as error:
+            if row.outcome == "running":
+                row.outcome = "refused" if isinstance(error, StorageError) else "raised"
+            raise
+
+    def _attempt(self, row: Operation, action: Callable[[], R]) -> R:
+        self._tell(Call(row.number, row.name, row.path, "before"))
+        fault, error, latency = self._decide(row.name, row.path)
+        if latency:
+            self._clock.sleep(latency)
+        self._land_some()
+        if self._down:
+            row.outcome = "down"
+            raise TransientStorageError(f"{self.url} is down.")
+        where = f"{self.url}/{row.path}"
+        if fault is not None and fault != "after":
+            row.outcome = fault
+            if fault == "late" and row.name in WRITES:
+                self._late.append(action)
+            raise error or _failure(fault, row.name, where)
+        answer = action()
+        self._tell(Call(row.number, row.name, row.path, "after"))
+        if fault == "after":
+            row.outcome = "after"
+            raise error or _failure(fault, row.name, where)
+        row.outcome = "answered"
+        return answer
+
+    def _tell(self, call: Call) -> None:
+        for hook in tuple(self._hooks):
+            hook(call)
+
+    def _decide(self, name: OperationName, path: str) -> tuple[Fault | None, StorageError | None, float]:
+        with self._lock:
+            rates = self._per_operation.get(name, self.faults)
+            latency = rates.latency * self._random.random() if rates.latency else 0.0
+            for script in self._scripts:
+                if name in script.names and path.startswith(script.path_prefix):
+                    script.times -= 1
+                    if script.times <= 0:
+                        self._scripts.remove(script)
+                    return script.fault, script.error, latency
+            draw = self._random.random()
+            chances: tuple[tuple[Fault, float], ...] = (
+                ("before", rates.before),
+                ("after", rates.after),
+                ("late", rates.late),
+                ("throttled", rates.throttled),
+            )
+            for fault, chance in chances:
+                if draw < chance:
+                    return fault, None, latency
+                draw -= chance
+            return None, None, latency
+
+    def _land_some(self) -> None:
+        # Scripted delays end by script; random ones at any later operation.
+        if self._late and self._random_lateness() and self._random.random() < 0.5:  # noqa: PLR2004
+            self.land_late()
+
+    def _random_lateness(self) -> bool:
+        return self.faults.late > 0 or any(rates.late > 0 for rates in self._per_operation.values())
+
+
+def _failure(fault: Fault, name: OperationName, where: str) -> TransientStorageError:
+    match fault:
+        case "before":
+            return TransientStorageError(f"The store could not be reached for {name} of {where}.")
+        case "after":
+            return TransientStorageError(f"The answer to {name} of {where} was lost.")
+        case "late":
+            return TransientStorageError(f"No answer to {name} of {where} came in time.")
+        case "throttled":
+            return TransientStorageError(f"The store is asked too often (503 SlowDown) for {name} of {where}.")
