@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
@@ -42,6 +41,4 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         return RetryingStore(store)
     if scheme in _CLOUDS:
         return RetryingStore(ObstoreStore(url, options))
-    raise InvalidInput(
-        f"{url!r} has an unknown scheme; use file://, memory://, s3://, gs:// or az:// (working folder: {os.getcwd()})."
-    )
+    raise InvalidInput(f"{url!r} has an unknown scheme; use file://, memory://, s3://, gs:// or az://.")

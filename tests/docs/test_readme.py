@@ -1,0 +1,44 @@
+"""The README's examples, run as they stand, on a folder instead of a bucket."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+import strandline as sl
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def example(heading: str) -> str:
+    """The Python block below a heading."""
+    section = README.read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+
+
+def run(heading: str, folder: Path, **names: object) -> dict[str, object]:
+    code = example(heading).replace("s3://bucket", str(folder))
+    assert len(code.splitlines()) <= 10, "an example is under ten lines"
+    scope = dict(names)
+    exec(compile(code, f"README: {heading}", "exec"), scope)
+    return scope
+
+
+def test_appending_and_following_work_as_the_readme_shows_them(tmp_path, monkeypatch):
+    scope = run("Append", tmp_path)
+    assert scope["handle"].result().first == 0
+    # The example follows for ever, which a test cannot: the only change is where it ends.
+    monkeypatch.setattr("strandline.follow.run.follow", partial(sl.follow.run.follow, until="end"))
+    run("Follow, without Spark", tmp_path)
+    rows = pa.table(DeltaTable(str(tmp_path / "tables/orders")).to_pyarrow_table()).to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == [(b"order-1", b'{"state": "new"}')]
+    assert sl.open(str(tmp_path / "orders")).slot("billing").position == 2
+
+
+def test_every_link_leads_somewhere():
+    pages = [README, *README.parent.glob("docs/*.md"), *README.parent.glob("*.md")]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
