@@ -32,7 +32,7 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
 	@$(WITH_JAVA) $(BIN)/strandline demo
 
 quickstart: venv ## the smallest round trip: append, follow, read back
-	@$(WITH_JAVA) $(BIN)/strandline quickstart
+	@$(BIN)/strandline quickstart
 
 test: venv ## all tests but the slow ones (under 10 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" $(PYTEST_ARGS)

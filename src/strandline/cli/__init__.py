@@ -1,0 +1,18 @@
+"""The command line: ``strandline produce``, ``tail``, ``lag``, ``quickstart`` and ``demo``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; what ``strandline`` in a shell starts."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError:
+        print("The command line needs the extra 'cli': pip install 'strandline[cli]'.", file=sys.stderr)
+        sys.exit(1)
+    from strandline.cli.app import app
+
+    app(prog_name="strandline")

@@ -1,0 +1,166 @@
+"""``strandline produce``: append lines, JSON or made-up records to a log."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+import pyarrow as pa
+import typer
+
+import strandline as sl
+from strandline.cli import show
+from strandline.cli.frame import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
+from strandline.cli.text import Row, parse_json, parse_line
+from strandline.log.contract import Handle
+from strandline.model.errors import InvalidInput
+
+_CHUNK: Final = 20_000
+_LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
+
+
+class Format(StrEnum):
+    """How standard input is read."""
+
+    LINES = "lines"
+    JSON = "json"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was appended so far."""
+
+    records: int = 0
+    bytes: int = 0
+    last: Handle | None = None
+
+
+@guarded
+def produce(
+    url: Url,
+    *,
+    format: Annotated[Format, typer.Option("--format", help="How standard input is read.")] = Format.LINES,  # noqa: A002
+    key_separator: Annotated[
+        str | None, typer.Option(help="Splits a line into key and value; without it a line is a value.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Make up so many records instead of reading standard input.")
+    ] = None,
+    keys: Annotated[int, typer.Option(min=1, help="Made-up records: over so many keys.")] = 1000,
+    size: Annotated[int, typer.Option(min=0, help="Made-up records: so many bytes per value.")] = 100,
+    seed: Annotated[int, typer.Option(help="Made-up records: the same seed gives the same records.")] = 0,
+    create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    r"""Append records: lines of standard input, lines of JSON, or made-up ones.
+
+    JSON lines have the fields key, value, op (put, delete, purge), headers and timestamp; what is not text goes into
+    key_base64, value_base64 and headers_base64. That is what "tail --json" prints, so one log can be piped into
+    another. A record is durable when the command has ended with status 0.
+    """
+    if key_separator == "" or (key_separator is not None and format is Format.JSON):
+        raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
+    log = open_log(url, create=create, hint="check the address, or make one with --create")
+    tally, began = Tally(), time.monotonic()
+    failure: InvalidInput | None = None
+    with (
+        Interruption() as interruption,
+        log.producer() as producer,
+        show.meter("appending", total=count, quiet=json) as advance,
+    ):
+        try:
+            if count is not None:
+                tables = made_up(count, keys=keys, size=size, seed=seed)
+                _append_tables(producer, tally, advance, interruption.items(tables))
+            else:
+                lines = interruption.items(sys.stdin.buffer)
+                separator = None if key_separator is None else key_separator.encode()
+                _append_lines(producer, tally, advance, lines, kind=format, separator=separator)
+        except InvalidInput as error:
+            failure = error
+        producer.flush()
+    _report(tally, time.monotonic() - began, as_json=json, stopped=interruption.asked)
+    if failure is not None:
+        raise InvalidInput(f"{failure} {_count(tally)} before it {'was' if tally.records == 1 else 'were'} appended.")
+    if interruption.asked:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _append_lines(
+    producer: sl.Producer,
+    tally: Tally,
+    advance: Callable[[int], None],
+    lines: Iterable[bytes],
+    *,
+    kind: Format,
+    separator: bytes | None,
+) -> None:
+    for number, line in enumerate(lines, 1):
+        if kind is Format.JSON and not line.strip():
+            continue
+        row = parse_json(line, number) if kind is Format.JSON else parse_line(line, number, separator)
+        tally.last = _append(producer, row)
+        tally.records += 1
+        tally.bytes += len(row.key or b"") + len(row.value or b"")
+        advance(1)
+
+
+def _append(producer: sl.Producer, row: Row) -> Handle:
+    return producer.append(key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=row.headers)
+
+
+def _append_tables(
+    producer: sl.Producer, tally: Tally, advance: Callable[[int], None], tables: Iterable[pa.Table]
+) -> None:
+    for table in tables:
+        tally.last = producer.append_batch(table)
+        tally.records += table.num_rows
+        tally.bytes += table.nbytes
+        advance(table.num_rows)
+
+
+def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table]:
+    """Tables of made-up records: random keys out of so many, random text as values; the same for the same seed."""
+    chance = random.Random(seed)
+    names = pa.array([f"key-{index:08d}".encode() for index in range(keys)], pa.binary())
+    rows_at_once = max(1, min(_CHUNK, (16 << 20) // max(1, size)))
+    while count > 0:
+        rows = min(count, rows_at_once)
+        chosen = pa.array(chance.choices(range(keys), k=rows), pa.int64())
+        content = pa.py_buffer(chance.randbytes(rows * size).translate(_LETTERS))
+        ends = pa.array(range(0, (rows + 1) * size, size) if size else [0] * (rows + 1), pa.int32()).buffers()[1]
+        values = pa.Array.from_buffers(pa.binary(), rows, [None, ends, content])
+        yield pa.table({"key": names.take(chosen), "value": values})
+        count -= rows
+
+
+def _count(tally: Tally) -> str:
+    return f"{tally.records:,} record{'' if tally.records == 1 else 's'}"
+
+
+def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
+    receipt = None if tally.last is None else tally.last.result()
+    first = None if receipt is None else receipt.first
+    end = None if receipt is None or first is None else first + receipt.count
+    rate = tally.records / took if took else 0.0
+    if as_json:
+        show.document(
+            {
+                "records": tally.records,
+                "bytes": tally.bytes,
+                "seconds": round(took, 3),
+                "records_per_second": round(rate),
+                "next_offset": end,
+                "interrupted": stopped,
+            }
+        )
+        return
+    where = "nothing was appended" if end is None else f"the last one is at offset {end - 1:,}"
+    what = f"{_count(tally)} ({show.size(tally.bytes)}) in {show.seconds(took)}, {rate:,.0f} records/s"
+    print(f"{'stopped: ' if stopped else ''}{what}; {where}")

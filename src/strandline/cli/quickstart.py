@@ -1,0 +1,159 @@
+"""``strandline quickstart``: append, follow, kill, resume, compare; without Spark and without Java.
+
+The functions below that carry the story are printed before they are run: what you read is what happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.syntax import Syntax
+
+import strandline as sl
+from strandline.cli import show
+from strandline.cli.frame import Debug, Json, guarded
+from strandline.model.errors import StrandlineError
+
+
+def append(url: str, changes: int) -> dict[bytes, bytes]:
+    """Append changes to a new log; returns what a table of the latest values must hold, kept in a plain dict."""
+    truth: dict[bytes, bytes] = {}
+    log = sl.open(url, create=True)
+    with log.producer() as producer:
+        for number in range(changes):
+            key = b"order-%d" % (number * 7919 % 5000)
+            if number % 11 == 0:
+                producer.append(key=key, op=sl.Op.DELETE)
+                truth.pop(key, None)
+            else:
+                value = b'{"order": "%s", "version": %d}' % (key, number)
+                producer.append(key=key, value=value)
+                truth[key] = value
+            if number % 2000 == 0:
+                producer.flush()  # durable and listed, up to here
+    return truth
+
+
+def follow(url: str, table: str) -> None:
+    """Keep a Delta table in step with the log, up to its present end. Small commits, so that there is a middle."""
+    batching = sl.Batching(records=2000)
+    sl.follow(sl.open(url), sl.DeltaSink(table, mode="latest"), slot="quickstart", batching=batching, until="end")
+
+
+def follow_and_kill(url: str, table: str) -> int:
+    """Follow in another process, and kill it half-way, without warning. Returns how far the table got."""
+    log, sink = sl.open(url), sl.DeltaSink(table, mode="latest")
+    child = subprocess.Popen([sys.executable, "-m", "strandline.cli.quickstart", url, table])
+    try:
+        while child.poll() is None:
+            cursor = sink.cursor(log.log_id)
+            if cursor is not None and cursor.next >= log.bounds().next // 2:
+                break
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    stored = sink.cursor(log.log_id)
+    return 0 if stored is None else stored.next
+
+
+def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
+    """Count what is wrong in the table, by a plain look at its rows."""
+    from deltalake import DeltaTable
+
+    rows = DeltaTable(table).to_pyarrow_table(columns=["key", "value"]).to_pylist()
+    found = {row["key"]: row["value"] for row in rows}
+    return {
+        "rows": len(rows),
+        "missing": len(truth.keys() - found.keys()),
+        "extra": len(found.keys() - truth.keys()),
+        "different": sum(found[key] != truth[key] for key in found.keys() & truth.keys()),
+        "doubled": len(rows) - len(found),
+    }
+
+
+@guarded
+def quickstart(
+    *,
+    changes: Annotated[int, typer.Option(min=10, help="How many changes to append.")] = 40_000,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java."""
+    home = Path(tempfile.mkdtemp(prefix="strandline-quickstart-"))
+    began = time.monotonic()
+    try:
+        facts = _run(str(home / "log"), str(home / "table"), changes, quiet=json)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    facts["seconds"] = round(time.monotonic() - began, 1)
+    if json:
+        show.document(facts)
+    else:
+        show.out().print(f"[bold]{'EXACT' if facts['exact'] else 'WRONG'}[/] after {show.seconds(facts['seconds'])}")
+    if not facts["exact"]:
+        raise typer.Exit(1)
+
+
+def _run(url: str, table: str, changes: int, *, quiet: bool) -> dict[str, Any]:
+    if not quiet:
+        _print_source()
+    _say(quiet, "append", f"{changes:,} changes to {url}")
+    truth = append(url, changes)
+    end = sl.open(url).bounds().next
+    _say(quiet, "", f"the log ends at offset {end:,}; {len(truth):,} keys are alive")
+    _say(quiet, "follow", "into a Delta table, in a process of its own …")
+    killed_at = follow_and_kill(url, table)
+    _say(quiet, "kill", f"SIGKILL; the table is at offset {killed_at:,}, {end - killed_at:,} records are still to come")
+    if not 0 < killed_at < end:
+        raise StrandlineError("The follower was not caught half-way; run it again, or with more --changes.")
+    before = compare(table, truth)
+    _say(quiet, "", f"compared with the truth now: {_words(before)}")
+    _say(quiet, "resume", "from the cursor that the table itself carries; no checkpoint, nothing to clean up")
+    follow(url, table)
+    after = compare(table, truth)
+    _say(quiet, "compare", f"with the truth: {_words(after)}")
+    wrong = {name: count for name, count in after.items() if name != "rows" and count}
+    return {
+        "changes": changes,
+        "killed_at": killed_at,
+        "after_kill": before,
+        "after_resume": after,
+        "exact": not wrong and after["rows"] == len(truth) and end == changes,
+    }
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def _say(quiet: bool, step: str, text: str) -> None:
+    if not quiet:
+        show.out().print(f"[bold cyan]{step:>8}[/]  {text}")
+
+
+def _print_source() -> None:
+    parts = [inspect.getsource(function) for function in (append, follow, follow_and_kill, compare)]
+    source = "import signal\nimport subprocess\nimport sys\nimport time\n\nimport strandline as sl\n\n\n" + "\n\n".join(
+        parts
+    )
+    if sys.stdout.isatty():
+        show.out().print(Syntax(source, "python", theme="ansi_dark", background_color="default"))
+    else:
+        print(source)
+    print("─" * 100, flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        follow(*sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Records as text and as JSON, and back. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from strandline.model.errors import InvalidInput
+from strandline.model.records import Op
+
+_FIELDS: Final = frozenset(
+    {"offset", "timestamp", "op", "key", "key_base64", "value", "value_base64", "headers", "headers_base64"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record to append; ``timestamp`` None means now."""
+
+    key: bytes | None
+    value: bytes | None
+    op: Op = Op.PUT
+    timestamp: int | None = None
+    headers: Mapping[str, bytes] | None = None
+
+
+def readable(data: bytes | None) -> str:
+    r"""Bytes for a terminal: text if they are UTF-8, with what would move the cursor escaped, else hexadecimal.
+
+    >>> print(readable("größe\n".encode()), readable(b"\xff\x00"), readable(None))
+    größe\n 0xff00 -
+    """
+    if data is None:
+        return "-"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "0x" + data.hex()
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def to_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as JSON fields. What is not UTF-8 is under ``key_base64``, ``value_base64`` or ``headers_base64``."""
+    fields: dict[str, Any] = {
+        "offset": record["offset"],
+        "timestamp": record["timestamp"].astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "op": Op(record["op"]).name.lower(),
+    }
+    for name in ("key", "value"):
+        data = record[name]
+        text = None if data is None else _text(data)
+        if data is not None and text is None:
+            fields[f"{name}_base64"] = base64.b64encode(data).decode()
+        else:
+            fields[name] = text
+    if record["headers"]:
+        headers = dict(record["headers"])
+        texts = {name: _text(data) for name, data in headers.items()}
+        if None in texts.values():
+            fields["headers_base64"] = {name: base64.b64encode(data).decode() for name, data in headers.items()}
+        else:
+            fields["headers"] = texts
+    return fields
+
+
+def _text(data: bytes | None) -> str | None:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def parse_json(line: bytes, number: int) -> Row:
+    """A record from a line of JSON: what :func:`to_fields` gives, where a value may also be any JSON.
+
+    ``InvalidInput`` names the line and what is wrong with it.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise InvalidInput(f"Line {number} is not JSON ({error}).") from error
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"Line {number} is no JSON object with the fields key, value, op and headers.")
+    unknown = sorted(fields.keys() - _FIELDS)
+    if unknown:
+        raise InvalidInput(f"Line {number} has the unknown field {unknown[0]!r}; known are {sorted(_FIELDS)}.")
+    try:
+        return Row(
+            key=_bytes(fields, "key"),
+            value=_bytes(fields, "value"),
+            op=_op(fields.get("op", "put")),
+            timestamp=_timestamp(fields.get("timestamp")),
+            headers=_headers(fields),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInput(f"Line {number} cannot be a record: {error}.") from error
+
+
+def parse_line(line: bytes, number: int, separator: bytes | None) -> Row:
+    r"""A record from a line of text: its value, or with a separator its key and value.
+
+    >>> parse_line(b"a=1\n", 1, b"=")
+    Row(key=b'a', value=b'1', op=<Op.PUT: 0>, timestamp=None, headers=None)
+    """
+    content = line.removesuffix(b"\n").removesuffix(b"\r")
+    if separator is None:
+        return Row(None, content)
+    key, found, value = content.partition(separator)
+    if not found:
+        raise InvalidInput(f"Line {number} does not hold the key separator {separator.decode()!r}.")
+    return Row(key, value)
+
+
+def _bytes(fields: Mapping[str, Any], name: str) -> bytes | None:
+    coded = fields.get(f"{name}_base64")
+    plain = fields.get(name)
+    if coded is not None:
+        if plain is not None:
+            raise ValueError(f"it has both {name} and {name}_base64")
+        return _base64(coded)
+    if plain is None:
+        return None
+    if isinstance(plain, str):
+        return plain.encode()
+    if name == "key":
+        raise ValueError(f"a key is text, not {plain!r}")
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _base64(text: object) -> bytes:
+    try:
+        return base64.b64decode(str(text), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"{text!r} is not base64") from error
+
+
+def _op(name: object) -> Op:
+    try:
+        return Op[str(name).upper()]
+    except KeyError as error:
+        raise ValueError(f"an op is put, delete or purge, not {name!r}") from error
+
+
+def _timestamp(value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    moment = datetime.fromisoformat(str(value))
+    if moment.tzinfo is None:
+        raise ValueError(f"the timestamp {value!r} has no time zone")
+    since_epoch = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since_epoch.days * 86400 + since_epoch.seconds) * 1_000_000 + since_epoch.microseconds
+
+
+def _headers(fields: Mapping[str, Any]) -> Mapping[str, bytes] | None:
+    plain, coded = fields.get("headers"), fields.get("headers_base64")
+    if plain is None and coded is None:
+        return None
+    if not all(isinstance(given, dict) for given in (plain, coded) if given is not None):
+        raise ValueError("headers are a JSON object of texts")
+    return {
+        **{name: str(text).encode() for name, text in (plain or {}).items()},
+        **{name: _base64(text) for name, text in (coded or {}).items()},
+    }

@@ -1,0 +1,80 @@
+"""The demo as it is run, with Spark."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.conftest import Run, Start
+
+pytestmark = pytest.mark.spark
+
+
+def left_over(mark: Path) -> list[psutil.Process]:
+    """Processes that still know a folder by name."""
+    known = psutil.process_iter(["cmdline"])
+    return [process for process in known if any(str(mark) in part for part in process.info["cmdline"] or ())]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_small_demo_is_exact_while_the_naive_twin_is_not(tmp_path: Path) -> None:
+    home = tmp_path / "demo"
+    command = [sys.executable, "-m", "strandline.cli", "demo", "--records", "50000", "--keys", "5000"]
+    done = subprocess.run(
+        [*command, "--dir", str(home), "--json"], capture_output=True, text=True, check=False, timeout=550
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["verdict"] == "EXACT"
+    assert facts["naive_wrong"] is True
+    assert facts["results"]["naive"]["lost"] > 0
+    assert facts["results"]["naive"]["doubled"] > 0
+    assert facts["results"]["history"]["rows"] == 50_000
+    assert [event["kind"] for event in facts["events"]].count("kill") == 2
+    pinning = [slot["slot"] for slot in facts["lag"]["slots"] if slot["pins_floor"]]
+    assert pinning == ["stalled-report"]
+    assert "EXACT" in Path(facts["report"]).read_text()
+    assert left_over(home) == []
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: signal.Signals
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = start("demo", "--records", 5000)
+    assert process.stdout is not None
+    assert any("produced" in line for line in process.stdout)  # Spark's process has been started by now
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(asked)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert left_over(tmp_path) == []
+    assert list(tmp_path.glob("strandline-demo-*")) == []
+
+
+def test_a_demo_without_java_says_so_in_one_sentence(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
+    process = start("demo", "--records", 5000, "--json")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert "Java 17 or 21" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_cannot_be_run_is_wrong_usage(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    assert run("demo", "--dir", tmp_path).exit_code == 2
+    assert run("demo", "--keys", 2, "--producers", 3).exit_code == 2

@@ -1,0 +1,271 @@
+"""The demo's parts that need no Spark: the changes, the truth, the plots and the page."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import strandline as sl
+from strandline.cli.demo import command
+from strandline.cli.demo.generator import Change, Shape, changes, producer_of
+from strandline.cli.demo.plot import Band, Mark, Series, line_plot
+from strandline.cli.demo.producer import table
+from strandline.cli.demo.report import page
+from strandline.cli.demo.story import Event, Results, Sample, Story
+from strandline.cli.demo.truth import (
+    HistoryDifference,
+    StateDifference,
+    Truth,
+    compare_history,
+    compare_state,
+    folded,
+    truth,
+)
+from strandline.cli.lag import Lag, SlotLag
+from tests.cli.conftest import Run
+
+SMALL = Shape(records=6000, keys=400, producers=3, seed=7)
+
+
+def streams(shape: Shape) -> list[list[Change]]:
+    return [list(changes(shape, producer)) for producer in range(shape.producers)]
+
+
+def interleaved(shape: Shape, seed: int) -> list[Change]:
+    """All producers' changes in some order that keeps each producer's own."""
+    chance = random.Random(seed)
+    waiting = [iter(stream) for stream in streams(shape)]
+    turns = [index for index in range(shape.producers) for _ in range(shape.share(index))]
+    chance.shuffle(turns)
+    return [next(waiting[turn]) for turn in turns]
+
+
+# --- the generator ---------------------------------------------------------------------------------------------
+
+
+def test_the_changes_are_the_same_in_every_process() -> None:
+    code = (
+        "import hashlib; from strandline.cli.demo.generator import *;"
+        f"print(hashlib.sha256(repr([list(changes({SMALL!r}, p)) for p in range(3)]).encode()).hexdigest())"
+    )
+    expected = hashlib.sha256(repr(streams(SMALL)).encode()).hexdigest()
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, timeout=60, env={"PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        assert done.stdout.strip() == expected
+
+
+def test_another_seed_makes_other_changes() -> None:
+    assert streams(SMALL) != streams(replace(SMALL, seed=8))
+
+
+@pytest.mark.parametrize("producers", [1, 3, 7])
+def test_each_key_belongs_to_one_producer_and_the_shares_add_up(producers: int) -> None:
+    shape = replace(SMALL, producers=producers)
+    made = streams(shape)
+    assert sum(map(len, made)) == shape.records
+    for producer, stream in enumerate(made):
+        assert {producer_of(key, producers) for key, _ in stream} == {producer}
+    assert len({key for stream in made for key, _ in stream}) == shape.keys
+
+
+def test_an_order_is_created_updated_shipped_and_deleted_in_that_order() -> None:
+    allowed = {
+        None: {"created"},
+        "created": {"updated", "shipped"},
+        "updated": {"updated", "shipped"},
+        "shipped": {None},
+    }
+    states: dict[bytes, str | None] = {}
+    seen = set()
+    for stream in streams(SMALL):
+        for key, value in stream:
+            status = None if value is None else json.loads(value)["status"]
+            assert status in allowed[states.get(key)]
+            states[key] = status
+            seen.add(status)
+            assert value is None or 80 < len(value) < 120
+    assert seen == {None, "created", "updated", "shipped"}
+
+
+# --- the truth -------------------------------------------------------------------------------------------------
+
+
+def test_the_truth_does_not_depend_on_how_producers_interleave() -> None:
+    expected = truth(SMALL)
+    for seed in range(3):
+        assert folded(interleaved(SMALL, seed)) == expected.latest
+
+
+def test_the_truth_is_what_a_fold_of_a_real_log_gives_and_the_log_s_history_passes() -> None:
+    log = sl.open("memory://demo-truth", create=True)
+    with log.producer() as producer:
+        stream = interleaved(SMALL, 5)
+        for start in range(0, len(stream), 250):
+            producer.append_batch(table(stream[start : start + 250]))
+    rows = [row for batch in log.read() for row in batch.to_pylist()]
+    latest: dict[bytes, bytes] = {}
+    for row in rows:
+        latest.pop(row["key"], None)
+        if row["op"] == sl.Op.PUT:
+            latest[row["key"]] = row["value"]
+    expected = truth(SMALL)
+    assert compare_state(list(latest), list(latest.values()), expected).exact
+    history = [(row["key"], row["value"]) for row in rows]
+    assert compare_history([row["offset"] for row in rows], history, expected).exact
+
+
+def test_deletes_matter_in_the_truth() -> None:
+    expected = truth(SMALL)
+    touched = {key for stream in streams(SMALL) for key, _ in stream}
+    assert 0 < len(expected.latest) < len(touched)
+
+
+BROKEN_STATES = {
+    "missing": lambda rows: rows.pop(),
+    "extra": lambda rows: rows.append((b"order-9999999", b"{}")),
+    "different": lambda rows: rows.append((rows.pop()[0], b"{}")),
+    "doubled": lambda rows: rows.append(rows[0]),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_STATES)
+def test_a_table_with_one_fault_is_found_out(fault: str) -> None:
+    expected = truth(SMALL)
+    rows = list(expected.latest.items())
+    BROKEN_STATES[fault](rows)
+    found = compare_state([key for key, _ in rows], [value for _, value in rows], expected)
+    assert not found.exact
+    assert {name for name in BROKEN_STATES if getattr(found, name)} == {fault}
+
+
+def swap(rows: list[tuple[int, Change]]) -> None:
+    key = rows[0][1][0]
+    other = next(index for index in range(1, len(rows)) if rows[index][1][0] == key)
+    rows[0], rows[other] = (rows[0][0], rows[other][1]), (rows[other][0], rows[0][1])
+
+
+BROKEN_HISTORIES = {
+    "lost": lambda rows: rows.pop(10),
+    "doubled": lambda rows: rows.insert(10, rows[10]),
+    "disordered": swap,
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_HISTORIES)
+def test_a_history_with_one_fault_is_found_out(fault: str) -> None:
+    rows = list(enumerate(interleaved(SMALL, 1)))
+    assert compare_history([at for at, _ in rows], [change for _, change in rows], truth(SMALL)).exact
+    BROKEN_HISTORIES[fault](rows)
+    found = compare_history([at for at, _ in rows], [change for _, change in rows], truth(SMALL))
+    assert not found.exact
+    assert getattr(found, fault) == 1
+
+
+def test_a_value_that_moved_between_key_and_value_is_found_out() -> None:
+    expected = Truth(1, {}, (hashlib.sha256(b"13:order-00000001:x").hexdigest(),))
+    assert compare_history([0], [(b"order-0000000", b"x")], expected).exact
+    assert not compare_history([0], [(b"order-0000000", None)], expected).exact
+
+
+# --- the page --------------------------------------------------------------------------------------------------
+
+
+def told() -> Story:
+    state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
+    history = HistoryDifference(rows=1000, lost=0, doubled=0, disordered=0)
+    story = Story(Shape(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
+    story.samples = [
+        Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
+        for t in range(12)
+    ]
+    story.events = [
+        Event(0.0, "start", "it <starts> & runs"),
+        Event(1.0, "up", "Spark is up"),
+        Event(4.0, "kill", "SIGKILL"),
+        Event(4.1, "checkpoint", "both checkpoints are deleted"),
+        Event(5.5, "up", "Spark is up again"),
+        Event(6.0, "join", "one joins late"),
+        Event(11.0, "done", "done"),
+    ]
+    slot = SlotLag("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
+    story.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
+    wrong = replace(state, missing=12345, different=7)
+    lossy = HistoryDifference(rows=900, lost=54321, doubled=17, disordered=3)
+    story.results = Results(90, state, history, lossy, wrong)
+    return story
+
+
+def parsed(text: str) -> ET.Element:
+    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
+    root = parsed(page(told()))
+    text = "".join(root.itertext())
+    for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor", "4.5%"):
+        assert expected in text
+    plots = root.findall(".//{http://www.w3.org/2000/svg}svg")
+    assert len(plots) == 2
+    assert "SIGKILL, checkpoints deleted" in "".join(plots[0].itertext())
+    assert len(plots[0].findall(".//{http://www.w3.org/2000/svg}rect")) == 2  # Spark was down twice
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    text = page(told())
+    assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(|\bsrc=|\bhref=", text)
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_wrong_result_is_called_wrong() -> None:
+    story = told()
+    assert story.results is not None
+    story.results = replace(story.results, orders=replace(story.results.orders, doubled=1))
+    assert "WRONG" in "".join(parsed(page(story)).itertext())
+    assert story.fields()["verdict"] == "WRONG"
+
+
+def test_a_twin_that_is_right_by_chance_is_said_to_be() -> None:
+    story = told()
+    assert story.results is not None
+    story.results = replace(story.results, naive=story.results.history, naive_state=story.results.orders)
+    assert "happens to be right" in page(story)
+    assert story.fields()["naive_wrong"] is False
+
+
+@pytest.mark.parametrize(("doubled", "status"), [(0, 0), (1, 1)])
+def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, doubled: int, status: int
+) -> None:
+    story = told()
+    story.results = replace(story.outcome, orders=replace(story.outcome.orders, doubled=doubled))
+    monkeypatch.setattr(command, "_play", lambda *_, **__: story)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = run("demo")
+    assert done.exit_code == status, done.output
+    assert ("WRONG" if status else "EXACT: both tables") in done.stdout
+    (report,) = tmp_path.iterdir()
+    assert done.stdout.splitlines()[-1] == f"Report: {report}"
+    assert report.suffix == ".html"
+
+
+def test_a_story_is_json() -> None:
+    assert json.loads(json.dumps(told().fields()))["results"]["naive"]["lost"] == 54321
+
+
+def test_an_empty_plot_is_still_a_plot() -> None:
+    svg = ET.fromstring(line_plot("t", [Series("a", "ours", [])], marks=[Mark(1, "<m>", "kill")], bands=[Band(0, 1)]))
+    assert "<m>" in "".join(svg.itertext())

@@ -1,0 +1,87 @@
+"""How the command line begins and ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from strandline.cli import show
+from strandline.cli.quickstart import compare
+from tests.cli.conftest import Run
+
+
+def test_help_names_every_command(run: Run) -> None:
+    done = run("--help")
+    assert done.exit_code == 0
+    for command in ("produce", "tail", "lag", "quickstart", "demo"):
+        assert command in done.stdout
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    assert run("--version").stdout.startswith("strandline ")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; import strandline.cli; strandline.cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "The command line needs the extra 'cli': pip install 'strandline[cli]'.\n"
+
+
+def test_quickstart_without_deltalake_says_what_to_install() -> None:
+    code = "import sys; sys.modules['deltalake'] = None; import strandline.cli; strandline.cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "quickstart", "--changes", "100", "--json"],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: Delta tables need the extra 'delta': pip install 'strandline[delta]'.\n")
+
+
+def test_an_error_is_one_line_whatever_its_message_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    show.error(ValueError("a\n  b [bold]c[/bold]"))
+    assert capsys.readouterr().err == "error: a b [bold]c[/bold]\n"
+
+
+def test_progress_without_a_terminal_is_plain_lines_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.meter("appending", total=10, quiet=True) as advance:
+        advance(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_quickstart_prints_its_code_kills_a_follower_half_way_and_ends_exact() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strandline.cli", "quickstart"], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "def follow_and_kill(url: str, table: str) -> int:" in done.stdout
+    assert "SIGKILL; the table is at offset" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("EXACT after ")
+    assert done.stderr == ""
+
+
+def test_quickstart_as_json_reports_a_kill_in_the_middle_and_stays_under_twenty_seconds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strandline.cli", "quickstart", "--json"],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    facts = json.loads(done.stdout)
+    assert facts["exact"] is True
+    assert 0 < facts["killed_at"] < facts["changes"]
+    assert facts["after_kill"]["different"] > 0
+    assert facts["seconds"] < 20
+
+
+def test_quickstart_s_comparison_finds_what_is_wrong(tmp_path: object) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    import pyarrow as pa
+
+    keys = pa.array([b"same", b"other", b"extra", b"twice", b"twice"], pa.binary())
+    values = pa.array([b"1", b"wrong", b"3", b"4", b"4"], pa.binary())
+    deltalake.write_deltalake(str(tmp_path), pa.table({"key": keys, "value": values}))
+    truth = {b"same": b"1", b"other": b"2", b"twice": b"4", b"missing": b"5"}
+    assert compare(str(tmp_path), truth) == {"rows": 5, "missing": 1, "extra": 1, "different": 1, "doubled": 1}

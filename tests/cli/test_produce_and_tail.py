@@ -1,0 +1,217 @@
+"""Appending from the shell, and looking at what was appended."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+import strandline as sl
+from strandline.cli.produce import made_up
+from tests.cli.conftest import Run, Start
+
+
+def records(url: str) -> list[dict[str, object]]:
+    return [row for batch in sl.open(url).read() for row in batch.to_pylist(maps_as_pydicts="strict")]
+
+
+def test_lines_become_values(run: Run, log: str) -> None:
+    done = run("produce", log, "--create", given="one\ntwo\n")
+    assert done.exit_code == 0, done.output
+    assert "2 records" in done.stdout
+    assert "offset 1" in done.stdout
+    assert [(row["key"], row["value"]) for row in records(log)] == [(None, b"one"), (None, b"two")]
+
+
+def test_a_key_separator_splits_a_line_once(run: Run, log: str) -> None:
+    assert run("produce", log, "--create", "--key-separator", "=", given="a=1=x\nb=\n").exit_code == 0
+    assert [(row["key"], row["value"]) for row in records(log)] == [(b"a", b"1=x"), (b"b", b"")]
+
+
+def test_a_bad_line_is_named_and_what_came_before_it_is_durable(run: Run, log: str) -> None:
+    done = run("produce", log, "--create", "--key-separator", "=", given="a=1\nb\nc=3\n")
+    assert done.exit_code == 1
+    assert "Line 2" in done.stderr
+    assert "1 record before it was appended" in done.stderr
+    assert [row["key"] for row in records(log)] == [b"a"]
+
+
+def test_json_lines_carry_operations_headers_bytes_and_any_json_value(run: Run, log: str) -> None:
+    lines = [
+        {"key": "a", "value": {"n": 1}, "headers": {"h": "x"}},
+        {"key": "a", "op": "delete"},
+        {"key_base64": "/w==", "value_base64": "AP8=", "op": "put", "timestamp": "2024-05-06T07:08:09.000010Z"},
+    ]
+    given = "\n".join(json.dumps(line) for line in lines) + "\n\n"
+    assert run("produce", log, "--create", "--format", "json", given=given).exit_code == 0
+    first, second, third = records(log)
+    assert (first["value"], first["headers"]) == (b'{"n":1}', {"h": b"x"})
+    assert (second["op"], second["value"]) == (sl.Op.DELETE, None)
+    assert (third["key"], third["value"]) == (b"\xff", b"\x00\xff")
+    assert str(third["timestamp"]) == "2024-05-06 07:08:09.000010+00:00"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "Line 1 is not JSON"),
+        ("[]", "no JSON object"),
+        ('{"ky": "a"}', "unknown field 'ky'"),
+        ('{"key": 1}', "a key is text"),
+        ('{"op": "upsert"}', "not 'upsert'"),
+        ('{"value_base64": "?"}', "not base64"),
+        ('{"value": "a", "value_base64": "YQ=="}', "both value and value_base64"),
+        ('{"timestamp": "2024-05-06T07:08:09"}', "no time zone"),
+        ('{"timestamp": "soon"}', "Line 1"),
+        ('{"headers": []}', "Line 1"),
+    ],
+)
+def test_json_that_cannot_be_a_record_is_refused_in_one_sentence(run: Run, log: str, line: str, said: str) -> None:
+    done = run("produce", log, "--create", "--format", "json", given=line + "\n")
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_one_log_can_be_piped_into_another(run: Run, log: str) -> None:
+    producer = sl.open(log, create=True).producer()
+    producer.append(key=b"\xff\xfe", value="größe".encode(), headers={"h": b"\xff", "g": b"text"})
+    producer.append(key=b"k", value=None)
+    producer.append(key=b"k", op=sl.Op.PURGE)
+    producer.close()
+    copied = run("tail", log, "--json").stdout
+    assert run("produce", log + "-copy", "--create", "--format", "json", given=copied.encode()).exit_code == 0
+    assert records(log + "-copy") == records(log)
+
+
+def test_made_up_records_are_the_same_for_the_same_seed(run: Run, log: str) -> None:
+    done = run("produce", log, "--create", "--count", 25_000, "--keys", 7, "--size", 11, "--seed", 3, "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == {
+        "records": 25_000,
+        "bytes": json.loads(done.stdout)["bytes"],
+        "seconds": json.loads(done.stdout)["seconds"],
+        "records_per_second": json.loads(done.stdout)["records_per_second"],
+        "next_offset": 25_000,
+        "interrupted": False,
+    }
+    found = [(row["key"], row["value"]) for row in records(log)]
+    again = [
+        (row["key"], row["value"]) for table in made_up(25_000, keys=7, size=11, seed=3) for row in table.to_pylist()
+    ]
+    assert found == again
+    assert {len(value) for _, value in again} == {11}
+    assert len({key for key, _ in again}) == 7
+    assert [table.num_rows for table in made_up(3, keys=1, size=0, seed=0)] == [3]
+
+
+def test_nothing_to_append_is_said(run: Run, log: str) -> None:
+    assert "nothing was appended" in run("produce", log, "--create", given="").stdout
+    assert json.loads(run("produce", log, "--json", given="").stdout)["next_offset"] is None
+
+
+def fill(url: str, count: int) -> None:
+    with sl.open(url, create=True).producer() as producer:
+        for number in range(count):
+            producer.append(key=b"k%d" % number, value=b"v%d" % number)
+
+
+def offsets(output: str) -> list[int]:
+    return [json.loads(line)["offset"] for line in output.splitlines()]
+
+
+def test_tail_shows_the_last_ten_records_by_default(run: Run, log: str) -> None:
+    fill(log, 25)
+    assert offsets(run("tail", log, "--json").stdout) == list(range(15, 25))
+    assert run("tail", log).stdout.splitlines()[0].split()[0] == "15"
+
+
+def test_tail_begins_where_it_is_told_and_stops_at_its_limit(run: Run, log: str) -> None:
+    fill(log, 25)
+    assert offsets(run("tail", log, "--json", "--since", "beginning").stdout) == list(range(25))
+    assert offsets(run("tail", log, "--json", "--since", 7, "--limit", 3).stdout) == [7, 8, 9]
+    assert offsets(run("tail", log, "--json", "--since", 24, "--limit", 5).stdout) == [24]
+    assert run("tail", log, "--json", "--since", "now").stdout == ""
+    assert offsets(run("tail", log, "--json", "--since", 3, "--limit", 2, "--follow").stdout) == [3, 4]
+
+
+def test_tail_shows_text_as_text_and_everything_else_so_that_no_terminal_is_harmed(run: Run, log: str) -> None:
+    with sl.open(log, create=True).producer() as producer:
+        producer.append(key=b"\x1b[2J", value="grün".encode())
+        producer.append(key=b"\xff\x00", value=None, op=sl.Op.DELETE)
+    first, second = run("tail", log).stdout.splitlines()
+    assert first.endswith(r"put     \x1b[2J  grün")
+    assert second.endswith("delete  0xff00  -")
+    fields = json.loads(run("tail", log, "--json").stdout.splitlines()[1])
+    assert (fields["op"], fields["key_base64"], fields["value"]) == ("delete", "/wA=", None)
+
+
+@pytest.mark.parametrize("command", ["produce", "tail", "lag"])
+def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: str, command: str) -> None:
+    done = run(command, log)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: There is no log at ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["produce", "tail", "lag"])
+def test_an_unknown_scheme_is_one_sentence_and_status_1(run: Run, command: str) -> None:
+    done = run(command, "ftp://host/log", "--json")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "unknown scheme" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_debug_keeps_the_error_itself(run: Run, log: str) -> None:
+    done = run("tail", log, "--debug")
+    assert isinstance(done.exception, sl.errors.NotALog)
+
+
+def test_an_offset_past_the_end_is_an_error_and_nonsense_is_wrong_usage(run: Run, log: str) -> None:
+    fill(log, 3)
+    past = run("tail", log, "--since", 4)
+    assert past.exit_code == 1
+    assert "past the log's end at 3" in past.stderr
+    assert run("tail", log, "--since", "yesterday").exit_code == 2
+    assert run("tail").exit_code == 2
+    assert run("tail", log, "--limit", 0).exit_code == 2
+    assert run("produce", log, "--format", "json", "--key-separator", "=").exit_code == 2
+
+
+def test_tail_follow_shows_what_is_appended_and_ends_cleanly_on_ctrl_c(start: Start, log: str) -> None:
+    fill(log, 1)
+    process = start("tail", log, "--follow", "--json")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["offset"] == 0
+    fill(log, 1)
+    assert json.loads(process.stdout.readline())["offset"] == 1
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_ctrl_c_while_producing_keeps_what_was_read_and_says_so(start: Start, log: str) -> None:
+    opened = sl.open(log, create=True)
+    process = start("produce", log)
+    assert process.stdin is not None
+    process.stdin.write("one\ntwo\n")
+    process.stdin.flush()
+    assert opened.wait(opened.start().at(1), timeout=60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out.startswith("stopped: 2 records")
+    assert err == ""
+
+
+def test_a_reader_that_goes_away_is_no_error(start: Start, log: str) -> None:
+    fill(log, 20_000)
+    process = start("tail", log, "--since", "beginning")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=30)
+    assert err == ""
+    assert process.returncode == 141
