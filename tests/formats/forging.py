@@ -1,0 +1,89 @@
+"""Bytes made on purpose: sealed again after they were damaged, so that a checksum is not what protects."""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.formats.batch import BatchInfo, encode_batch
+from strandline.formats.block import Compression, encode_page
+from strandline.formats.checksum import crc32c
+from strandline.formats.head import encode_head
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Trimmed, WriterId, WriterState
+from strandline.model.records import record_batch
+from strandline.model.stamp import OpId, Stamped
+
+WRITER = WriterId(UUID(int=0xABCD))
+TAIL, FOOTER, CHECKSUM = 7, struct.calcsize("<QIqq16sQ"), 4
+
+
+def some_records(count: int = 5, *, first: int = 0) -> pa.RecordBatch:
+    return record_batch(
+        timestamps=range(first, first + count),
+        ops=[number % 3 for number in range(count)],
+        keys=[None if number % 4 == 3 else b"key-%d" % number for number in range(count)],
+        values=[None if number % 5 == 4 else b"value-%d" % number * 3 for number in range(count)],
+        headers=[{"a": b"1", "b": b""} if number % 2 else None for number in range(count)],
+    )
+
+
+def batch_bytes(compression: Compression = Compression.NONE, *batches: pa.RecordBatch) -> bytes:
+    batches = batches or (some_records(), some_records(3, first=5))
+    rows = sum(batch.num_rows for batch in batches)
+    pages = [encode_page(batch, compression) for batch in batches]
+    return b"".join(encode_batch(pages, BatchInfo(compression, rows, len(pages), 0, 7, WRITER, 12)))
+
+
+def reseal_batch(data: bytes) -> bytes:
+    """The same bytes with a right checksum and a right block length."""
+    if len(data) < FOOTER + CHECKSUM + TAIL:
+        return data
+    block, footer, tail = (
+        data[: -(FOOTER + CHECKSUM + TAIL)],
+        data[-(FOOTER + CHECKSUM + TAIL) :][:FOOTER],
+        data[-TAIL:],
+    )
+    footer = struct.pack("<Q", len(block)) + footer[8:]
+    return block + footer + struct.pack("<I", crc32c(tail, crc32c(block + footer))) + tail
+
+
+def reseal_head(data: bytes) -> bytes:
+    return data[:-4] + struct.pack("<I", crc32c(data[:-4]))
+
+
+def some_entry(number: int = 0) -> Entry:
+    ranges = (MetadataRange(0, 5, b"meta"), MetadataRange(3, 6, b""))
+    location = f"batches/{0:016d}/{number:032x}.batch"
+    return Entry(number, location, number * 10, 10, 1234, 1, 9, 77, WRITER, number, ranges if number % 2 else ())
+
+
+def some_reference(number: int = 0) -> ChunkRef:
+    return ChunkRef(0, number * 64, number * 64 + 64, number * 640, number * 640 + 640, 99, 1, 2)
+
+
+def some_head() -> Stamped[Head]:
+    head = Head(
+        log_id=UUID(int=7),
+        next_offset=1310,
+        next_sequence=131,
+        floor=3,
+        listed=77,
+        generation=2,
+        min_generation=1,
+        swept_generation=1,
+        tiered_through=2,
+        writers_floor=4,
+        membership=5,
+        tail=tuple(some_entry(number) for number in range(128, 131)),
+        levels=((some_reference(1),), (some_reference(0),)),
+        writers={WRITER: WriterState(130, 130, 1300, 10, 77)},
+        slots={"billing": None, "new": 12},
+        trimmed=(Trimmed("batches/x.batch", 10, 20),),
+    )
+    return Stamped(head, 131, (OpId(UUID(int=1)), OpId(UUID(int=2))))
+
+
+def head_bytes() -> bytes:
+    return encode_head(some_head())
