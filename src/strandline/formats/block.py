@@ -152,6 +152,8 @@ def _announced_bytes(message: pa.Message, where: str, compression: Compression) 
         start, length = struct.unpack_from("<qq", table, buffers + 4 + 16 * index)
         if length == 0:
             continue
+        if length < 0 or start < 0 or start + length > len(body):
+            raise CorruptData(f"{where} is damaged: a buffer of {length} bytes at {start} is not within its message.")
         plain = _read(body, start, "q")
         if plain < _PLAIN_MARK:
             raise CorruptData(f"{where} is damaged: a buffer announces {plain} bytes.")

@@ -168,6 +168,8 @@ def _opened(data: bytes | memoryview, where: str, magic: bytes) -> Unpacker:
         raise UnsupportedVersion(
             f"{where} has format version {version}, and this program reads up to {VERSION}: upgrade strandline."
         )
+    if version != VERSION:
+        raise CorruptData(f"{where} is damaged: there is no format version {version}. Restore the object.")
     if _CHECKSUM.unpack(checksum)[0] != crc32c(body):
         raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")
     source = Unpacker(body, where)

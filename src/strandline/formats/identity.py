@@ -47,8 +47,8 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log.")
         identity = LogIdentity(
             UUID(fields["log_id"]),
-            int(fields["version"]),
-            int(fields["min_reader"]),
+            _natural(fields["version"]),
+            _natural(fields["min_reader"]),
             str(fields["value_format"]),
             str(fields["retention"]),
         )
@@ -91,8 +91,8 @@ class SlotCodec:
                 position=_natural(fields["position"]),
                 holder=None if holder is None else str(holder),
                 epoch=_natural(fields["epoch"]),
-                last_seen=int(fields["last_seen"]),
-                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), int(gone["at"])),
+                last_seen=_whole(fields["last_seen"]),
+                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), _whole(gone["at"])),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
             return Stamped(slot, _natural(fields["revision"]), recent)
@@ -100,10 +100,16 @@ class SlotCodec:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
 
 
-def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is no position")
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is no whole number")  # noqa: TRY004 - the bytes are wrong, not the program
     return value
+
+
+def _natural(value: object) -> int:
+    if _whole(value) < 0:
+        raise ValueError(f"{value!r} is negative")
+    return _whole(value)
 
 
 def _json(fields: dict[str, Any]) -> bytes:

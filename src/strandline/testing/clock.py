@@ -16,6 +16,11 @@ _EPOCH: Final = 1_700_000_000_000_000
 """Where manual time begins: microseconds, in November 2023."""
 
 
+def _ticks(seconds: float) -> int:
+    """Microseconds; at least one of a time that is not over, or who waits for the rest of it waits forever."""
+    return max(round(seconds * 1e6), int(seconds > 0))
+
+
 class ManualClock:
     """A clock that stands still until it is moved; wall time and monotonic time move together.
 
@@ -58,7 +63,7 @@ class ManualClock:
         if seconds < 0:
             raise InvalidInput(f"Time cannot go back by {-seconds} s; set_wall() makes the wall clock jump.")
         with self._moved:
-            self._passed += round(seconds * 1e6)
+            self._passed += _ticks(seconds)
             self._moved.notify_all()
 
     def set_wall(self, now: int) -> None:
@@ -71,7 +76,7 @@ class ManualClock:
         with self._moved:
             self.slept.append(seconds)
             if not self._auto:
-                deadline = self._passed + round(seconds * 1e6)
+                deadline = self._passed + _ticks(seconds)
                 self._block(+1)
                 self._moved.wait_for(lambda: self._passed >= deadline)
                 self._block(-1)
@@ -86,7 +91,7 @@ class ManualClock:
             self.advance(max(timeout, 0.0))
             return event.is_set()
         with self._moved:
-            deadline = None if timeout is None else self._passed + round(timeout * 1e6)
+            deadline = None if timeout is None else self._passed + _ticks(timeout)
             self._block(+1)
         try:
             while not event.wait(_LOOK_EVERY):

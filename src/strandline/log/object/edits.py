@@ -175,6 +175,8 @@ def _next_spill(head: Head) -> Spill | None:
 def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
     """The head with its oldest items replaced by references, as far as they are still the ones that were written."""
     for spill in spills:
+        if spill.reference.generation < head.min_generation:
+            continue  # written before a collection, which may have deleted the chunk
         count = len(spill.items)
         levels = list(head.levels)
         if spill.level == 0:

@@ -257,10 +257,13 @@ class ObjectLog:
             pending = self.head().slots.get(name)
             if pending is None or _exists(cell):
                 raise
-            position = pending  # someone died between the pin and the cell: finish what was pinned
-        state = SlotState(name, position, holder=None, epoch=0, last_seen=self._clock.now())
-        created = cell.create(op, state)
+        else:
+            pending = position
+        # If it was pinned already, someone died between the pin and the cell: finish what was pinned.
+        created = cell.create(op, SlotState(name, pending, holder=None, epoch=0, last_seen=self._clock.now()))
         self._settle(name)
+        if pending != position:
+            raise AlreadyExists(f"There is a slot {name!r} already, at {pending}; its creation was just finished.")
         return created
 
     def _settle(self, name: str) -> None:

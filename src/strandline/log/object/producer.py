@@ -293,7 +293,7 @@ class Producer:
 
     def _fill_pages(self) -> None:
         # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
-        if self._lock.acquire(blocking=len(self._rows) >= _LAG * _PAGE):
+        if self._lock.acquire(blocking=len(self._rows) >= _LAG * (self._page_mask + 1)):
             try:
                 self._drain()
             finally:

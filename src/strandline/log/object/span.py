@@ -39,6 +39,11 @@ class ObjectSpan:
             raise NotFound(
                 f"The batch object {where} is missing ({held}): restore it, or bootstrap the consumer past it."
             ) from error
+        if len(data) != self.entry.size:  # before its end is looked at, which may then be anything
+            raise CorruptData(
+                f"{where} is damaged: it has {len(data)} bytes and was listed with {self.entry.size} ({held}). "
+                "Restore the object."
+            )
         info, batches = decode_batch(data, where)
         if (info.count, info.writer, info.number) != (self.entry.count, self.entry.writer, self.entry.number):
             raise CorruptData(f"{where} holds another batch than the one listed ({held}). Restore the object.")

@@ -16,7 +16,7 @@ from strandline.formats.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.index import chunk_path
-from strandline.model.errors import OutcomeUnknown
+from strandline.model.errors import Contended, Diverged, OutcomeUnknown
 from strandline.model.head import Head, MetadataRange, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
@@ -116,8 +116,9 @@ class Lister:
 
         ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
         """
-        op = OpId(self._chance.uuid())
         for attempt in range(_RESOLVES):
+            # Each time a new operation: what became of the last one no longer matters, the head knows the numbers.
+            op = OpId(self._chance.uuid())
             try:
                 return self._receipts(self._update(op, batches), batches)
             except StaleGeneration:
@@ -127,17 +128,27 @@ class Lister:
                 # Listing again is harmless: the head knows the writer's last number.
                 if attempt + 1 == _RESOLVES:
                     raise
-        raise AssertionError("the last attempt returns or raises")
+        raise Contended(
+            f"{self.cell.where} was collected at each of {_RESOLVES} tries, so that the batch had to be uploaded again "
+            "each time; nothing was listed. Try again."
+        )
 
     def _update(self, op: OpId, batches: Sequence[Sealed]) -> Head:
         listings = [batch.listing for batch in batches]
         known = self.cell.held
-        spills = plan_spills(known) if known is not None else []
+        if known is None:  # also one who lists a single batch must keep the head small
+            known = self.cell.read().value
+        spills = plan_spills(known)
         for spill in spills:
             # A plain put: whoever else writes this chunk writes the same bytes under the same name.
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
         def edit(head: Head) -> Head:
+            if head.log_id != self._log_id:
+                raise Diverged(
+                    f"{self.cell.where} belongs to log {head.log_id}, not to {self._log_id}: the log was replaced, and "
+                    "nothing was appended. Open it again."
+                )
             listed = list_batches(head, listings, self._clock.now())
             return listed if listed is head else apply_spills(listed, spills)
 

@@ -1,0 +1,203 @@
+"""Hostile bytes for every decoder, drawn from a seed.
+
+``python -m tests.formats.fuzz 300 [seed]`` fuzzes for so many seconds in child processes: a crash of the interpreter
+is reported with the seed that causes it.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.formats.batch import decode_batch
+from strandline.formats.block import Compression
+from strandline.formats.head import decode_entries, decode_head, decode_references, encode_chunk
+from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.records import RECORD_SCHEMA
+from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.stamp import OpId, Stamped
+from tests.formats.forging import (
+    CHECKSUM,
+    FOOTER,
+    TAIL,
+    batch_bytes,
+    head_bytes,
+    reseal_batch,
+    reseal_head,
+    some_entry,
+    some_records,
+    some_reference,
+)
+
+TRAILER = FOOTER + CHECKSUM + TAIL
+WORDS = [0, 1, 2, 3, 4, 7, 8, 12, 0x7F, 0x80, 0xFF, 0xFFFF, 1 << 16, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
+LONGS = [*WORDS, 1 << 32, 1 << 40, (1 << 62), (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2, (1 << 64) - 8]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A decoder with good bytes for it, and how to make bad bytes look whole."""
+
+    name: str
+    decode: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    reseal: Callable[[bytes], bytes]
+
+
+def _decode_and_read(data: bytes) -> object:
+    """What a reader does with a batch: whatever was let through must be safe to look at."""
+    _, batches = decode_batch(data, "x")
+    for batch in batches:
+        assert batch.schema.equals(RECORD_SCHEMA)
+        batch.set_column(0, "timestamp", batch.column(0).cast(pa.int64())).to_pylist()
+    return batches
+
+
+def _unchanged(data: bytes) -> bytes:
+    return data
+
+
+_SLOT = Stamped(SlotState("billing", 17, "me", 4, 99, Invalidation(InvalidReason.HORIZON, 7)), 5, (OpId(UUID(int=9)),))
+
+TARGETS = (
+    *(
+        Target(
+            f"batch-{compression.name.lower()}",
+            _decode_and_read,
+            (
+                batch_bytes(compression),
+                batch_bytes(compression, some_records(1)),
+                batch_bytes(compression, some_records(300)),
+                batch_bytes(compression, some_records(9).slice(3)),
+            ),
+            reseal_batch,
+        )
+        for compression in Compression
+    ),
+    Target("head", lambda data: decode_head(data, "x"), (head_bytes(),), reseal_head),
+    Target(
+        "entries",
+        lambda data: decode_entries(data, "x"),
+        (encode_chunk((some_entry(0), some_entry(1), some_entry(3)), 0),),
+        reseal_head,
+    ),
+    Target(
+        "references",
+        lambda data: decode_references(data, "x", 2),
+        (encode_chunk((some_reference(0), some_reference(1)), 2),),
+        reseal_head,
+    ),
+    Target("slot", lambda data: SlotCodec().decode(data, "x"), (SlotCodec().encode(_SLOT),), _unchanged),
+    Target(
+        "identity", lambda data: decode_identity(data, "x"), (encode_identity(LogIdentity(UUID(int=7))),), _unchanged
+    ),
+)
+
+JSON_PIECES = [
+    b"null", b"true", b"-1", b"1e999", b"Infinity", b"NaN", b"1.5", b"[]", b"{}", b'""', b'"x"', b"[[[[", b"9" * 5000,
+    b'"\\ud800"', b"[" * 3000, b'{"reason": 1}', b"-0", b"\xff", b"\x00", b'"' + b"f" * 32 + b'"',
+]  # fmt: skip
+
+
+def hostile(target: Target, chance: random.Random) -> bytes:
+    """Bytes that were good once."""
+    data = bytearray(chance.choice(target.seeds))
+    end = b""
+    if target.reseal is reseal_batch and chance.random() < 0.9:  # a damaged footer is noticed too early
+        data, end = data[:-TRAILER], bytes(data[-TRAILER:])
+    for _ in range(chance.choice([1, 1, 1, 2, 3, 8])):
+        _damage(data, chance, chance.choice(target.seeds), json=target.reseal is _unchanged)
+    data += end
+    resealed = target.reseal(bytes(data)) if chance.random() < 0.95 else bytes(data)
+    return resealed if chance.random() < 0.99 else resealed[: chance.randrange(len(resealed) + 1)]
+
+
+def _damage(data: bytearray, chance: random.Random, other: bytes, *, json: bool) -> None:
+    at = chance.randrange(len(data)) if data else 0
+    match chance.randrange(9):
+        case 0 | 1 if data:
+            data[at] ^= 1 << chance.randrange(8)
+        case 2 if data:
+            data[at] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
+        case 3:
+            at -= at % 4
+            data[at : at + 4] = struct.pack("<I", chance.choice(WORDS))
+        case 4:
+            at -= at % chance.choice([1, 4, 8])
+            data[at : at + 8] = struct.pack("<Q", chance.choice(LONGS))
+        case 5:
+            del data[at : at + chance.choice([1, 4, 8, 64, len(data)])]
+        case 6:
+            data[at:at] = chance.randbytes(chance.choice([1, 4, 8, 64]))
+        case 7:
+            start = chance.randrange(len(other))
+            data[at : at + 16] = other[start : start + 16]
+        case _ if json:
+            data[at : at + chance.choice([0, 1, 4])] = chance.choice(JSON_PIECES)
+        case _:
+            data += chance.randbytes(chance.choice([1, 8]))
+
+
+def attempt(target: Target, seed: int) -> str:
+    """Decode what this seed makes; "fine" or the name of the error, anything but the two allowed ones is raised."""
+    data = hostile(target, random.Random(seed))
+    try:
+        target.decode(data)
+    except (CorruptData, UnsupportedVersion) as error:
+        return type(error).__name__
+    return "fine"
+
+
+def _child(name: str, first: int, seconds: float) -> None:
+    target = next(target for target in TARGETS if target.name == name)
+    seen: Counter[str] = Counter()
+    seed, until = first, time.monotonic() + seconds
+    while time.monotonic() < until:
+        for _ in range(20):
+            sys.stderr.write(f"{seed}\n")
+            sys.stderr.flush()
+            seen[attempt(target, seed)] += 1
+            seed += 1
+    peak = pa.default_memory_pool().max_memory()
+    print(f"{name}: {seed - first} inputs, {dict(seen)}, Arrow peak {peak:,} bytes")
+
+
+def main(seconds: float, first: int) -> int:
+    failures = 0
+    for target in TARGETS:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.formats.fuzz",
+            "--child",
+            target.name,
+            str(first),
+            str(seconds / len(TARGETS)),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        print(done.stdout, end="", flush=True)
+        if done.returncode:
+            failures += 1
+            lines = done.stderr.splitlines()
+            seeds = [line for line in lines if line.isdigit()]
+            print(
+                f"{target.name}: seed {seeds[-1]} ended with {done.returncode}:\n" + "\n".join(lines[-12:]), flush=True
+            )
+    return failures
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--child":
+        _child(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    else:
+        sys.exit(main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))

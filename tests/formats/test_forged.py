@@ -1,0 +1,76 @@
+"""Bytes forged with knowledge of the decoder, and a seeded fuzz of every format (`tests/formats/fuzz.py`)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from strandline.formats.batch import decode_batch
+from strandline.formats.block import Compression, _field, _pointer, _read
+from strandline.formats.head import decode_head
+from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.model.errors import CorruptData
+from strandline.model.records import RECORD_SCHEMA, record_batch
+from strandline.model.slots import SlotState
+from strandline.model.stamp import Stamped
+from tests.formats.forging import batch_bytes, head_bytes, reseal_batch, reseal_head
+from tests.formats.fuzz import TARGETS, Target, attempt
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_hostile_bytes_of_every_format_give_a_value_or_say_that_they_are_damaged(target: Target) -> None:
+    seen = {attempt(target, seed) for seed in range(1500)}
+    assert {"fine", "CorruptData"} <= seen <= {"fine", "CorruptData", "UnsupportedVersion"}
+
+
+def test_a_buffer_of_negative_length_does_not_pay_for_a_bomb() -> None:
+    # Arrow looks at no validity buffer of a column without nulls, so that its length can be anything: negative, it
+    # would make room in the budget for another buffer that announces a terabyte.
+    records = record_batch(timestamps=[1] * 500, ops=[0] * 500, keys=[b"k"] * 500, values=[bytes(100)] * 500)
+    data = bytearray(batch_bytes(Compression.ZSTD, records))
+    block = len(RECORD_SCHEMA.serialize())
+    metadata_length = _read(memoryview(data), block + 4, "I")
+    start = block + 8
+    table = memoryview(bytes(data[start : start + metadata_length]))
+    batch = _pointer(table, _field(table, _read(table, 0, "I"), 2))
+    vector = start + _pointer(table, _field(table, batch, 2)) + 4
+    body = start + metadata_length
+    count = _read(table, vector - start - 4, "I")
+    buffers = [struct.unpack_from("<qq", data, vector + 16 * index) for index in range(count)]
+    assert buffers[0][1] == 0, "the validity of the timestamps is not stored"
+    bomb, last = buffers[1][0], buffers[-1][0] + buffers[-1][1] - 8
+    struct.pack_into("<q", data, body + last, -1)
+    struct.pack_into("<qq", data, vector, last, -(1 << 62))
+    struct.pack_into("<q", data, body + bomb, 1 << 40)
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(CorruptData, match="not within its message"):
+        decode_batch(reseal_batch(bytes(data)), "it")
+    assert pa.default_memory_pool().max_memory() - before < 64 << 20
+
+
+def test_there_was_never_a_version_0_of_the_head() -> None:
+    data = head_bytes()
+    with pytest.raises(CorruptData, match="no format version 0"):
+        decode_head(reseal_head(data[:4] + b"\x00\x00" + data[6:]), "it")
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", "1.5", "true", '"1"', "null", "-1", "[]"])
+@pytest.mark.parametrize("name", ["version", "min_reader"])
+def test_a_version_that_is_no_number_is_damage(name: str, value: str) -> None:
+    fields = json.loads(encode_identity(LogIdentity(UUID(int=7))))
+    text = json.dumps({**fields, name: "HERE"}).replace('"HERE"', value)
+    with pytest.raises(CorruptData, match="it is damaged"):
+        decode_identity(text.encode(), "it")
+
+
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", "1.5", "true", '"1"', "null", "[]"])
+@pytest.mark.parametrize("name", ["position", "epoch", "last_seen", "revision"])
+def test_a_slot_s_number_that_is_none_is_damage(name: str, value: str) -> None:
+    fields = json.loads(SlotCodec().encode(Stamped(SlotState("s", 1, None, 0, 5), 1)))
+    text = json.dumps({**fields, name: "HERE"}).replace('"HERE"', value)
+    with pytest.raises(CorruptData, match="it is damaged"):
+        SlotCodec().decode(text.encode(), "it")

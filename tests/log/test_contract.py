@@ -1,0 +1,131 @@
+"""The log contract on every log that needs no server."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from strandline.log.contract import Log
+from strandline.log.memory import MemoryLog
+from strandline.log.object import ObjectLog, open_log
+from strandline.model.cursor import Cursor
+from strandline.model.slots import Invalidation, InvalidReason
+from strandline.model.stamp import OpId
+from strandline.storage.urls import open_store
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import FaultyStore
+from strandline.testing.logs import LogContract, append, content, fetched
+from strandline.testing.plain import PlainStore
+
+GONE = Invalidation(InvalidReason.HORIZON, 1)
+
+
+class TestMemoryLog(LogContract):
+    @pytest.fixture
+    def log(self) -> Log:
+        return MemoryLog()
+
+    def retain_from(self, log: Log, offset: int) -> None:
+        log.trim(offset)
+
+    def invalidate(self, log: Log, name: str) -> None:
+        log._slots[name] = replace(log._slots[name], invalid=GONE)
+
+
+class ObjectLogContract(LogContract):
+    def retain_from(self, log: ObjectLog, offset: int) -> None:
+        log._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=offset))
+
+    def invalidate(self, log: ObjectLog, name: str) -> None:
+        log._slot_cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+
+
+class TestObjectLogInMemory(ObjectLogContract):
+    picklable = False
+
+    @pytest.fixture
+    def log(self) -> Log:
+        return open_log(f"memory://contract-{uuid4().hex}", create=True)
+
+
+class TestObjectLogInFolder(ObjectLogContract):
+    appends = 12
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Log:
+        return open_log(str(tmp_path / "log"), create=True)
+
+
+class TestObjectLogSeenByAnother(ObjectLogContract):
+    """Every call goes through an object of its own, as if it came from another process."""
+
+    appends = 20
+
+    @pytest.fixture
+    def log(self) -> Log:
+        return Newcomers(f"memory://newcomers-{uuid4().hex}")
+
+    picklable = False
+
+
+class Newcomers:
+    """A log that is opened anew for each call."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        open_log(url, create=True)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(open_log(self._url), name)
+
+
+def test_a_pickled_log_is_the_same_log(tmp_path: Path) -> None:
+    log = open_log(str(tmp_path), create=True)
+    append(log, b"a", number=0)
+    copy = pickle.loads(pickle.dumps(log))
+    assert (copy.log_id, copy.url) == (log.log_id, log.url)
+    append(copy, b"b", number=1)
+    assert content(log) == [(0, b"a"), (1, b"b")]
+
+
+def test_reading_writes_nothing_to_the_store() -> None:
+    line = FaultyStore(PlainStore())
+    log = open_log(line, create=True)
+    append(log, b"a", b"b", number=0)
+    log.create_slot("reader", 0)
+    before = len(line.named("put", "put_if", "delete"))
+    reader = open_log(line)
+    fetched(reader.plan(reader.start()))
+    assert [batch.num_rows for batch in reader.read()] == [2]
+    reader.bounds(), reader.end(), reader.slots(), reader.floor(), reader.wait(reader.start(), 0)
+    assert len(line.named("put", "put_if", "delete")) == before
+
+
+def test_waiting_looks_at_the_head_ever_more_rarely_until_its_time_is_over() -> None:
+    clock = ManualClock()
+    log = open_log(PlainStore(), create=True, clock=clock)
+    assert not log.wait(log.start(), 10.0)
+    assert clock.monotonic() == pytest.approx(10.0)
+    assert clock.slept[0] < clock.slept[5] < 0.3
+    assert len(clock.slept) < 100
+
+
+def test_a_log_is_read_as_of_the_call_that_began_it() -> None:
+    log = open_log(PlainStore(), create=True)
+    for number in range(5):
+        append(log, b"a", b"b", number=number)
+    reading = log.read(Cursor(log.log_id, 3), upto=9, columns=["offset"])
+    first = next(reading)
+    append(log, b"late", number=5)
+    offsets = [*first["offset"].to_pylist(), *(o for batch in reading for o in batch["offset"].to_pylist())]
+    assert offsets == list(range(3, 9))
+
+
+def test_two_creators_of_one_log_get_the_same_log() -> None:
+    store = open_store(f"memory://twice-{uuid4().hex}")
+    one, two = open_log(store, create=True), open_log(store, create=True)
+    assert one.log_id == two.log_id
