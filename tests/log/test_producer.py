@@ -539,3 +539,17 @@ class TestClosed:
                 except ProducerClosed:
                     continue
             assert log.bounds() == Bounds(0, acknowledged)
+
+
+class TestMetadata:
+    def test_a_batch_is_closed_before_its_metadata_makes_the_head_large(self, log: ObjectLog) -> None:
+        with log.producer(linger=NEVER) as producer:
+            for number in range(100):
+                producer.produce([b"%d" % number], metadata=bytes(1000))
+        entries = log.head().tail
+        assert 5 <= len(entries) <= 10
+        assert sum(len(entry.metadata) for entry in entries) == 100
+
+    def test_metadata_that_is_too_large_is_refused(self, log: ObjectLog) -> None:
+        with log.producer() as producer, pytest.raises(InvalidInput, match="kept in the head"):
+            producer.produce([b"a"], metadata=bytes(20_000))

@@ -39,7 +39,8 @@ class LocalStore:
     @property
     def url(self) -> str:
         """Where this store is."""
-        return f"file://{self._root}"
+        # Readable, and yet what opens it again: only what means something in an address is written otherwise.
+        return "file://" + self._root.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (LocalStore, (self._root,))

@@ -6,21 +6,27 @@ import atexit
 import threading
 import warnings
 import weakref
-from array import array
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import count, takewhile
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.formats.block import Compression
 from strandline.log.object.handles import BatchHandle, Era, Outcome, RecordHandle, new_outcome
-from strandline.log.object.upload import Draft, Lister, Sealed, seal
+from strandline.log.object.outbox import Outbox, Sent
+from strandline.log.object.rows import (
+    FIRST_PAGE,
+    Headers,
+    Row,
+    RowQueue,
+    check_rare,
+    check_size,
+    check_timestamp,
+    fitting_page,
+    page_of,
+)
+from strandline.log.object.upload import Draft, Lister
 from strandline.model.errors import (
     BufferFull,
     InvalidInput,
@@ -28,36 +34,19 @@ from strandline.model.errors import (
     ProducerFailed,
 )
 from strandline.model.head import MetadataRange, WriterId
-from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES, Op, RecordSource, conform, record_batch
+from strandline.model.records import MAX_BATCH_BYTES, Op, RecordSource, conform, record_batch
 from strandline.storage.ambient import Clock
-
-Headers = Mapping[str, bytes]
-
-_PAGE: Final = 1 << 14
-"""At most so many single records are turned into Arrow at a time: rarely enough to be cheap."""
-
-_FIRST_PAGE: Final = 1 << 6
-"""The same, before it is known how large the records are."""
-
-_PAGE_BYTES: Final = 2 << 20
-"""About so many bytes are turned into Arrow at a time: often enough to stay a small part of the buffer."""
 
 _LARGE: Final = 1 << 14
 """A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
 
-_MAX_TIME: Final = ((1 << 63) - 1) // 1000
-
 _LAG: Final = 4
 """How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
 
+_MAX_METADATA: Final = 1 << 14
+"""A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
 
 _BYTES: Final = (bytes, type(None))
-
-_Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""Nanoseconds, operation, key, value, headers."""
-
-_SKIPPED: Final = cast("_Row", ())
-"""Stands where a drain found a ticket without its row; false, unlike any row."""
 
 
 class _Open:
@@ -68,15 +57,6 @@ class _Open:
     def __init__(self, compression: Compression) -> None:
         self.draft = Draft(compression)
         self.outcome = new_outcome()
-
-
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A batch on its way: being uploaded, then listed."""
-
-    outcome: Outcome
-    size: int
-    uploaded: Future[Sealed]
 
 
 class Producer:
@@ -113,10 +93,6 @@ class Producer:
                 f"{MAX_BATCH_BYTES // 2:,}."
             )
         self.writer = writer
-        self._lister = lister
-        self._born = born
-        self._number = number
-        self._generation = generation
         self._clock = clock
         self._now_ns: Callable[[], int] = clock.now_ns
         self._batch_bytes = batch_bytes
@@ -125,18 +101,17 @@ class Producer:
         self._block = block
         self._compression = Compression.named(compression)
 
-        # Single records queue up without a lock: taking a ticket and storing a row under it are atomic in CPython. A
-        # drain that finds a ticket without its row marks it skipped, and the appender then takes another one.
-        self._next_ticket: Callable[[], int] = count().__next__
-        self._rows: dict[int, _Row] = {}
-        self._store_row = self._rows.setdefault
+        queue = RowQueue()
+        self._take_rows = queue.take
+        self._next_ticket = queue.next_ticket
+        self._rows = queue.rows
+        self._store_row = queue.rows.setdefault
         self._era = Era(self, 0)
-        self._page_mask = _FIRST_PAGE - 1
+        self._page_mask = FIRST_PAGE - 1
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._wake = threading.Event()
         self._open: _Open | None = None
-        self._sealed: deque[_Closed] = deque()
         self._buffered = 0
         self._first_at: float | None = None
         self._unnoticed = True  # nobody has told the committer yet that there is a first record
@@ -146,7 +121,15 @@ class Producer:
         self._closed = False
         self._failure: BaseException | None = None
 
-        self._pool = ThreadPoolExecutor(uploads, thread_name_prefix="strandline-upload")
+        self._outbox = Outbox(
+            lister,
+            writer=writer,
+            born=born,
+            number=number,
+            generation=generation,
+            uploads=uploads,
+            wake=self._wake.set,
+        )
         self._committer = threading.Thread(target=self._commit, name="strandline-committer", daemon=True)
         self._committer.start()
         atexit.register(_warn_if_open, weakref.ref(self))
@@ -167,12 +150,12 @@ class Producer:
             raise InvalidInput("Keys and values are bytes or None: encode text first.")
         large = (value is not None and len(value) >= _LARGE) or (key is not None and len(key) >= _LARGE)
         if large:
-            _check_size(key, value)
+            check_size(key, value)
         if op or headers is not None:
-            headers = _check_rare(op, headers)
+            headers = check_rare(op, headers)
             large = large or (headers is not None and sum(map(len, headers.values())) >= _LARGE)
         if timestamp is not None:
-            _check_timestamp(timestamp)
+            check_timestamp(timestamp)
         if self._full:
             self._wait_for_room()
         era = self._era  # before the ticket: the record is in this era or a later one
@@ -184,7 +167,7 @@ class Producer:
             while self._store_row(ticket, row) is not row:
                 del self._rows[ticket]
                 ticket = self._next_ticket()
-            if not ticket & self._page_mask:
+            if ticket & self._page_mask == self._page_mask:
                 self._fill_pages()
         if self._unnoticed:
             self._notice()
@@ -192,7 +175,7 @@ class Producer:
             self._refuse_queued(ticket)
         return RecordHandle(era, ticket)
 
-    def _queue_large(self, row: _Row) -> int:
+    def _queue_large(self, row: Row) -> int:
         # One at a time, and into a page at once: several in one page could be more than a batch may hold.
         with self._lock:
             if self._refusing:
@@ -213,8 +196,8 @@ class Producer:
         now, total = self._clock.now(), len(entries)
         if not all(isinstance(entry, bytes) for entry in entries):
             raise InvalidInput("Entries are bytes: encode text first.")
-        if not isinstance(metadata, bytes):
-            raise InvalidInput("Metadata is bytes: encode text first.")
+        if type(metadata) is not bytes or len(metadata) > _MAX_METADATA:
+            raise InvalidInput(f"Metadata is bytes, and at most {_MAX_METADATA:,} of them: it is kept in the head.")
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
         return self._append_whole(conform(batch, now=now), MetadataRange(0, now, metadata))
 
@@ -230,7 +213,7 @@ class Producer:
             group = self._group()
             start = self._add(group, batches)
             if metadata is not None:
-                group.draft.metadata.append(MetadataRange(start, metadata.ingested, metadata.payload))
+                group.draft.attach(MetadataRange(start, metadata.ingested, metadata.payload))
             handle = BatchHandle(group.outcome, start, group.draft.count - start)
             self._seal_if_full(group)
         if self._unnoticed:
@@ -245,7 +228,7 @@ class Producer:
             self._drain()
             if self._open is not None:
                 self._seal()
-            last = self._sealed[-1].outcome if self._sealed else None
+            last = self._outbox.last
         self._wake.set()
         if last is not None:
             last.result(timeout)
@@ -269,7 +252,7 @@ class Producer:
         finally:
             self._wake.set()
             self._committer.join()
-            self._pool.shutdown(wait=True)
+            self._outbox.close()
 
     def __enter__(self) -> Self:
         return self
@@ -309,7 +292,7 @@ class Producer:
         end = self._next_ticket()
         while (era := self._era).start < end:
             stop = min(era.start + self._page_mask + 1, end)
-            rows, holes = self._take(era.start, stop)
+            rows, holes = self._take_rows(era.start, stop)
             self._era = Era(self, stop if stop < end else end + 1)
             refusal = self._refusal()
             if refusal is not None or not rows:
@@ -318,7 +301,7 @@ class Producer:
                 era.close(stop, outcome, 0, holes, self._era)
                 continue
             try:
-                page = _page(rows)
+                page = page_of(rows)
                 if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
                     self._seal()
                 group = self._group()
@@ -332,30 +315,8 @@ class Producer:
                 self._wake.set()
                 raise
             era.close(stop, group.outcome, base, holes, self._era)
-            self._page_mask = self._fitting_page(group.draft.plain // group.draft.count) - 1
+            self._page_mask = fitting_page(group.draft.plain // group.draft.count, self._batch_bytes) - 1
             self._seal_if_full(group)
-
-    def _fitting_page(self, record: int) -> int:
-        """How many records of this size to turn into Arrow at a time: a power of two."""
-        rows = min(_PAGE_BYTES, self._batch_bytes // 2) // max(1, record)
-        return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
-
-    def _take(self, start: int, stop: int) -> tuple[list[_Row], list[int]]:
-        """The rows of these tickets, and the tickets whose rows did not come in time."""
-        waiting = self._rows
-        pop = waiting.pop
-        found = [pop(ticket, _SKIPPED) for ticket in range(start, stop)]
-        if all(found):
-            return found, []
-        holes = []
-        for index, row in enumerate(found):
-            if row is _SKIPPED:
-                late = waiting.setdefault(start + index, _SKIPPED)
-                if late is _SKIPPED:
-                    holes.append(start + index)  # its appender will find the mark, and take another ticket
-                else:
-                    found[index] = pop(start + index)
-        return [row for row in found if row is not _SKIPPED], holes
 
     def _group(self) -> _Open:
         if self._open is None:
@@ -377,7 +338,7 @@ class Producer:
             self._room.notify_all()
 
     def _seal_if_full(self, group: _Open) -> None:
-        if group.draft.plain >= self._batch_bytes:
+        if group.draft.plain >= self._batch_bytes or group.draft.attached >= _MAX_METADATA:
             self._seal()
 
     def _seal(self) -> None:
@@ -386,11 +347,7 @@ class Producer:
         self._unnoticed = True
         if group is None:
             return
-        sealed = seal(group.draft, writer=self.writer, number=self._number, born=self._born)
-        self._number += 1
-        uploaded = self._pool.submit(self._lister.upload, sealed, self._generation)
-        self._sealed.append(_Closed(group.outcome, group.draft.size, uploaded))
-        uploaded.add_done_callback(lambda _: self._wake.set())
+        self._outbox.put(group.draft, group.outcome)
 
     # --- the committer thread ----------------------------------------------------------------------------------
 
@@ -415,13 +372,13 @@ class Producer:
                 self._overdue = False
                 self._drain()
             self._seal_if_due()
-            ready = self._ready()
-        if ready:
-            self._list(ready)
+            uploaded = self._outbox.uploaded()
+        if uploaded:
+            self._deliver(uploaded)
 
     def _finished(self) -> bool:
         with self._lock:
-            return not (self._sealed or self._open)
+            return not (self._outbox or self._open)
 
     def _until_due(self) -> float | None:
         first = self._first_at
@@ -442,35 +399,23 @@ class Producer:
                 self._first_at = now
                 self._unnoticed = False
 
-    def _ready(self) -> list[_Closed]:
-        return list(takewhile(lambda group: group.uploaded.done(), self._sealed))
-
-    def _list(self, groups: list[_Closed]) -> None:
-        """List what is uploaded, up to the first batch that is not to be had."""
-        good = list(takewhile(lambda group: group.uploaded.exception() is None, groups))
-        failure = groups[len(good)].uploaded.exception() if len(good) < len(groups) else None
-        if good:
-            try:
-                receipts = self._lister.enlist([group.uploaded.result() for group in good])
-            except BaseException as error:  # noqa: BLE001 - every reason must reach the handles
-                failure = error
-            else:
-                with self._lock:
-                    for group, receipt in zip(good, receipts, strict=True):
-                        self._sealed.popleft()
-                        self._account(-group.size)
-                        group.outcome.set_result(receipt)
-        if failure is not None:
-            self._fail(failure)
+    def _deliver(self, batches: list[Sent]) -> None:
+        delivery = self._outbox.deliver(batches)
+        with self._lock:
+            for receipt in delivery.receipts:
+                sent = self._outbox.take()
+                self._account(-sent.size)
+                sent.outcome.set_result(receipt)
+        if delivery.failure is not None:
+            self._fail(delivery.failure)
 
     def _fail(self, failure: BaseException) -> None:
         with self._lock:
             self._failure = failure
             self._refusing = True
-            waiting: list[Outcome] = [group.outcome for group in self._sealed]
+            waiting: list[Outcome] = [sent.outcome for sent in self._outbox.clear()]
             if self._open is not None:
                 waiting.append(self._open.outcome)
-            self._sealed.clear()
             self._open = None
             self._account(-self._buffered)
             for index, outcome in enumerate(waiting):
@@ -490,10 +435,9 @@ class Producer:
                 self._room.wait()
 
     def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise _held_back(self._failure)
-        if self._closed:
-            raise ProducerClosed(_CLOSED)
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
 
     def _refuse_queued(self, ticket: int) -> None:
         """Fail what was queued too late to be listed, and say so to the caller that queued it."""
@@ -513,52 +457,12 @@ class Producer:
 _CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
 
-def _page(rows: list[_Row]) -> pa.RecordBatch:
-    headers = [row[4] for row in rows]
-    nanoseconds = pa.array(array("q", [row[0] for row in rows]), pa.int64())
-    return record_batch(
-        timestamps=pc.divide(nanoseconds, 1000),
-        ops=array("b", [row[1] for row in rows]),
-        keys=[row[2] for row in rows],
-        values=[row[3] for row in rows],
-        headers=headers if any(headers) else None,
-    )
-
-
 def _held_back(failure: BaseException) -> ProducerFailed:
     error = ProducerFailed(
         f"Not appended, because an earlier batch of this producer failed ({failure}); open a new producer to go on."
     )
     error.__cause__ = failure
     return error
-
-
-def _check_size(*parts: bytes | None) -> None:
-    for part in parts:
-        if part is not None and len(part) > MAX_RECORD_BYTES:
-            raise InvalidInput(f"A key or value of {len(part):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
-
-
-def _check_timestamp(timestamp: int) -> None:
-    if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
-        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
-
-
-def _check_rare(op: int, headers: Headers | None) -> Headers | None:
-    if op not in (Op.PUT, Op.DELETE, Op.PURGE):
-        raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {op!r}.")
-    if not headers:
-        return None
-    try:
-        kept = dict(headers.items())  # a copy: the caller may go on using its own
-        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(f"Headers map text to bytes: {error}.") from error
-    if not all(type(name) is str and type(value) is bytes for name, value in kept.items()):
-        raise InvalidInput("Headers map text to bytes.")
-    if size > MAX_RECORD_BYTES:
-        raise InvalidInput(f"Headers of {size:,} bytes are over the limit of {MAX_RECORD_BYTES:,}.")
-    return kept
 
 
 def _warn_if_open(reference: weakref.ref[Producer]) -> None:

@@ -26,6 +26,9 @@ from strandline.storage.store import ObjectStore
 PAGE_ROWS: Final = 1 << 16
 """Larger record batches are cut into pages of this many rows, which readers like best."""
 
+_RANGE: Final = 16
+"""What a metadata range takes in the head beside its payload."""
+
 _RESOLVES: Final = 5
 """How often an append whose outcome is unknown is asked for again before its caller is told so."""
 
@@ -45,6 +48,7 @@ class Draft:
     oldest: int = 0
     newest: int = 0
     metadata: list[MetadataRange] = field(default_factory=list)
+    attached: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches; returns the index of their first record within the draft."""
@@ -53,6 +57,11 @@ class Draft:
             for at in range(0, batch.num_rows, PAGE_ROWS):
                 self._add_page(batch if batch.num_rows <= PAGE_ROWS else batch.slice(at, PAGE_ROWS))
         return start
+
+    def attach(self, metadata: MetadataRange) -> None:
+        """Keep what one ``produce`` call attached to its records; ``attached`` is what all of it takes in the head."""
+        self.metadata.append(metadata)
+        self.attached += len(metadata.payload) + _RANGE
 
     def _add_page(self, page: pa.RecordBatch) -> None:
         span = pc.min_max(page.column(0).view(pa.int64()))

@@ -1,0 +1,114 @@
+"""Single records before they are a batch: checked, queued without a lock, turned into Arrow by the page."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Final, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.errors import InvalidInput
+from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
+
+Headers = Mapping[str, bytes]
+
+Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
+"""Nanoseconds, operation, key, value, headers."""
+
+SKIPPED: Final = cast("Row", ())
+"""Stands where a ticket was found without its row; false, unlike any row."""
+
+FIRST_PAGE: Final = 1 << 6
+"""So many records are turned into Arrow at a time before it is known how large they are."""
+
+_PAGE: Final = 1 << 14
+"""At most so many are: rarely enough to be cheap."""
+
+_PAGE_BYTES: Final = 2 << 20
+"""About so many bytes are: often enough to stay a small part of the buffer."""
+
+_MAX_TIME: Final = ((1 << 63) - 1) // 1000
+
+
+class RowQueue:
+    """Rows in the order of their tickets, queued from many threads without a lock.
+
+    Taking a ticket and storing a row under it are atomic in CPython. Between the two a thread may be held up: whoever
+    takes rows then marks the ticket as skipped, and the thread, which finds the mark, takes another ticket. Nobody
+    waits, nothing is lost, and a call that returned before another began has the lower ticket.
+    """
+
+    __slots__ = ("next_ticket", "rows")
+
+    def __init__(self) -> None:
+        """An empty queue."""
+        self.next_ticket: Callable[[], int] = count().__next__
+        self.rows: dict[int, Row] = {}
+
+    def take(self, start: int, stop: int) -> tuple[list[Row], list[int]]:
+        """The rows of these tickets, and the tickets that were skipped. Only one thread may take at a time."""
+        pop = self.rows.pop
+        found = [pop(ticket, SKIPPED) for ticket in range(start, stop)]
+        if all(found):
+            return found, []
+        holes = []
+        for index, row in enumerate(found):
+            if row is SKIPPED:
+                if self.rows.setdefault(start + index, SKIPPED) is SKIPPED:
+                    holes.append(start + index)
+                else:
+                    found[index] = pop(start + index)
+        return [row for row in found if row is not SKIPPED], holes
+
+
+def fitting_page(record: int, batch_bytes: int) -> int:
+    """How many records of this size to turn into Arrow at a time: a power of two."""
+    rows = min(_PAGE_BYTES, batch_bytes // 2) // max(1, record)
+    return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
+
+
+def page_of(rows: list[Row]) -> pa.RecordBatch:
+    """The rows as one record batch."""
+    headers = [row[4] for row in rows]
+    nanoseconds = pa.array(array("q", [row[0] for row in rows]), pa.int64())
+    return record_batch(
+        timestamps=pc.divide(nanoseconds, 1000),
+        ops=array("b", [row[1] for row in rows]),
+        keys=[row[2] for row in rows],
+        values=[row[3] for row in rows],
+        headers=headers if any(headers) else None,
+    )
+
+
+def check_size(*parts: bytes | None) -> None:
+    """Refuse a key or value that no batch may hold."""
+    for part in parts:
+        if part is not None and len(part) > MAX_RECORD_BYTES:
+            raise InvalidInput(f"A key or value of {len(part):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+
+
+def check_timestamp(timestamp: int) -> None:
+    """Refuse what is no time in microseconds."""
+    if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
+        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
+
+
+def check_rare(op: int, headers: Headers | None) -> Headers | None:
+    """Refuse an operation or headers that no record has; returns headers that the caller cannot change any more."""
+    if op not in (Op.PUT, Op.DELETE, Op.PURGE):
+        raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {op!r}.")
+    if not headers:
+        return None
+    try:
+        kept = dict(headers.items())
+        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(f"Headers map text to bytes: {error}.") from error
+    if not all(type(name) is str and type(value) is bytes for name, value in kept.items()):
+        raise InvalidInput("Headers map text to bytes.")
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(f"Headers of {size:,} bytes are over the limit of {MAX_RECORD_BYTES:,}.")
+    return kept
