@@ -6,9 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Final, Protocol, runtime_checkable
 
 from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
@@ -55,6 +53,9 @@ class Disk(Protocol):
 _VECTOR: Final = 512
 """How many buffers one system call takes; every system allows at least so many."""
 
+_STROKE: Final = 512 << 10
+"""How many bytes one system call writes. Calls of 2 MiB and more were measured to be five times slower per byte."""
+
 
 @contextlib.contextmanager
 def _speaking(path: str) -> Iterator[None]:
@@ -73,13 +74,31 @@ def _speaking(path: str) -> Iterator[None]:
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    waiting = deque(memoryview(part) for part in parts if len(part))
-    while waiting:
-        written = os.writev(descriptor, list(islice(waiting, _VECTOR)))
-        while waiting and written >= len(waiting[0]):
-            written -= len(waiting.popleft())
-        if written:
-            waiting[0] = waiting[0][written:]
+    for group in _strokes(parts):
+        waiting = group
+        while waiting:
+            written = os.writev(descriptor, waiting)
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if written:
+                waiting[0] = waiting[0][written:]
+
+
+def _strokes(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
+    """The same bytes, in groups of buffers that are each written with one call."""
+    group: list[memoryview] = []
+    size = 0
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), _STROKE):
+            piece = view[at : at + _STROKE]
+            if group and (size + len(piece) > _STROKE or len(group) >= _VECTOR):
+                yield group
+                group, size = [], 0
+            group.append(piece)
+            size += len(piece)
+    if group:
+        yield group
 
 
 class LocalDisk:
