@@ -1,0 +1,270 @@
+"""Keeping a sink in step with a log by Spark: executors fetch and fold, and the sink commits by offset."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from strandline.follow.run import Start, begin
+from strandline.follow.sink import Sink
+from strandline.log.contract import Slot
+from strandline.log.object import ObjectLog, open_log
+from strandline.model.cursor import Cursor
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, NullKey
+from strandline.model.records import READ_SCHEMA
+from strandline.spark.checkpoint import usable_checkpoint
+from strandline.spark.failures import patiently, unwrapped
+from strandline.spark.options import STORAGE_PREFIX, parse_options
+from strandline.storage.ambient import CHANCE, Chance
+
+OnStep = Callable[[str], None]
+"""Called in the driver as a micro-batch gets on: ``planned``, ``fetched``, ``committed``, ``advanced``."""
+
+_MAX_BYTES: Final = 128 << 20
+_STOP_SECONDS: Final = 120.0
+_TRIGGER: Final = {"processingTime": "1 second"}
+
+
+def follow(
+    spark: SparkSession,
+    log: ObjectLog | str,
+    sink: Sink,
+    *,
+    slot: str | None = None,
+    trigger: Mapping[str, Any] | None = None,
+    checkpoint: str | None = None,
+    holder: str | None = None,
+    start: Start = "beginning",
+    max_bytes_per_trigger: int | None = _MAX_BYTES,
+    options: Mapping[str, str] | None = None,
+    on_step: OnStep | None = None,
+    chance: Chance = CHANCE,
+) -> Following:
+    """Start a streaming query that keeps the sink exactly in step with the log; every record is applied once.
+
+    What counts is the sink's own cursor: the query begins there, whatever became of earlier runs, and each
+    micro-batch is committed together with it, keyed by offset. So the checkpoint is disposable: by default each run
+    has a temporary one; a given ``checkpoint`` is reused if it agrees with the sink, else set aside.
+
+    A sink without a cursor starts at ``start``: ``"beginning"``, ``"now"`` or a cursor. ``slot`` is created if it is
+    missing, claimed by ``holder`` (fresh per run unless given), and advanced from what the sink has stored.
+    ``trigger`` takes Spark's words: ``{"availableNow": True}``, ``{"processingTime": "10 seconds"}``. The records of
+    a micro-batch, newest per key if the sink keeps those, pass through the driver: ``max_bytes_per_trigger`` bounds
+    them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``.
+
+    Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink. What ends the query later, ``Fenced``
+    when a newer follower took over above all, is raised by :meth:`Following.await_termination`.
+    """
+    if not isinstance(spark, SparkSession):
+        raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    _refuse(given)
+    storage = {name[len(STORAGE_PREFIX) :]: text for name, text in given.items() if name.startswith(STORAGE_PREFIX)}
+    opened = open_log(log, options=storage or None) if isinstance(log, str) else log
+    if not isinstance(opened, ObjectLog):
+        raise InvalidInput(f"Spark reads logs that other processes can open too, and {opened!r} is none of them.")
+
+    cursor, claimed = begin(opened, sink, slot, start=start, holder=holder or str(chance.uuid()))
+
+    read = {
+        "partitions": str(spark.sparkContext.defaultParallelism),
+        **({"maxbytespertrigger": str(max_bytes_per_trigger)} if max_bytes_per_trigger else {}),
+        **given,
+        "startingoffset": str(cursor),
+    }
+    parse_options({**read, "path": opened.url})  # says what is wrong here, and not in some process of Spark's
+    batches = _Batches(opened, sink, claimed, spark.sparkContext.defaultParallelism, on_step or (lambda _: None))
+    writer = (
+        spark.readStream.format("strandline")
+        .options(**read)
+        .load(opened.url)
+        .writeStream.foreachBatch(batches)
+        .trigger(**dict(trigger or _TRIGGER))
+    )
+    if checkpoint is not None:
+        place = usable_checkpoint(spark, checkpoint, cursor, opened.bounds(), chance=chance)
+        writer = writer.option("checkpointLocation", place)
+    return Following(writer.start(), batches)
+
+
+def _refuse(given: Mapping[str, str]) -> None:
+    if given.get("failondataloss", "true").strip().lower() != "true":
+        raise InvalidInput("A table that follows a log may not skip records: failOnDataLoss=false is refused here.")
+    if "startingoffset" in given:
+        raise InvalidInput("Where a sink goes on is its own cursor's word; give a newcomer's place with start=.")
+
+
+class Following:
+    """A running pipeline. Leaving its ``with`` block stops it; it can be started again at any time."""
+
+    def __init__(self, query: StreamingQuery, batches: _Batches) -> None:
+        """Use :func:`follow`."""
+        self._query = query
+        self._batches = batches
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's own handle, for progress and status."""
+        return self._query
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still running."""
+        return bool(self._query.isActive)
+
+    def cursor(self) -> Cursor | None:
+        """How far the sink has got, by its own word."""
+        return self._batches.stored()
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Block until the pipeline has ended (True) or the seconds are over (False); raise what ended it."""
+        try:
+            ended = self._query.awaitTermination(timeout)  # type: ignore[arg-type]  # Spark takes fractions
+        except PySparkException as error:
+            raise self._reason(error) from error
+        return True if ended is None else ended
+
+    def exception(self) -> BaseException | None:
+        """What ended the pipeline, as the error that it was (``Fenced``, ``Gap``, ``CorruptData``…), or None."""
+        error = self._query.exception()
+        return None if error is None else self._reason(error)
+
+    def _reason(self, error: BaseException) -> BaseException:
+        return unwrapped(self._batches.failure or error)
+
+    def stop(self) -> None:
+        """Stop, and return only when no micro-batch of this pipeline is under way any more."""
+        self._batches.stopping.set()
+        self._query.stop()
+        # Spark interrupts its own thread, not the Python function that it called.
+        if not self._batches.running.acquire(timeout=_STOP_SECONDS):
+            raise TimeoutError(f"A micro-batch did not end within {_STOP_SECONDS:.0f} seconds of being stopped.")
+        self._batches.running.release()
+
+
+class _Batches:
+    """What Spark calls per micro-batch: fold, apply, and only then advance."""
+
+    def __init__(self, log: ObjectLog, sink: Sink, slot: Slot | None, cores: int, on_step: OnStep) -> None:
+        self._log = log
+        self._sink = sink
+        self._slot = slot
+        self._cores = cores
+        self._on_step = on_step
+        self._latest = getattr(sink, "mode", "append") == "latest"
+        self.failure: BaseException | None = None
+        self.stopping = threading.Event()
+        self.running = threading.Lock()
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        # The batch id means nothing here: it begins anew with each checkpoint. Offsets are what counts.
+        with self.running:
+            try:
+                self._apply(frame)
+            except BaseException as error:
+                self.failure = self.failure or error
+                raise
+
+    def stored(self) -> Cursor | None:
+        return self._sink.cursor(self._log.log_id)
+
+    def _apply(self, frame: DataFrame) -> None:
+        self._check_holder()
+        self._on_step("planned")
+        # Spark turns adaptive execution off in a stream, so that its default of 200 tasks per fold would be 200 tasks,
+        # whatever little there is. The query runs in a copy of the user's session: this stays within it.
+        frame.sparkSession.conf.set("spark.sql.shuffle.partitions", str(self._cores))
+        records, first, end = newest_of(frame) if self._latest else all_of(frame)
+        self._on_step("fetched")
+        if records.num_rows:
+            self._commit(records, Cursor(self._log.log_id, first), Cursor(self._log.log_id, end))
+
+    def _commit(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
+        if self.stopping.is_set():
+            raise Fenced("The pipeline is being stopped; this micro-batch was not applied.")
+        self._check_holder()
+        patiently(lambda: self._sink.apply(records, since=since, upto=upto))
+        self._on_step("committed")
+        self._advance()
+        self._on_step("advanced")
+
+    def _advance(self) -> None:
+        stored = self.stored()  # the sink's own word, not ours
+        slot = self._slot
+        if slot is not None and stored is not None:
+            patiently(lambda: slot.advance(stored))
+
+    def _check_holder(self) -> None:
+        # The table refuses a second committer by itself. This look spares a driver that has long been replaced the
+        # commit of what would be right but is no longer its business.
+        if self._slot is None:
+            return
+        state = patiently(self._slot.state)
+        if state.epoch != self._slot.epoch:
+            raise Fenced(
+                f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this driver had epoch "
+                f"{self._slot.epoch} and stops. It changed nothing."
+            )
+
+
+def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
+    """The newest record of each key in a micro-batch, and the offsets that the micro-batch covers without a hole."""
+    fields = [name for name in READ_SCHEMA.names if name != "key"]
+    table = (
+        frame.groupBy("key")
+        .agg(
+            sql.max_by(sql.struct(*fields), "offset").alias("newest"),
+            sql.count("*").alias("count"),
+            sql.min("offset").alias("first"),
+        )
+        .select(*[name if name == "key" else f"newest.{name}" for name in READ_SCHEMA.names], "count", "first")
+        .toArrow()
+    )
+    if not table.num_rows:
+        return READ_SCHEMA.empty_table(), 0, 0
+    keys = table.column("key")
+    if keys.null_count:
+        offset = pc.min(pc.filter(table.column("first"), pc.is_null(keys))).as_py()
+        raise NullKey(
+            f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow "
+            "into mode='append', or stop producing records without key. Nothing was applied."
+        )
+    first, end = _covered(table.column("first"), table.column("offset"), pc.sum(table.column("count")).as_py())
+    return table.select(READ_SCHEMA.names).cast(READ_SCHEMA), first, end
+
+
+def all_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
+    """All records of a micro-batch in the order of the log, and the offsets that it covers without a hole."""
+    table = frame.select(*READ_SCHEMA.names).toArrow()
+    if not table.num_rows:
+        return READ_SCHEMA.empty_table(), 0, 0
+    offsets = table.column("offset")
+    first, end = _covered(offsets, offsets, table.num_rows)
+    return table.cast(READ_SCHEMA).sort_by("offset"), first, end
+
+
+def _covered(lows: pa.ChunkedArray, highs: pa.ChunkedArray, count: int) -> tuple[int, int]:
+    first, last = pc.min(lows).as_py(), pc.max(highs).as_py()
+    if count != last - first + 1:
+        raise CorruptData(
+            f"A micro-batch holds {count} records between offsets {first} and {last}, where {last - first + 1} are "
+            "due: records were lost or doubled on the way. Nothing was applied; start the pipeline again."
+        )
+    return int(first), int(last) + 1

@@ -1,0 +1,150 @@
+"""What the data source and the pipelines decide: pure functions over cursors, bounds and spans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from strandline.log.slots import check_cursor
+from strandline.model.cursor import Bounds, Cursor, Limit, Span
+from strandline.model.errors import CursorExpired, Diverged, InvalidInput
+from strandline.spark.options import Position
+
+S = TypeVar("S", bound=Span)
+
+FULL_PARTITION: Final = 128 << 20
+"""The stored bytes that one task reads, at most, as far as whole batches allow."""
+
+SMALL_PARTITION: Final = 1 << 20
+"""Below this a further task costs more (25 to 30 ms) than it saves."""
+
+
+# --- packing ---------------------------------------------------------------------------------------------------
+
+
+def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
+    """Spans as the work of tasks: contiguous, balanced by bytes, each span in exactly one and in order.
+
+    About one task per core and per 128 MiB: more data gives more tasks, in multiples of the cores, so that the last
+    round is a full one; little data gives fewer.
+    """
+    total = sum(span.size for span in spans)
+    wanted = _tasks(total, cores)
+    tasks: list[list[S]] = [[] for _ in range(wanted)]
+    before = 0
+    for span in spans:
+        # The task in whose share of the bytes the span's middle lies.
+        tasks[min(wanted - 1, (2 * before + span.size) * wanted // max(1, 2 * total))].append(span)
+        before += span.size
+    return [task for task in tasks if task]
+
+
+def _tasks(total: int, cores: int) -> int:
+    worthwhile = max(1, min(cores, -(-total // SMALL_PARTITION)))
+    needed = -(-total // FULL_PARTITION)
+    return worthwhile if needed <= worthwhile else -(-needed // cores) * cores
+
+
+# --- positions -------------------------------------------------------------------------------------------------
+
+
+def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
+    """The cursor that an option means in a log as it is now. Whether it is retained is not decided here."""
+    match position:
+        case "earliest":
+            return Cursor(log_id, bounds.first)
+        case "latest":
+            return Cursor(log_id, bounds.next)
+        case Cursor():
+            if position.log_id != log_id:
+                raise Diverged(f"The cursor {position} belongs to another log than this one ({log_id}).")
+            return position
+        case _:
+            return Cursor(log_id, position)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Where reading goes on, and how many records it had to skip because they are no longer retained."""
+
+    cursor: Cursor
+    skipped: int = 0
+
+
+def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> Admitted:
+    """Where a reader at this cursor may go on. ``Diverged``; ``CursorExpired`` unless losses are accepted."""
+    try:
+        check_cursor(cursor, Cursor(log_id, 0), bounds)
+    except CursorExpired as error:
+        if fail_on_data_loss:
+            raise CursorExpired(
+                f"Offsets {cursor.next} to {bounds.first - 1} are needed and no longer retained (the log begins at "
+                f"{bounds.first}): rebuild what follows it from a new checkpoint with startingOffset=earliest, or "
+                "accept the loss with failOnDataLoss=false. A slot would have kept them."
+            ) from error
+        return Admitted(cursor.at(bounds.first), bounds.first - cursor.next)
+    return Admitted(cursor)
+
+
+def narrower(first: Limit, second: Limit) -> Limit:
+    """The limit that is within both."""
+
+    def least(a: int | None, b: int | None) -> int | None:
+        known = [number for number in (a, b) if number is not None]
+        return min(known, default=None)
+
+    return Limit(
+        records=least(first.records, second.records),
+        bytes=least(first.bytes, second.bytes),
+        batches=least(first.batches, second.batches),
+        upto=least(first.upto, second.upto),
+    )
+
+
+# --- Spark's offsets -------------------------------------------------------------------------------------------
+
+
+def encode_offset(cursor: Cursor) -> dict[str, Any]:
+    """A cursor as Spark stores it. Spark compares the JSON text, so the order of the keys never changes."""
+    return {"log": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
+
+
+def decode_offset(offset: Mapping[str, Any]) -> Cursor:
+    """The inverse; ``InvalidInput`` for what this source never wrote."""
+    try:
+        return Cursor(UUID(offset["log"]), int(offset["next"]), int(offset.get("term", 0)))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidInput(
+            f"The checkpoint holds {offset!r}, which is no position in a log: start with a new checkpoint."
+        ) from error
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The last batch that a checkpoint knows: its range, and whether Spark has noted its end as done.
+
+    ``since`` is None for the very first batch, whose beginning Spark does not write down.
+    """
+
+    since: Cursor | None
+    upto: Cursor
+    done: bool
+
+
+def agrees(remembered: Remembered, table: Cursor, bounds: Bounds) -> bool:
+    """Whether a checkpoint may go on where it stopped: only if the table is where it would begin.
+
+    The table's cursor is the truth. A checkpoint that is ahead of it would skip records, one of another log or
+    behind what is retained would fail, one that is far behind would read in vain: all are of no use.
+    """
+    if remembered.upto.log_id != table.log_id:
+        return False
+    if remembered.done:
+        return remembered.upto.next == table.next
+    since = table.next if remembered.since is None else remembered.since.next
+    return bounds.first <= since <= table.next <= remembered.upto.next <= bounds.next

@@ -1,0 +1,267 @@
+"""The data source ``strandline``: the driver plans, executors fetch whole batches as Arrow."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from prometheus_client import Counter
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from strandline.log.fetch import fetch_in_order
+from strandline.log.object import ObjectLog, open_log
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.model.errors import Diverged, InvalidInput, NotReady
+from strandline.spark.failures import patiently
+from strandline.spark.options import ReadOptions, parse_options
+from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve
+from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
+
+_SKIPPED: Final = Counter(
+    "strandline_spark_records_skipped",
+    "Records that a query with failOnDataLoss=false passed over because the log no longer retains them.",
+)
+_LOGGER: Final = logging.getLogger(__name__)
+_AHEAD: Final = 32 << 20
+"""Bytes that a task decodes early. A batch larger than this is read alone, so that a task stays small."""
+
+
+@dataclass(frozen=True)
+class SpanPartition(InputPartition):
+    """The work of one task: spans to be fetched one after another."""
+
+    spans: tuple[Span, ...]
+
+
+class StrandlineDataSource(DataSource):
+    """Reads a log as a table of its records, in batch and streaming queries alike. Reading claims no slot.
+
+    ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
+    ``startingOffset`` (``earliest``, ``latest``, an offset or a cursor), ``endingOffset``, ``maxRecordsPerTrigger``,
+    ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``, and ``storage.*`` for the
+    object store. A narrower ``.schema(...)`` reads less.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What follows ``format``."""
+        return "strandline"
+
+    def schema(self) -> StructType:
+        """All columns of a log."""
+        return SPARK_SCHEMA
+
+    def reader(self, schema: StructType) -> LogReader:
+        """A reader of what the log holds when the query is planned."""
+        return LogReader(parse_options(self.options), check_schema(schema))
+
+    def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
+        """A reader that goes on with what is appended."""
+        return LogStreamReader(parse_options(self.options), check_schema(schema))
+
+
+class _Opened:
+    """A log that is opened when it is first needed: readers are made in processes that never look at it."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        self.options = options
+        self.columns = columns
+        self._log: ObjectLog | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_log": None}
+
+    @property
+    def log(self) -> ObjectLog:
+        if self._log is None:
+            self._log = open_log(self.options.url, options=self.options.storage or None)
+        return self._log
+
+    def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
+        cores = self.options.partitions or len(os.sched_getaffinity(0))
+        return [SpanPartition(tuple(task)) for task in pack(spans, cores)]
+
+    def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SpanPartition):  # Spark's stand-in for "no partitions at all"
+            return
+        fetched = fetch_in_order(partition.spans, columns=self.columns.names, ahead=_AHEAD)
+        yield from shaped(_drained(fetched), self.columns)
+
+    def admit(self, cursor: Cursor, bounds: Bounds) -> tuple[Cursor, int]:
+        admitted = admit(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
+        return admitted.cursor, admitted.skipped
+
+    def report_skipped(self, since: Cursor, skipped: int) -> None:
+        if skipped:
+            _SKIPPED.inc(skipped)
+            _LOGGER.warning(
+                "%s: skipped %d records from offset %d on, which are no longer retained (failOnDataLoss=false).",
+                self.options.url,
+                skipped,
+                since.next,
+            )
+
+
+class LogReader(DataSourceReader):
+    """One batch query: everything from the starting to the ending offset, as of planning."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        """Nothing is opened yet."""
+        self._at = _Opened(options, columns)
+
+    def partitions(self) -> list[InputPartition]:  # Spark insists on a list
+        """The plan of the whole range, as the work of tasks."""
+        return patiently(self._plan)
+
+    def _plan(self) -> list[InputPartition]:
+        at, options = self._at, self._at.options
+        bounds = at.log.bounds()
+        asked = resolve(options.start, at.log.log_id, bounds)
+        upto = resolve(options.end, at.log.log_id, bounds).next
+        since, skipped = at.admit(asked, bounds)
+        if upto > bounds.next:
+            raise InvalidInput(f"endingOffset is {upto}, and {options.url} ends at {bounds.next} now: ask for less.")
+        if since.next >= upto:
+            return []
+        spans = at.log.plan(since, Limit(upto=upto))
+        _check_reaches(spans, upto, options.url)
+        at.report_skipped(asked, skipped)
+        return at.pack(spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        return self._at.fetch(partition)
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query. Its offsets only grow; limits hold at the boundaries of batches, which are never split."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        """Nothing is opened yet."""
+        self._at = _Opened(options, columns)
+        self._target: int | None = None
+        self._seen: Cursor | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query without checkpoint begins."""
+        return encode_offset(patiently(self._initial))
+
+    def _initial(self) -> Cursor:
+        bounds = self._at.log.bounds()
+        cursor = resolve(self._at.options.start, self._at.log.log_id, bounds)
+        self._at.admit(cursor, bounds)  # an offset that cannot be served is refused before anything is read
+        return cursor
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """One of the limits from the options, for Spark to hand back; the others are applied with it."""
+        match self._at.options.limit:
+            case Limit(bytes=int(size)):
+                return ReadMaxBytes(size)
+            case Limit(records=int(rows)):
+                return ReadMaxRows(rows)
+            case Limit(batches=int(files)):
+                return ReadMaxFiles(files)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of this run: what is appended later waits for the next one."""
+        self._target = patiently(self._at.log.bounds).next
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """How far the next batch goes: never below ``start``."""
+        since = decode_offset(start)
+        return encode_offset(patiently(lambda: self._reachable(since, limit)))
+
+    def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
+        at = self._at
+        bounds = at.log.bounds()
+        self._seen = since.at(bounds.next)
+        admitted, _ = at.admit(since, bounds)
+        end = min(self._ceiling(bounds), bounds.next)
+        if isinstance(limit, ReadMinRows) and self._target is None and end - admitted.next < limit.min_rows:
+            return since
+        allowed = _limit_of(limit, at.options.limit)
+        if allowed != NO_LIMIT and end > admitted.next:
+            end = at.log.plan(admitted, narrower(allowed, Limit(upto=end)))[-1].next
+        return since.at(max(since.next, end))
+
+    def _ceiling(self, bounds: Bounds) -> int:
+        ends = [resolve(self._at.options.end, self._at.log.log_id, bounds).next]
+        return min(ends if self._target is None else [*ends, self._target])
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """The log's end as it was last seen, for the query's progress."""
+        return None if self._seen is None else encode_offset(self._seen)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
+        """The plan of one micro-batch; the same range gives the same records, however often it is planned."""
+        since, upto = decode_offset(start), decode_offset(end)
+        return patiently(lambda: self._plan(since, upto))
+
+    def _plan(self, since: Cursor, upto: Cursor) -> list[InputPartition]:
+        at = self._at
+        bounds = at.log.bounds()
+        if upto.next < since.next or upto.log_id != since.log_id:
+            raise InvalidInput(f"A batch cannot go from {since} back to {upto}: start with a new checkpoint.")
+        if upto.next > bounds.next:
+            raise Diverged(
+                f"The checkpoint is at offset {upto.next}, past the end of {at.options.url} at {bounds.next}: the log "
+                "was restored or replaced. Start with a new checkpoint."
+            )
+        admitted, skipped = at.admit(since, bounds)
+        at.report_skipped(since, min(skipped, upto.next - since.next))
+        if admitted.next >= upto.next:
+            return []
+        spans = at.log.plan(admitted, Limit(upto=upto.next))
+        _check_reaches(spans, upto.next, at.options.url)
+        return at.pack(spans)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        return self._at.fetch(partition)
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """Nothing: reading claims nothing, and only a sink knows what has been applied."""
+
+
+def _drained(fetched: Iterator[tuple[Span, list[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+    """All batches in order, each let go of as soon as it was handed on: the next span is read while none is held."""
+    for span, batches in fetched:
+        batches.reverse()
+        while batches:
+            yield batches.pop()
+        if span.size > _AHEAD:
+            pa.default_memory_pool().release_unused()  # else the pool keeps it beside the next large one
+
+
+def _limit_of(limit: ReadLimit, options: Limit) -> Limit:
+    match limit:
+        case ReadAllAvailable():  # Spark: "regardless of the given source options"
+            return NO_LIMIT
+        case ReadMaxRows(rows):
+            return narrower(options, Limit(records=rows))
+        case ReadMaxBytes(size):
+            return narrower(options, Limit(bytes=size))
+        case ReadMaxFiles(files):
+            return narrower(options, Limit(batches=files))
+    return options
+
+
+def _check_reaches(spans: Sequence[Span], end: int, url: str) -> None:
+    if not spans or spans[-1].next != end:
+        reached = spans[-1].next if spans else "nothing"
+        raise NotReady(f"{url} was asked for offsets up to {end} and offered {reached}; ask again.")

@@ -1,0 +1,214 @@
+"""Decisions of the data source, without Spark and without a log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.errors import CursorExpired, Diverged, InvalidInput
+from strandline.spark.options import parse_options
+from strandline.spark.planning import (
+    FULL_PARTITION,
+    SMALL_PARTITION,
+    Remembered,
+    admit,
+    agrees,
+    decode_offset,
+    encode_offset,
+    narrower,
+    pack,
+    resolve,
+)
+
+LOG, OTHER = UUID(int=1), UUID(int=2)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    first: int
+    next: int
+    size: int
+
+    def fetch(self, columns=None):
+        raise AssertionError("packing reads nothing")
+
+
+def pieces(*sizes: int) -> list[Piece]:
+    return [Piece(n, n + 1, size) for n, size in enumerate(sizes)]
+
+
+# --- packing -----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 300 * MIB), max_size=80), st.integers(1, 16))
+def test_packing_keeps_every_span_once_and_in_order(sizes, cores):
+    spans = pieces(*sizes)
+    packed = pack(spans, cores)
+    assert [span for task in packed for span in task] == spans
+    assert all(packed)
+
+
+@given(st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=400), st.integers(1, 16))
+def test_packing_is_balanced_to_within_one_span(sizes, cores):
+    packed = pack(pieces(*sizes), cores)
+    fair = sum(sizes) / len(packed)
+    assert max(sum(span.size for span in task) for task in packed) <= fair + 2 * max(sizes)
+
+
+def test_little_data_is_one_task_because_a_task_costs_more_than_it_saves():
+    assert len(pack(pieces(*[100] * 50), cores=8)) == 1
+
+
+def test_enough_data_is_one_task_per_core():
+    assert len(pack(pieces(*[SMALL_PARTITION] * 8), cores=4)) == 4
+
+
+def test_much_data_is_tasks_of_a_bounded_size_in_full_rounds():
+    packed = pack(pieces(*[16 * MIB] * 100), cores=3)
+    assert len(packed) % 3 == 0
+    assert max(sum(span.size for span in task) for task in packed) <= FULL_PARTITION + 16 * MIB
+
+
+def test_a_span_is_never_split_however_large():
+    assert [len(task) for task in pack(pieces(900 * MIB), cores=4)] == [1]
+
+
+def test_no_spans_are_no_tasks():
+    assert pack([], cores=4) == []
+
+
+def test_spans_of_no_size_are_still_packed():
+    assert [len(task) for task in pack(pieces(0, 0), cores=4)] == [2]
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+def options(**given: str):
+    return parse_options({"path": "s3://bucket/log", **given})
+
+
+@pytest.mark.parametrize(
+    ("text", "position"),
+    [("earliest", "earliest"), ("Latest", "latest"), (" 17 ", 17), (str(Cursor(LOG, 5)), Cursor(LOG, 5))],
+)
+def test_a_position_is_an_end_an_offset_or_a_cursor(text, position):
+    assert options(startingOffset=text).start == position
+    assert options(endingOffset=text).end == position
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"startingOffset": "-1"},
+        {"startingOffset": "noon"},
+        {"maxBytesPerTrigger": "0"},
+        {"maxBytesPerTrigger": "10MB"},
+        {"failOnDataLoss": "perhaps"},
+        {"partitions": "-2"},
+        {"startOffset": "1"},
+    ],
+)
+def test_a_wrong_option_is_named_in_one_sentence(wrong):
+    with pytest.raises(InvalidInput) as caught:
+        options(**wrong)
+    assert next(iter(wrong)).lower() in str(caught.value).lower()
+
+
+def test_options_are_read_whatever_their_case_and_storage_ones_are_passed_on():
+    read = options(MAXRECORDSPERTRIGGER="5", failondataloss="FALSE", **{"storage.aws_region": "eu"})
+    assert read.limit == Limit(records=5)
+    assert not read.fail_on_data_loss
+    assert read.storage == {"aws_region": "eu"}
+
+
+def test_a_log_in_memory_is_refused_because_spark_reads_elsewhere():
+    with pytest.raises(InvalidInput, match="other"):
+        parse_options({"path": "memory://x"})
+
+
+def test_an_address_is_needed():
+    with pytest.raises(InvalidInput, match="address"):
+        parse_options({})
+
+
+# --- positions ---------------------------------------------------------------------------------------------------
+
+
+def test_ends_resolve_to_what_the_log_holds():
+    assert resolve("earliest", LOG, Bounds(3, 9)).next == 3
+    assert resolve("latest", LOG, Bounds(3, 9)).next == 9
+    assert resolve(7, LOG, Bounds(3, 9)) == Cursor(LOG, 7)
+
+
+def test_a_cursor_of_another_log_is_refused():
+    with pytest.raises(Diverged):
+        resolve(Cursor(OTHER, 7), LOG, Bounds(3, 9))
+
+
+def test_an_expired_cursor_is_refused_with_what_to_do():
+    with pytest.raises(CursorExpired, match=r"Offsets 1 to 4 .*failOnDataLoss=false"):
+        admit(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=True)
+
+
+def test_an_accepted_loss_goes_on_at_the_first_retained_offset_and_is_counted():
+    admitted = admit(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=False)
+    assert (admitted.cursor.next, admitted.skipped) == (5, 4)
+
+
+def test_a_cursor_past_the_end_is_refused_even_if_losses_are_accepted():
+    with pytest.raises(Diverged):
+        admit(Cursor(LOG, 10), LOG, Bounds(5, 9), fail_on_data_loss=False)
+
+
+def test_the_narrower_limit_is_within_both():
+    assert narrower(Limit(records=5, bytes=9), Limit(records=7, upto=3)) == Limit(records=5, bytes=9, upto=3)
+
+
+# --- offsets and checkpoints ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**31))
+def test_offsets_survive_json_and_their_text_is_always_the_same(offset, term):
+    cursor = Cursor(LOG, offset, term)
+    text = json.dumps(encode_offset(cursor))
+    assert decode_offset(json.loads(text)) == cursor
+    assert list(json.loads(text)) == ["log", "next", "term"]
+
+
+@pytest.mark.parametrize("foreign", [{}, {"partition": 3}, {"log": "x", "next": 1}, {"log": str(LOG), "next": -1}])
+def test_offsets_of_another_source_are_refused(foreign):
+    with pytest.raises(InvalidInput):
+        decode_offset(foreign)
+
+
+def remembered(since: int | None, upto: int, *, done: bool, log: UUID = LOG) -> Remembered:
+    return Remembered(None if since is None else Cursor(log, since), Cursor(log, upto), done)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "table", "fits"),
+    [
+        (remembered(10, 20, done=True), 20, True),
+        (remembered(10, 20, done=True), 19, False),  # ahead of the table: it would skip records
+        (remembered(10, 20, done=True), 21, False),
+        (remembered(10, 20, done=False), 10, True),  # died before the table's commit
+        (remembered(10, 20, done=False), 20, True),  # died after it
+        (remembered(10, 20, done=False), 9, False),
+        (remembered(10, 20, done=False), 21, False),
+        (remembered(2, 20, done=False), 20, False),  # would need what is no longer retained
+        (remembered(10, 99, done=False), 20, False),  # the log was restored since
+        (remembered(None, 20, done=False), 5, True),
+        (remembered(None, 20, done=False), 21, False),
+        (remembered(10, 20, done=True, log=OTHER), 20, False),
+    ],
+)
+def test_a_checkpoint_is_used_only_if_it_goes_on_where_the_table_stands(checkpoint, table, fits):
+    assert agrees(checkpoint, Cursor(LOG, table), Bounds(5, 50)) is fits
