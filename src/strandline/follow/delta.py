@@ -12,14 +12,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.follow.sink import remaining
+from strandline.follow.sink import remaining, without_key
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     Diverged,
     Fenced,
     InvalidInput,
     MissingExtra,
-    NullKey,
     StorageError,
 )
 from strandline.model.records import READ_SCHEMA, Op
@@ -223,10 +222,7 @@ def _refuse_null_keys(records: pa.Table) -> None:
     keys = records.column("key")
     if keys.null_count:
         first = pc.min(pc.filter(records.column("offset"), pc.is_null(keys))).as_py()
-        raise NullKey(
-            f"The record at offset {first} has no key, and a table of the latest values keeps one row per key: follow "
-            "into mode='append', or stop producing records without key. Nothing was applied."
-        )
+        raise without_key(first)
 
 
 def _local_path(url: str) -> str | None:

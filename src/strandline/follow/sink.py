@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Gap
+from strandline.model.errors import Gap, NullKey
 
 
 @runtime_checkable
@@ -31,6 +31,14 @@ class Sink(Protocol):
         overlaps it, records below the cursor are dropped; one that starts above it is ``Gap``. ``Fenced`` if another
         follower committed at the same time.
         """
+
+
+def without_key(offset: int) -> NullKey:
+    """The refusal of a record that a table of the latest values has no row for."""
+    return NullKey(
+        f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow into "
+        "mode='append', or stop producing records without key. Nothing was applied."
+    )
 
 
 def remaining(records: pa.Table, *, since: Cursor, upto: Cursor, at: Cursor | None) -> pa.Table | None:

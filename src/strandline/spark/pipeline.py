@@ -15,11 +15,11 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.follow.run import Start, begin
-from strandline.follow.sink import Sink
+from strandline.follow.sink import Sink, without_key
 from strandline.log.contract import Slot
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, NullKey
+from strandline.model.errors import CorruptData, Fenced, InvalidInput
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.checkpoint import usable_checkpoint
 from strandline.spark.failures import patiently, unwrapped
@@ -242,10 +242,7 @@ def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:
     keys = table.column("key")
     if keys.null_count:
         offset = pc.min(pc.filter(table.column("first"), pc.is_null(keys))).as_py()
-        raise NullKey(
-            f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow "
-            "into mode='append', or stop producing records without key. Nothing was applied."
-        )
+        raise without_key(offset)
     first, end = _covered(table.column("first"), table.column("offset"), pc.sum(table.column("count")).as_py())
     return table.select(READ_SCHEMA.names).cast(READ_SCHEMA), first, end
 
