@@ -36,8 +36,8 @@ class Sink(Protocol):
 def without_key(offset: int) -> NullKey:
     """The refusal of a record that a table of the latest values has no row for."""
     return NullKey(
-        f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow into "
-        "mode='append', or stop producing records without key. Nothing was applied."
+        f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow "
+        "into mode='append', or stop producing records without key. Nothing was applied."
     )
 
 
