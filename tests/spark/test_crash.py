@@ -154,7 +154,15 @@ def harm_checksum(point: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [harm_last_commit, harm_everything, harm_commits, harm_offsets, harm_text, harm_checksum]
+    "harm",
+    [
+        harm_last_commit,
+        harm_everything,
+        harm_offsets,
+        harm_text,
+        pytest.param(harm_commits, marks=pytest.mark.slow),
+        pytest.param(harm_checksum, marks=pytest.mark.slow),
+    ],
 )
 def test_a_harmed_checkpoint_neither_loses_nor_doubles(spark, followed, tmp_path, harm):
     log, folder = followed

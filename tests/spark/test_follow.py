@@ -217,7 +217,9 @@ def test_of_two_drivers_that_commit_at_once_the_table_refuses_one(spark, log, ta
 # --- what cannot be followed -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("harm", "kind"), [(damaged, CorruptData), (Path.unlink, NotFound)])
+@pytest.mark.parametrize(
+    ("harm", "kind"), [(damaged, CorruptData), pytest.param(Path.unlink, NotFound, marks=pytest.mark.slow)]
+)
 def test_a_harmed_batch_is_named_and_leaves_every_cursor_where_it_was(spark, log, table, harm, kind):
     append(log, numbered(0, 10))
     sink = sl.DeltaSink(str(table))

@@ -1,0 +1,40 @@
+"""Runs all benchmarks, or those named; prints a table, writes ``results.json``, fails if a goal was missed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from benchmarks import append, backlog, decode, memory, spark_read
+from benchmarks.harness import Result, save, show
+
+BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
+    "append_batch": append.batches,
+    "append_single": append.singles,
+    "decode": decode.run,
+    "backlog": backlog.run,
+    "memory": memory.run,
+    "spark_read": spark_read.run,
+}
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"There is no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.", file=sys.stderr)
+        return 2
+    results: list[Result] = []
+    for name in names:
+        print(f"… {name}", file=sys.stderr, flush=True)
+        found = BENCHMARKS[name]()
+        show(found)
+        save(found)
+        results += found
+    missed = [result.name for result in results if result.met is False]
+    print(f"{len(results)} numbers, {len(missed)} short of their goal{': ' + ', '.join(missed) if missed else ''}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
