@@ -54,8 +54,8 @@ def _path_names(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.arg(arg=name, annotation=ast.expr() as kind) if _mentions_path(kind):
                 yield name
-            case ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name), annotation=kind) if (
-                _mentions_path(kind)
+            case ast.AnnAssign(target=ast.Name(id=name) | ast.Attribute(attr=name), annotation=kind) if _mentions_path(
+                kind
             ):
                 yield name
             case ast.Assign(targets=[ast.Name(id=name) | ast.Attribute(attr=name)], value=value) if _is_path(

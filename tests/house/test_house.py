@@ -71,9 +71,7 @@ def test_the_ban_reaches_every_room(room: str) -> None:
     assert "TID251" in ruff("import time\n\ntime.time()\n", f"src/strandline/{room}/example.py")
 
 
-@pytest.mark.parametrize(
-    "place", ["src/strandline/storage", "src/strandline/testing", "src/strandline/cli", "tests"]
-)
+@pytest.mark.parametrize("place", ["src/strandline/storage", "src/strandline/testing", "src/strandline/cli", "tests"])
 def test_the_ban_spares_those_who_own_the_clock_or_may_use_it(place: str) -> None:
     assert "TID251" not in ruff("import time\n\ntime.time()\n", f"{place}/example.py")
 
@@ -120,9 +118,7 @@ def contracts_over(package: Path) -> subprocess.CompletedProcess[str]:
             else:
                 lines.append(f"{key} = {value}")
     (package / "contracts.ini").write_text("\n".join(lines))
-    program = (
-        "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
-    )
+    program = "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
     return run(
         sys.executable, "-c", program, "--config", package / "contracts.ini", "--no-cache",
         cwd=package, env={**os.environ, "PYTHONPATH": str(package)},
@@ -194,9 +190,7 @@ def test_a_room_that_is_in_no_layer_is_caught(tmp_path: Path) -> None:
         ("needs a file system with links", "true", 0),
     ],
 )
-def test_a_missing_server_fails_the_run_only_under_ci(
-    reason: str, ci: str, status: int, tmp_path: Path
-) -> None:
+def test_a_missing_server_fails_the_run_only_under_ci(reason: str, ci: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(
         f"import pytest\n@pytest.mark.skip(reason={reason!r})\ndef test_it(): pass\ndef test_other(): pass\n"

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from strandline.log.contract import Receipt
-
-if TYPE_CHECKING:
-    from strandline.log.object.producer import Producer
 
 Outcome = Future[Receipt]
 
@@ -58,11 +54,11 @@ class Era:
     What no handle points to any more goes away by itself.
     """
 
-    __slots__ = ("base", "end", "following", "holes", "outcome", "producer", "start")
+    __slots__ = ("base", "end", "following", "holes", "outcome", "place", "start")
 
-    def __init__(self, producer: Producer, start: int) -> None:
-        """The era that begins with ticket ``start``."""
-        self.producer = producer
+    def __init__(self, place: Callable[[], None], start: int) -> None:
+        """The era that begins with ticket ``start``; ``place`` puts every queued record in a batch."""
+        self.place = place
         self.start = start
         self.end: int | None = None
         self.outcome: Outcome | None = None
@@ -97,7 +93,7 @@ class RecordHandle:
 
     def _placed(self) -> tuple[Outcome, int]:
         while (era := self._found()) is None or era.outcome is None:
-            self._era.producer.place_pending()
+            self._era.place()
         return era.outcome, era.base + self._ticket - era.start - bisect_left(era.holes, self._ticket)
 
     def done(self) -> bool:

@@ -106,7 +106,7 @@ class Producer:
         self._next_ticket = queue.next_ticket
         self._rows = queue.rows
         self._store_row = queue.rows.setdefault
-        self._era = Era(self, 0)
+        self._era = Era(self.place_pending, 0)
         self._page_mask = FIRST_PAGE - 1
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -293,7 +293,7 @@ class Producer:
         while (era := self._era).start < end:
             stop = min(era.start + self._page_mask + 1, end)
             rows, holes = self._take_rows(era.start, stop)
-            self._era = Era(self, stop if stop < end else end + 1)
+            self._era = Era(self.place_pending, stop if stop < end else end + 1)
             refusal = self._refusal()
             if refusal is not None or not rows:
                 outcome = new_outcome()
