@@ -95,12 +95,27 @@ def _singles(threads: int, records: int) -> float:
             return records / (time.perf_counter() - began)
 
 
+def _locked_lists(records: int) -> float:
+    """A yardstick for the machine: appending key and value to two lists under a lock, and nothing else, per second."""
+    lock, keys, values = threading.Lock(), [], []
+    key, value = b"12345678", b"v" * 92
+    began = time.perf_counter()
+    for _ in range(records):
+        with lock:
+            keys.append(key)
+            values.append(value)
+    return records / (time.perf_counter() - began)
+
+
 def singles() -> list[Result]:
-    one, four = [], []
+    one, four, bare = [], [], []
     for _ in range(5):
+        bare.append(_locked_lists(500_000))
         one.append(_singles(1, 500_000))
         four.append(_singles(4, 500_000))
+    yardstick = f"two lists under a lock, in memory, at {median(bare):,.0f}/s"
     return [
-        Result("append_single_1_thread", median(one), "records/s", ">= 500000", "100-byte records, durable and listed"),
+        Result("append_single_1_thread", median(one), "records/s", ">= 500000", f"100 bytes, durable; {yardstick}"),
+        Result("append_single_1_thread_best", max(one), "records/s", "", "the best of five"),
         Result("append_single_4_threads", median(four) / median(one), "ratio", ">= 0.8", "one thread"),
     ]

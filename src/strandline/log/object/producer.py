@@ -46,6 +46,11 @@ _LAG: Final = 4
 _MAX_METADATA: Final = 1 << 14
 """A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
 
+_PUT: Final = int(Op.PUT)
+"""A plain number: with a member of the enumeration in it, no row would ever be left alone by the garbage collector."""
+
+_new_tuple: Final = tuple.__new__
+
 _BYTES: Final = (bytes, type(None))
 
 
@@ -141,7 +146,7 @@ class Producer:
         *,
         key: bytes | None = None,
         value: bytes | None = None,
-        op: int = Op.PUT,
+        op: int = _PUT,
         timestamp: int | None = None,
         headers: Headers | None = None,
     ) -> RecordHandle:
@@ -152,7 +157,7 @@ class Producer:
         if large:
             check_size(key, value)
         if op or headers is not None:
-            headers = check_rare(op, headers)
+            headers, op = check_rare(op, headers), int(op)
             large = large or (headers is not None and sum(map(len, headers.values())) >= _LARGE)
         if timestamp is not None:
             check_timestamp(timestamp)
@@ -173,7 +178,7 @@ class Producer:
             self._notice()
         if self._refusing:
             self._refuse_queued(ticket)
-        return RecordHandle(era, ticket)
+        return _new_tuple(RecordHandle, (era, ticket))
 
     def _queue_large(self, row: Row) -> int:
         # One at a time, and into a page at once: several in one page could be more than a batch may hold.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from itertools import count
+from operator import itemgetter
 from typing import Final, cast
 
 import pyarrow as pa
@@ -72,13 +73,13 @@ def fitting_page(record: int, batch_bytes: int) -> int:
 
 def page_of(rows: list[Row]) -> pa.RecordBatch:
     """The rows as one record batch."""
-    headers = [row[4] for row in rows]
-    nanoseconds = pa.array(array("q", [row[0] for row in rows]), pa.int64())
+    headers = list(map(itemgetter(4), rows))
+    nanoseconds = pa.array(array("q", map(itemgetter(0), rows)), pa.int64())
     return record_batch(
         timestamps=pc.divide(nanoseconds, 1000),
-        ops=array("b", [row[1] for row in rows]),
-        keys=[row[2] for row in rows],
-        values=[row[3] for row in rows],
+        ops=array("b", map(itemgetter(1), rows)),
+        keys=list(map(itemgetter(2), rows)),
+        values=list(map(itemgetter(3), rows)),
         headers=headers if any(headers) else None,
     )
 
