@@ -51,7 +51,7 @@ _PUT: Final = int(Op.PUT)
 
 _new_tuple: Final = tuple.__new__
 
-_BYTES: Final = (bytes, type(None))
+_TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 
 class _Open:
@@ -151,9 +151,15 @@ class Producer:
         headers: Headers | None = None,
     ) -> RecordHandle:
         """Append one record; ``timestamp`` is in microseconds and defaults to now."""
-        if type(key) not in _BYTES or type(value) not in _BYTES:
-            raise InvalidInput("Keys and values are bytes or None: encode text first.")
-        large = (value is not None and len(value) >= _LARGE) or (key is not None and len(key) >= _LARGE)
+        large = False
+        if type(value) is bytes:
+            large = len(value) >= _LARGE
+        elif value is not None:
+            raise InvalidInput(_TYPES)
+        if type(key) is bytes:
+            large = large or len(key) >= _LARGE
+        elif key is not None:
+            raise InvalidInput(_TYPES)
         if large:
             check_size(key, value)
         if op or headers is not None:
