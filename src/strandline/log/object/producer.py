@@ -141,7 +141,7 @@ class Producer:
 
     # --- appending ---------------------------------------------------------------------------------------------
 
-    def append(
+    def append(  # noqa: C901, PLR0912 - once per record: a call to a helper would cost a tenth of it
         self,
         *,
         key: bytes | None = None,
