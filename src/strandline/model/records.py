@@ -56,7 +56,7 @@ RecordSource: TypeAlias = pa.Table | pa.RecordBatch
 def record_batch(
     *,
     timestamps: Sequence[int] | pa.Array,
-    ops: Sequence[int],
+    ops: Sequence[int] | pa.Array,
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
     headers: Sequence[object] | None = None,
@@ -67,8 +67,8 @@ def record_batch(
     """
     count = len(keys)
     columns = [
-        pa.array(timestamps, pa.int64()).view(TIMESTAMP),
-        pa.array(ops, pa.int8()),
+        (timestamps if isinstance(timestamps, pa.Array) else pa.array(timestamps, pa.int64())).view(TIMESTAMP),
+        ops if isinstance(ops, pa.Array) else pa.array(ops, pa.int8()),
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
         no_headers(count) if headers is None else pa.array(headers, HEADERS),

@@ -74,14 +74,20 @@ def fitting_page(record: int, batch_bytes: int) -> int:
 def page_of(rows: list[Row]) -> pa.RecordBatch:
     """The rows as one record batch."""
     headers = list(map(itemgetter(4), rows))
-    nanoseconds = pa.array(array("q", map(itemgetter(0), rows)), pa.int64())
+    nanoseconds = _numbers(pa.int64(), array("q", [row[0] for row in rows]))
     return record_batch(
         timestamps=pc.divide(nanoseconds, 1000),
-        ops=array("b", map(itemgetter(1), rows)),
+        ops=_numbers(pa.int8(), bytes(map(itemgetter(1), rows))),
         keys=list(map(itemgetter(2), rows)),
         values=list(map(itemgetter(3), rows)),
         headers=headers if any(headers) else None,
     )
+
+
+def _numbers(kind: pa.DataType, data: array[int] | bytes) -> pa.Array:
+    """The numbers in a buffer, as they lie there: ``pa.array`` would walk through them one by one."""
+    buffer = pa.py_buffer(data)
+    return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])
 
 
 def check_size(*parts: bytes | None) -> None:
