@@ -222,7 +222,11 @@ class ObjectLog:
         uploads: int = 4,
         compression: str = "lz4",
     ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then goes on behind its last number."""
+        """A producer with a writer id of its own, or the given one, which then goes on behind its last number.
+
+        A writer id is for one running producer at a time: two that share one would take each other's batches for
+        repetitions of their own.
+        """
         head = self.head()
         name = WriterId(self._chance.uuid()) if writer is None else writer
         last = head.writers.get(name)
