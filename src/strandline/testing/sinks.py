@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
@@ -76,15 +77,15 @@ class MemorySink:
         return list(zip(*columns, strict=True))
 
 
-class SinkContract:
+class SinkContract(ABC):
     """Every sentence of :class:`~strandline.follow.sink.Sink`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``sink``, an empty sink for each test, and :meth:`content`.
     """
 
+    @abstractmethod
     def content(self, sink: Sink) -> Mapping[bytes | None, bytes | None]:
         """The newest value of each key that the sink holds and that was not deleted."""
-        raise NotImplementedError
 
     def apply(self, sink: Sink, first: int, *rows: Change, since: int | None = None) -> Cursor:
         """Apply changes from offset ``first`` on; returns the cursor behind them."""
