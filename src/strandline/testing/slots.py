@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Final
 from uuid import UUID
 
@@ -26,16 +27,16 @@ def append(log: Log, *values: bytes, writer: WriterId = SOMEBODY, number: int, e
     return log.append(batch, writer=writer, number=number, expect=expect).result(30.0)
 
 
-class LogOwner:
+class LogOwner(ABC):
     """What the contract of logs leaves to whoever owns one, and tests need."""
 
+    @abstractmethod
     def retain_from(self, log: Log, offset: int) -> None:
         """Let the log forget everything below an offset, whatever its slots say."""
-        raise NotImplementedError
 
+    @abstractmethod
     def invalidate(self, log: Log, name: str) -> None:
         """Invalidate a slot, for whatever reason."""
-        raise NotImplementedError
 
 
 class SlotContract(LogOwner):
