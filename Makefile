@@ -54,7 +54,7 @@ lint: venv ## ruff, formatting, the house rules and the import directions
 types: venv ## mypy --strict
 	@$(BIN)/mypy
 
-services: ## start the servers that tests talk to
+services: ## install the servers that tests start (two to three minutes the first time)
 	@scripts/services.sh
 
 bench: venv ## all benchmarks, or one: make bench ONLY=name

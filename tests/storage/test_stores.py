@@ -11,11 +11,12 @@ import pytest
 from obstore.store import MemoryStore
 
 from strandline.model.errors import AlreadyExists, Conflict, DiskFull, InvalidInput, StorageError
-from strandline.storage.disk import DISK
+from strandline.storage.disk import DISK, FolderRow, LocalDisk
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import open_store
+from strandline.testing.clock import ManualClock
 from strandline.testing.disks import DiskAction, FullDisk, RecordingDisk
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -247,6 +248,52 @@ for attempt in (lambda: store.put("a", b"x" * 200_000), lambda: store.put("b", [
             store.get(".~new-left-by-a-crash")
         with pytest.raises(InvalidInput):
             store.put("a/.~lock-b", b"")
+
+
+class TestListingAFolder:
+    def test_it_tells_when_the_file_was_last_written(self, tmp_path: Path) -> None:
+        store = LocalStore(str(tmp_path))
+        store.put("a", b"first")
+        os.utime(tmp_path / "a", ns=(0, 1_600_000_000_123_456_789))
+        assert [row.modified for row in store.list("")] == [1_600_000_000_123_456]
+        store.put("a", b"second")
+        assert [row.modified > 1_600_000_000_123_456 for row in store.list("")] == [True]
+
+    def test_it_begins_at_the_deepest_folder_that_the_prefix_names(self, tmp_path: Path) -> None:
+        scanned: list[str] = []
+
+        class Watched(LocalDisk):
+            def scan(self, path: str) -> list[FolderRow]:
+                scanned.append(os.path.relpath(path, tmp_path))
+                return super().scan(path)
+
+        store = LocalStore(str(tmp_path), disk=Watched())
+        for name in ("a/b/c/1", "a/b/c/2", "a/b/other/1", "a/x/1", "y/1"):
+            store.put(name, b"")
+        assert paths(store, "a/b/c/") == ["a/b/c/1", "a/b/c/2"]
+        assert scanned == ["a/b/c"]
+        scanned.clear()
+        assert paths(store, "a/b/c", "a/b/c/1") == ["a/b/c/2"]
+        assert scanned == ["a/b", "a/b/c"]
+
+    @pytest.mark.parametrize("prefix", ["../", "a/../a/", "./", "/", "a//", "nul\0/", ".~hidden/", "a/b/c/"])
+    def test_a_prefix_that_no_object_can_have_lists_nothing(self, tmp_path: Path, prefix: str) -> None:
+        store = LocalStore(str(tmp_path / "store"))
+        store.put("a/b", b"")
+        store.put("outside", b"")
+        (tmp_path / "store" / ".~hidden").mkdir()
+        (tmp_path / "store" / ".~hidden" / "file").touch()
+        assert paths(store, prefix) == []
+
+
+def test_a_plain_store_stamps_its_objects_by_its_clock() -> None:
+    clock = ManualClock(now=1_000_000)
+    store = PlainStore(clock=clock)
+    store.put("a", b"")
+    store.put("b", b"")
+    clock.advance(2.0)
+    store.put("b", b"again")
+    assert [(row.path, row.modified) for row in store.list("")] == [("a", 1_000_000), ("b", 3_000_000)]
 
 
 def test_a_conditional_write_that_a_bucket_answers_with_not_found_is_a_conflict(

@@ -20,6 +20,7 @@ from strandline.model.errors import (
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.metrics import Role, count_writes
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore, Payload, Version
 
@@ -92,6 +93,8 @@ class StoreCell(Generic[T]):
         self._doubts: dict[OpId, int] = {}
         self.conflicts = 0
         """Races lost so far, for the conflict rate."""
+        self.writes = 0
+        """Writes that landed and were answered so far."""
 
     @property
     def where(self) -> str:
@@ -142,8 +145,16 @@ class StoreCell(Generic[T]):
             f"Whether {self.where} was created by this call is unknown: the store failed. Read it, or try again."
         )
 
-    def update(self, op: OpId, edit: Callable[[T], T]) -> T:
-        """Apply a pure edit exactly once; see :class:`Cell`."""
+    def update(self, op: OpId, edit: Callable[[T], T], *, role: Role | None = None) -> T:
+        """Apply a pure edit exactly once; see :class:`Cell`. With ``role`` its writes are counted for Prometheus."""
+        writes, conflicts = self.writes, self.conflicts
+        try:
+            return self._update(op, edit)
+        finally:
+            if role is not None:
+                count_writes(role, landed=self.writes - writes, lost=self.conflicts - conflicts)
+
+    def _update(self, op: OpId, edit: Callable[[T], T]) -> T:
         held, fresh, tries = self._held, False, 0
         while True:
             if held is None:
@@ -192,6 +203,7 @@ class StoreCell(Generic[T]):
                 self._doubts.pop(op, None)
             return None
         self._doubts.pop(op, None)
+        self.writes += 1
         return _Held(state, version)
 
     def _settle(self, op: OpId, state: Stamped[T]) -> None:

@@ -7,9 +7,19 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+
+
+class FolderRow(NamedTuple):
+    """One name in a folder; of a folder in it, only the name is told."""
+
+    name: str
+    is_folder: bool = False
+    size: int = 0
+    modified: int = 0
+    """When the file was last written, in microseconds since the epoch."""
 
 
 @runtime_checkable
@@ -43,8 +53,8 @@ class Disk(Protocol):
     def make_folders(self, path: str) -> None:
         """Create a folder and its parents, durably."""
 
-    def scan(self, path: str) -> list[tuple[str, bool, int]]:
-        """The folder's names in order, each with whether it is a folder and its size; ``[]`` if there is none."""
+    def scan(self, path: str) -> list[FolderRow]:
+        """What is in the folder, by name; ``[]`` if there is none."""
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind."""
@@ -191,15 +201,18 @@ class LocalDisk:
                 raise StorageError(f"{path} is in the way: a folder is needed there, and it is a file.")
         self.sync_folder(parent or ".")
 
-    def scan(self, path: str) -> list[tuple[str, bool, int]]:
-        """The folder's names in order, each with whether it is a folder and its size."""
+    def scan(self, path: str) -> list[FolderRow]:
+        """What is in the folder, by name."""
         rows = []
         with _speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
                 # A file may go away between the listing and the look at it; then it is simply not there.
                 with contextlib.suppress(FileNotFoundError):
-                    is_folder = entry.is_dir()
-                    rows.append((entry.name, is_folder, 0 if is_folder else entry.stat().st_size))
+                    if entry.is_dir():
+                        rows.append(FolderRow(entry.name, is_folder=True))
+                        continue
+                    found = entry.stat()
+                    rows.append(FolderRow(entry.name, size=found.st_size, modified=found.st_mtime_ns // 1000))
         return sorted(rows)
 
     @contextlib.contextmanager

@@ -27,6 +27,12 @@ def _version_of(parts: list[bytes | memoryview]) -> Version:
     return Version(digest.hexdigest())
 
 
+def _is_plain(path: str) -> bool:
+    pieces = path.split("/")
+    strange = (piece in ("", ".", "..") or piece.startswith(_HIDDEN) for piece in pieces)
+    return "\0" not in path and not any(strange)
+
+
 class LocalStore:
     """Objects as files below a folder. A put is fsynced, file and folder, before it is acknowledged."""
 
@@ -49,14 +55,9 @@ class LocalStore:
         return f"LocalStore({self._root!r})"
 
     def _file(self, path: str) -> str:
-        pieces = path.split("/")
-        if (
-            "\0" in path
-            or not all(pieces)
-            or any(piece in (".", "..") or piece.startswith(_HIDDEN) for piece in pieces)
-        ):
+        if not _is_plain(path):
             raise InvalidInput(f"{path!r} cannot be the path of an object: its parts must be plain names.")
-        return os.path.join(self._root, *pieces)
+        return os.path.join(self._root, *path.split("/"))
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
@@ -117,17 +118,23 @@ class LocalStore:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects below ``prefix`` in path order; folders that cannot hold a match are not read."""
-        yield from self._walk("", prefix, start_after)
+        # Begun at the deepest folder that the prefix names: what stands beside it must cost nothing.
+        folder = prefix.rpartition("/")[0]
+        if folder and not _is_plain(folder):
+            return  # no object can be there, and it might lead out of the store
+        yield from self._walk(folder, prefix, start_after)
 
     def _walk(self, below: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         folder = os.path.join(self._root, *below.split("/")) if below else self._root
-        rows = [row for row in self._disk.scan(folder) if not row[0].startswith(_HIDDEN)]
+        rows = [row for row in self._disk.scan(folder) if not row.name.startswith(_HIDDEN)]
         # Path order compares "a/b" with "a.c" by "/", so a folder sorts as its name with the slash.
-        for name, is_folder, size in sorted(rows, key=lambda row: row[0] + "/" if row[1] else row[0]):
+        for name, is_folder, size, modified in sorted(
+            rows, key=lambda row: row.name + "/" if row.is_folder else row.name
+        ):
             path = f"{below}/{name}" if below else name
             if not is_folder:
                 if path.startswith(prefix) and path > start_after:
-                    yield ObjectInfo(path, size)
+                    yield ObjectInfo(path, size, modified)
                 continue
             inside = path + "/"
             may_match = inside.startswith(prefix) or prefix.startswith(inside)

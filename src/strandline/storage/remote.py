@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import obstore
@@ -16,23 +17,21 @@ from strandline.model.errors import (
     InvalidInput,
     NotFound,
     StorageError,
+    StrandlineError,
     TransientStorageError,
     UsedAcrossFork,
 )
+from strandline.storage.answers import Answer, Meaning, understand
 from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 R = TypeVar("R")
 
-_FINAL: Final[tuple[type[Exception], ...]] = (
-    refusals.PermissionDeniedError,
-    refusals.UnauthenticatedError,
-    refusals.NotSupportedError,
-    refusals.InvalidPathError,
-    refusals.UnknownConfigurationKeyError,
-    NotImplementedError,
-)
-
-_PAGE = 1000
+_PAGE: Final = 1000
+_ONE_REQUEST: Final = 16 << 20
+"""Up to here an object is put in one request; above, in pieces: a slow line then loses a piece and not the whole."""
+_PIECE: Final = 8 << 20
+_PIECES_AT_ONCE: Final = 4
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CLIENT_OPTIONS = frozenset(
     {
@@ -61,6 +60,10 @@ _CLIENT_OPTIONS = frozenset(
 
 _used_in: int | None = None
 """The process that first used any client: all share one set of threads, which do not live on in a forked child."""
+
+
+class _Raced(TransientStorageError):
+    """The store says that it did nothing, for another request was under way."""
 
 
 class ObstoreStore:
@@ -100,40 +103,69 @@ class ObstoreStore:
                     "before that forked, and would hang in the child. Start processes with 'spawn' or 'forkserver'."
                 )
         _used_in = process
-        if self._process is not None:
-            return self._client
-        # Retries belong to one place, storage.retry: a client that blindly repeats a conditional write would turn
-        # its own success into a conflict.
-        connect: Any = from_url
-        client_options = {name: value for name, value in self._options.items() if name in _CLIENT_OPTIONS}
-        config = {name: value for name, value in self._options.items() if name not in _CLIENT_OPTIONS}
-        self._client = connect(
-            self._url, config=config or None, client_options=client_options or None, retry_config={"max_retries": 0}
-        )
-        self._process = process
+        if self._process is None:
+            self._client = self._connect()
+            self._process = process
         return self._client
 
-    def _call(self, path: str, action: Callable[[Any], R]) -> R:
+    def _connect(self) -> Any:
+        config: dict[str, str] = {}
+        for_client: dict[str, str] = {}
+        for name, value in self._options.items():
+            known = _client_option(name)
+            if known is None:
+                config[name] = value
+            else:
+                for_client[known] = value
+        connect: Any = from_url
         try:
-            return action(self._connected())
-        except FileNotFoundError as error:
-            raise NotFound(f"There is no object {self._url}/{path}.") from error
-        except refusals.NotFoundError as error:
-            raise NotFound(f"There is no object {self._url}/{path}.") from error
-        except refusals.AlreadyExistsError as error:
-            raise AlreadyExists(f"{self._url}/{path} exists already.") from error
-        except (refusals.PreconditionError, refusals.NotModifiedError) as error:
-            raise Conflict(f"{self._url}/{path} was changed by someone else; read it again.") from error
-        except ValueError as error:
-            raise InvalidInput(f"The store cannot do this with {self._url}/{path}: {_first_line(error)}.") from error
-        except _FINAL as error:
+            # Retries belong to one place, storage.retry: a client that blindly repeats a conditional write would turn
+            # its own success into a conflict.
+            return connect(
+                self._url, config=config or None, client_options=for_client or None, retry_config={"max_retries": 0}
+            )
+        except (refusals.BaseError, ValueError) as error:
             raise StorageError(
-                f"The store refused {self._url}/{path}: {_first_line(error)}. Retrying does not help."
+                f"{self._url} cannot be opened with these options: {understand(error).said}. Correct the options, or "
+                "the environment variables that stand for them."
             ) from error
-        except (refusals.BaseError, OSError) as error:
-            raise TransientStorageError(
-                f"The store failed at {self._url}/{path}: {_first_line(error)}. Retrying may help."
+
+    def _call(self, path: str, action: Callable[[Any], R]) -> R:
+        client = self._connected()
+        try:
+            return action(client)
+        except ValueError as error:
+            raise InvalidInput(
+                f"The store cannot do this with {self._url}/{path}: {understand(error).said}."
             ) from error
+        except (refusals.BaseError, OSError, NotImplementedError) as error:
+            raise self._explained(path, understand(error)) from error
+
+    def _explained(self, path: str, answer: Answer) -> StrandlineError:  # noqa: PLR0911 - a table
+        where, said = f"{self._url}/{path}", answer.said
+        match answer.meaning:
+            case Meaning.ABSENT:
+                return NotFound(f"There is no object {where}.")
+            case Meaning.NO_BUCKET:
+                return StorageError(f"There is no bucket for {where} ({said}): create it, or correct the address.")
+            case Meaning.EXISTS:
+                return AlreadyExists(f"{where} exists already.")
+            case Meaning.CHANGED:
+                return Conflict(f"{where} was changed by someone else; read it again.")
+            case Meaning.PAST_END:
+                return InvalidInput(f"{where} ends before the bytes that were asked for.")
+            case Meaning.NOT_LET_IN:
+                return StorageError(
+                    f"The store did not let us in at {where} ({said}): check the credentials and what they permit."
+                )
+            case Meaning.MISDIRECTED:
+                return StorageError(f"The store at {self._url} cannot be talked to: {said}. Check the endpoint.")
+            case Meaning.REFUSED:
+                return StorageError(f"The store refused {where}: {said}. Retrying does not help.")
+            case Meaning.RACED:
+                return _Raced(f"Another request for {where} was under way; nothing was done. Try again.")
+            case Meaning.PASSING:
+                return TransientStorageError(f"The store failed at {where}: {said}. Retrying may help.")
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
@@ -152,31 +184,47 @@ class ObstoreStore:
             if start > self._call(path, lambda client: obstore.head(client, path))["size"]:
                 raise InvalidInput(f"{self._url}/{path} ends before byte {start}.")
             return memoryview(b"")
-        try:
-            data = memoryview(
-                self._call(path, lambda client: obstore.get_range(client, path, start=start, length=length))
-            )
-        except TransientStorageError:
-            # obstore reports a range past the end like any other failure; look before calling it transient.
-            size = self._call(path, lambda client: obstore.head(client, path))["size"]
-            if start + length <= size:
-                raise
-            data = memoryview(b"")
+        data = memoryview(self._call(path, lambda client: obstore.get_range(client, path, start=start, length=length)))
         if len(data) != length:
             raise InvalidInput(f"{self._url}/{path} ends before byte {start + length}.")
         return data
 
     def put(self, path: str, data: Payload) -> None:
         """Write, replacing what is there; the store's own acknowledgement is what makes it durable."""
-        self._call(path, lambda client: obstore.put(client, path, payload_parts(data)))
+        parts = payload_parts(data)
+        # Unasked, obstore uploads every list of buffers in pieces: three requests where one does.
+        pieces = sum(len(part) for part in parts) > _ONE_REQUEST
+        try:
+            self._call(
+                path,
+                lambda client: obstore.put(
+                    client, path, parts, use_multipart=pieces, chunk_size=_PIECE, max_concurrency=_PIECES_AT_ONCE
+                ),
+            )
+        except (NotFound, AlreadyExists, Conflict) as error:
+            raise self._no_such_answer(path, error) from error
 
     def put_if(self, path: str, data: Payload, when: Precondition) -> Version:
         """Write only if the precondition holds."""
         mode: Any = "create" if isinstance(when, Absent) else _update_version(when.version)
         try:
             return _token(self._call(path, lambda client: obstore.put(client, path, payload_parts(data), mode=mode)))
-        except NotFound as error:
-            raise Conflict(f"{self._url}/{path} is gone; read it again.") from error
+        except (NotFound, AlreadyExists, Conflict, _Raced) as error:
+            # The same answer means different things to the two conditions, and obstore does not know which was asked.
+            if isinstance(when, Absent):
+                if isinstance(error, NotFound):
+                    raise self._no_such_answer(path, error) from error
+                if isinstance(error, Conflict):
+                    raise AlreadyExists(f"{self._url}/{path} exists already.") from error
+                raise
+            if isinstance(error, Conflict):
+                raise
+            raise Conflict(f"{self._url}/{path} is gone or is being changed by someone else; read it again.") from error
+
+    def _no_such_answer(self, path: str, error: StorageError) -> StorageError:
+        # Nothing was asked that such an answer fits: the bucket is not there, or something stands in the way.
+        said = understand(error.__cause__ or error).said
+        return StorageError(f"The store would not write {self._url}/{path}: {said}. Check the address.")
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, in path order."""
@@ -191,8 +239,9 @@ class ObstoreStore:
             if page is None:
                 return
             for meta in page:
-                if meta["path"].startswith(prefix):
-                    yield ObjectInfo(meta["path"], meta["size"])
+                # Not every server knows where to start: Azure's emulator gives the whole listing.
+                if meta["path"].startswith(prefix) and meta["path"] > start_after:
+                    yield ObjectInfo(meta["path"], meta["size"], _microseconds(meta["last_modified"]))
 
     def delete(self, path: str) -> None:
         """Remove the object; absent is fine."""
@@ -202,8 +251,16 @@ class ObstoreStore:
             return
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _microseconds(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _client_option(name: str) -> str | None:
+    """The HTTP client's own name for an option, which others write with a cloud before it, or in capitals."""
+    plain = name.lower()
+    for cloud in ("aws_", "azure_", "google_"):
+        plain = plain.removeprefix(cloud)
+    return plain if plain in _CLIENT_OPTIONS else None
 
 
 def _token(meta: Any) -> Version:

@@ -35,6 +35,8 @@ class ObjectInfo:
 
     path: str
     size: int
+    modified: int
+    """When it was last written, in microseconds since the epoch by the store's clock; many know only whole seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strandline.model.errors import DiskFull
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.disk import DISK, Disk, FolderRow
 
 
 class _PassingDisk:
@@ -54,8 +54,8 @@ class _PassingDisk:
         """Create a folder and its parents, durably."""
         self._inner.make_folders(path)
 
-    def scan(self, path: str) -> list[tuple[str, bool, int]]:
-        """The folder's names in order, each with whether it is a folder and its size."""
+    def scan(self, path: str) -> list[FolderRow]:
+        """What is in the folder, by name."""
         return self._inner.scan(path)
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:

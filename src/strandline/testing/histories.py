@@ -46,16 +46,23 @@ def open_store_cell(store: ObjectStore) -> Cell[str]:
     return StoreCell(store, "cell", JsonCodec[str](), clock=ManualClock(), chance=SeededChance(3))
 
 
-def play(seed: int, open_cell: OpenCell = open_store_cell, *, faults: Faults = BAD_LINE) -> History:
+def play(
+    seed: int,
+    open_cell: OpenCell = open_store_cell,
+    *,
+    faults: Faults = BAD_LINE,
+    place: ObjectStore | None = None,
+) -> History:
     """Let two to four writers append their changes to one cell, and check the history that they made.
 
     Raises ``AssertionError``, naming the seed, unless every acknowledged change is in the cell exactly once,
     every other at most once, each writer's in its order, and every value that was handed out is a beginning of
-    the final one. Writers repeat what stayed unknown, and come back after dying, under the same operation.
+    the final one. Writers repeat what stayed unknown, and come back after dying, under the same operation. The cell
+    is made in ``place``, an empty store, if one is given.
     """
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
-    place, history = PlainStore(), History()
+    place, history = place or PlainStore(), History()
     StoreCell(place, "cell", JsonCodec[str]()).create(OpId(UUID(int=0)), "")
     lines: list[FaultyStore] = []
     tasks: list[Callable[[], None]] = []

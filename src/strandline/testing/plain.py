@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound
+from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 
@@ -19,10 +20,11 @@ class PlainStore:
     b'one two'
     """
 
-    def __init__(self, url: str = "plain://test") -> None:
-        """An empty store; ``url`` is only its name."""
+    def __init__(self, url: str = "plain://test", *, clock: Clock = CLOCK) -> None:
+        """An empty store; ``url`` is only its name, and ``clock`` says when its objects were written."""
         self._url = url
-        self._objects: dict[str, tuple[bytes, Version]] = {}
+        self._clock = clock
+        self._objects: dict[str, tuple[bytes, Version, int]] = {}
         self._writes = 0
         self._lock = threading.Lock()
 
@@ -37,7 +39,7 @@ class PlainStore:
     def __repr__(self) -> str:
         return f"PlainStore({self._url!r})"
 
-    def _find(self, path: str) -> tuple[bytes, Version]:
+    def _find(self, path: str) -> tuple[bytes, Version, int]:
         found = self._objects.get(path)
         if found is None:
             raise NotFound(f"There is no object {self._url}/{path}.")
@@ -45,12 +47,12 @@ class PlainStore:
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
-        data, version = self._find(path)
+        data, version, _ = self._find(path)
         return Object(data, lambda: version)
 
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Exactly ``length`` bytes from ``start``."""
-        data, _ = self._find(path)
+        data = self._find(path)[0]
         if start < 0 or length < 0 or start + length > len(data):
             raise InvalidInput(f"{self._url}/{path} ends before byte {start + length}.")
         return memoryview(data)[start : start + length]
@@ -79,15 +81,19 @@ class PlainStore:
             raise InvalidInput(f"{path!r} cannot be the path of an object: its parts must be plain names.")
         self._writes += 1
         version = Version(str(self._writes))
-        self._objects[path] = (content, version)
+        self._objects[path] = (content, version, self._clock.now())
         return version
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, as they are when the listing is begun."""
         with self._lock:
-            rows = sorted((path, len(found[0])) for path, found in self._objects.items() if path.startswith(prefix))
-        for path, size in rows[bisect_right(rows, start_after, key=lambda row: row[0]) :]:
-            yield ObjectInfo(path, size)
+            rows = sorted(
+                (path, len(data), modified)
+                for path, (data, _, modified) in self._objects.items()
+                if path.startswith(prefix)
+            )
+        for row in rows[bisect_right(rows, start_after, key=lambda row: row[0]) :]:
+            yield ObjectInfo(*row)
 
     def delete(self, path: str) -> None:
         """Remove the object; absent is fine."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 
 from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
+from strandline.storage.ambient import CLOCK
 from strandline.storage.store import ABSENT, Match, ObjectStore, Version
 
 
@@ -341,6 +342,15 @@ class StoreContract:
             ("size/1", 1),
             ("size/5000", 5000),
         ]
+
+    def test_a_listing_says_when_an_object_was_last_written(self, store: ObjectStore) -> None:
+        store.put("a", b"first")
+        store.put("b", b"")
+        (first,) = store.list("a")
+        assert abs(first.modified - CLOCK.now()) < 3600 * 1_000_000  # the store's clock need not agree with ours
+        store.put_if("a", b"second", Match(store.get("a").version))
+        store.put("b", b"second")
+        assert all(row.modified >= first.modified for row in store.list(""))
 
     def test_a_prefix_need_not_be_a_whole_segment(self, store: ObjectStore) -> None:
         for name in ("log/00", "log/01", "log/10", "log/1/x", "logs/02", "lo", "other/log/03"):

@@ -1,0 +1,84 @@
+"""What the package counts and times, for Prometheus; one registry, the process's own.
+
+Serve it as any other program does, with ``prometheus_client.start_http_server(port)``. docs/metrics.md says what each
+number means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from strandline.storage.ambient import CLOCK
+
+Role = Literal["producer", "consumer", "collector"]
+"""Who writes a head: it tells whether appending, acknowledging or forgetting is what contends."""
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+BATCHES_WRITTEN = Counter("strandline_batches_written", "Batches listed by producers of this process.")
+ENTRIES_WRITTEN = Counter("strandline_entries_written", "Records in batches listed by producers of this process.")
+BYTES_WRITTEN = Counter("strandline_bytes_written", "Stored bytes of batches listed by producers of this process.")
+FLUSH_SECONDS = Histogram(
+    "strandline_flush_seconds", "From closing a batch to its listing, upload included.", buckets=_SECONDS
+)
+
+BATCHES_FETCHED = Counter("strandline_batches_fetched", "Batches read and checked.")
+ENTRIES_FETCHED = Counter("strandline_entries_fetched", "Records in batches read and checked.")
+BYTES_FETCHED = Counter("strandline_bytes_fetched", "Stored bytes of batches read and checked.")
+FETCH_SECONDS = Histogram("strandline_fetch_seconds", "Reading and checking one batch.", buckets=_SECONDS)
+
+BATCHES_COLLECTED = Counter("strandline_batches_collected", "Batches deleted by garbage collection after a trim.")
+ENTRIES_COLLECTED = Counter("strandline_entries_collected", "Records in batches deleted after a trim.")
+BYTES_COLLECTED = Counter("strandline_bytes_collected", "Stored bytes of all that garbage collection deleted.")
+ORPHANS_COLLECTED = Counter("strandline_orphans_collected", "Deleted objects that were uploaded and never listed.")
+GC_SECONDS = Histogram("strandline_gc_seconds", "One round of trimming and garbage collection.", buckets=_SECONDS)
+
+HEAD_WRITES = Counter("strandline_head_writes", "Conditional writes of a head or manifest that landed.", ["role"])
+HEAD_CONFLICTS = Counter("strandline_head_conflicts", "Conditional writes of a head that lost a race.", ["role"])
+
+ACKNOWLEDGED = Counter("strandline_acknowledgements", "Batches durably acknowledged by consumers of this process.")
+DESCRIPTORS = Counter("strandline_descriptors", "Descriptors handed out by consumers of this process.")
+DEAD_LETTERS = Counter("strandline_dead_letters", "Batches that could not be read and were set aside.")
+INVALIDATIONS = Counter("strandline_slot_invalidations", "Slots invalidated by this process.", ["reason"])
+
+QUEUE_LENGTH = Gauge("strandline_queue_length", "Batches listed and not acknowledged, as last seen.", ["log", "slot"])
+LAG_RECORDS = Gauge("strandline_lag_records", "Records behind the end of the log, as last seen.", ["log", "slot"])
+LAG_BYTES = Gauge("strandline_lag_bytes", "Stored bytes behind the end of the log, as last seen.", ["log", "slot"])
+LAG_SECONDS = Gauge(
+    "strandline_lag_seconds", "Age of the last batch a consumer fetched, by its ingestion time.", ["log", "slot"]
+)
+
+
+@contextmanager
+def timed(histogram: Histogram, monotonic: Callable[[], float]) -> Iterator[None]:
+    """Observe how long a block takes, on the given clock, however it ends."""
+    began = monotonic()
+    try:
+        yield
+    finally:
+        histogram.observe(monotonic() - began)
+
+
+@contextmanager
+def fetching() -> Iterator[Callable[[int, int], None]]:
+    """Time reading and checking one batch, and count it when told of its records and stored bytes."""
+
+    def count(records: int, size: int) -> None:
+        BATCHES_FETCHED.inc()
+        ENTRIES_FETCHED.inc(records)
+        BYTES_FETCHED.inc(size)
+
+    with timed(FETCH_SECONDS, CLOCK.monotonic):
+        yield count
+
+
+def count_writes(role: Role, *, landed: int = 0, lost: int = 0) -> None:
+    """Count conditional writes of a head."""
+    if landed:
+        HEAD_WRITES.labels(role).inc(landed)
+    if lost:
+        HEAD_CONFLICTS.labels(role).inc(lost)

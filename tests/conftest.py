@@ -1,0 +1,70 @@
+"""Fixtures for every folder: the servers that ``make services`` installs, one of each per run, and places on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from tests.proxy import FaultyProxy
+from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, fresh_prefix
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Give all tests that lack the same server one place, so that the summary tells it in one line."""
+    if report.skipped and isinstance(report.longrepr, tuple) and "no server:" in report.longrepr[2]:
+        report.longrepr = ("tests/servers.py", 1, report.longrepr[2])
+
+
+def _running(server: Server) -> Iterator[Server]:
+    try:
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    with pytest.MonkeyPatch.context() as patch, server:
+        # What the environment of a developer says about a real cloud is not meant for this server.
+        for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_")) and name != "AWS_CA_BUNDLE"]:
+            patch.delenv(name)
+        server.create_bucket(BUCKET)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    """A real S3 server with the bucket ``tests``; skips if it is not installed."""
+    yield from _running(S3Server())
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[Server]:
+    """The emulator of Azure Blob Storage with the container ``tests``; skips if it is not installed."""
+    yield from _running(AzureServer())
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server) -> str:
+    """An empty place on the S3 server; ``s3_server.options`` open it."""
+    return s3_server.url(BUCKET, fresh_prefix())
+
+
+@pytest.fixture
+def s3_place(s3_server: S3Server) -> Callable[[], ObjectStore]:
+    """Empty stores on the S3 server, a new one at each call, as users open them."""
+    return lambda: open_store(s3_server.url(BUCKET, fresh_prefix()), s3_server.options)
+
+
+@pytest.fixture
+def azure_place(azure_server: AzureServer) -> Callable[[], ObjectStore]:
+    """Empty stores on the Azure emulator, a new one at each call, as users open them."""
+    return lambda: open_store(azure_server.url(BUCKET, fresh_prefix()), azure_server.options)
+
+
+@pytest.fixture
+def s3_proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
+    """A line to the S3 server that the test may cut."""
+    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
+        yield proxy
