@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object import ObjectLog as ObjectLog
     from strandline.log.object import Producer as Producer
-    from strandline.log.object import open_log as open  # noqa: A004 - sl.open is the public name
+    from strandline.log.queue.consumer import Consumer as Consumer
+    from strandline.log.v1 import QueueLog as QueueLog
+    from strandline.log.v1.front import open_any as open  # noqa: A004 - sl.open is the public name
     from strandline.model import errors as errors
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Cursor as Cursor
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Batching": "strandline.follow.run",
     "Bounds": "strandline.model.cursor",
+    "Consumer": "strandline.log.queue.consumer",
     "Cursor": "strandline.model.cursor",
     "DeltaSink": "strandline.follow.delta",
     "Limit": "strandline.model.cursor",
@@ -52,13 +55,14 @@ _HOMES = {
     "ObjectLog": "strandline.log.object",
     "Op": "strandline.model.records",
     "Producer": "strandline.log.object",
+    "QueueLog": "strandline.log.v1",
     "READ_SCHEMA": "strandline.model.records",
     "RECORD_SCHEMA": "strandline.model.records",
     "Receipt": "strandline.log.contract",
     "StrandlineError": "strandline.model.errors",
     "WriterId": "strandline.model.head",
 }
-_RENAMED = {"open": ("strandline.log.object", "open_log")}
+_RENAMED = {"open": ("strandline.log.v1.front", "open_any")}
 # The room "follow" can itself be called: that is the function.
 _ROOMS = {"errors": "strandline.model.errors", "follow": "strandline.follow", "spark": "strandline.spark"}
 
@@ -67,6 +71,7 @@ __all__ = [
     "RECORD_SCHEMA",
     "Batching",
     "Bounds",
+    "Consumer",
     "Cursor",
     "DeltaSink",
     "Limit",
@@ -75,6 +80,7 @@ __all__ = [
     "ObjectLog",
     "Op",
     "Producer",
+    "QueueLog",
     "Receipt",
     "StrandlineError",
     "WriterId",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,6 +56,36 @@ def start() -> Iterator[Start]:
 
     with _ended(started):
         yield start
+
+
+@pytest.fixture
+def on_terminal() -> Iterator[Callable[..., tuple[int, str]]]:
+    """A command on a terminal of its own, on which an answer is typed; gives its status and what it showed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def on_terminal(*arguments: object, typed: str = "") -> tuple[int, str]:
+        ours, theirs = pty.openpty()
+        os.write(ours, typed.encode())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "strandline.cli", *map(str, arguments)],
+            stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "150", "TERM": "xterm"},
+        )  # fmt: skip
+        started.append(process)
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:  # nobody has the other side open any more
+                break
+            if not piece:
+                break
+            shown += piece
+        os.close(ours)
+        return process.wait(timeout=60), shown.decode()
+
+    with _ended(started):
+        yield on_terminal
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from tests.cli.conftest import Run
 def test_help_names_every_command(run: Run) -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for command in ("produce", "tail", "lag", "quickstart", "demo"):
+    commands = "produce tail lag slots gc verify doctor upgrade quickstart demo"
+    for command in commands.split():
         assert command in done.stdout
 
 
@@ -45,6 +46,13 @@ def test_quickstart_without_deltalake_says_what_to_install() -> None:
 def test_an_error_is_one_line_whatever_its_message_holds(capsys: pytest.CaptureFixture[str]) -> None:
     show.error(ValueError("a\n  b [bold]c[/bold]"))
     assert capsys.readouterr().err == "error: a b [bold]c[/bold]\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(0.04, "0.0 s"), (59.99, "60.0 s"), (119.9, "1 min 59 s"), (3600, "1 h"), (90_061, "1 d 1 h")]
+)
+def test_a_length_of_time_is_shown_in_two_units_at_most(length: float, shown: str) -> None:
+    assert show.seconds(length) == shown
 
 
 def test_progress_without_a_terminal_is_plain_lines_or_none(capsys: pytest.CaptureFixture[str]) -> None:

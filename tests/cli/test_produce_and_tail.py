@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from datetime import UTC, datetime
 
 import pytest
 
 import strandline as sl
 from strandline.cli.produce import made_up
+from strandline.cli.tail import held
+from strandline.model.retention import MaxAge
 from tests.cli.conftest import Run, Start
 
 
@@ -147,7 +151,7 @@ def test_tail_shows_text_as_text_and_everything_else_so_that_no_terminal_is_harm
     assert (fields["op"], fields["key_base64"], fields["value"]) == ("delete", "/wA=", None)
 
 
-@pytest.mark.parametrize("command", ["produce", "tail", "lag"])
+@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "gc", "verify"])
 def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: str, command: str) -> None:
     done = run(command, log)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -155,7 +159,7 @@ def test_an_address_without_a_log_is_one_sentence_and_status_1(run: Run, log: st
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["produce", "tail", "lag"])
+@pytest.mark.parametrize("command", ["produce", "tail", "lag", "slots", "gc", "verify"])
 def test_an_unknown_scheme_is_one_sentence_and_status_1(run: Run, command: str) -> None:
     done = run(command, "ftp://host/log", "--json")
     assert (done.exit_code, done.stdout) == (1, "")
@@ -174,6 +178,8 @@ def test_an_offset_past_the_end_is_an_error_and_nonsense_is_wrong_usage(run: Run
     assert past.exit_code == 1
     assert "past the log's end at 3" in past.stderr
     assert run("tail", log, "--since", "yesterday").exit_code == 2
+    assert run("tail", log, "--since", "2026-01-15T05:29:00").exit_code == 2  # of which time zone?
+    assert run("tail", log, "--hold", "long").exit_code == 2
     assert run("tail").exit_code == 2
     assert run("tail", log, "--limit", 0).exit_code == 2
     assert run("produce", log, "--format", "json", "--key-separator", "=").exit_code == 2
@@ -215,3 +221,64 @@ def test_a_reader_that_goes_away_is_no_error(start: Start, log: str) -> None:
     _, err = process.communicate(timeout=30)
     assert err == ""
     assert process.returncode == 141
+
+
+def test_tail_begins_with_what_was_listed_at_a_time_or_later(run: Run, log: str) -> None:
+    fill(log, 3)
+    listed = sl.open(log).head().tail[-1].listed
+    fill(log, 2)
+    later = datetime.fromtimestamp((listed + 1) / 1e6, UTC).isoformat()
+    assert offsets(run("tail", log, "--json", "--since", later).stdout) == [3, 4]
+    assert offsets(run("tail", log, "--json", "--since", "2020-01-01T00:00:00Z").stdout) == [0, 1, 2, 3, 4]
+    assert run("tail", log, "--json", "--since", "2999-01-01T00:00:00Z").stdout == ""
+
+
+def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Start, log: str) -> None:
+    opened = sl.open(log, create=True, retention="consumed")
+    fill(log, 5)
+    opened.create_slot("done", 5)
+    process = start("tail", log, "--since", 2, "--follow", "--json", "--hold", "10m")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["offset"] == 2
+    held = [state for state in opened.slots() if state.expires is not None]
+    assert [state.position for state in held] == [2]
+    opened.collect()
+    assert opened.bounds().first == 0  # one batch, which the hold is in the middle of
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert [state.name for state in opened.slots()] == ["done"]
+
+
+def test_a_hold_is_renewed_as_tail_goes_on_and_taken_anew_if_it_had_ended(
+    log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = sl.open(log, create=True)
+    fill(log, 5)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with held(opened, 1, 60) as still_needed:
+        (first,) = opened.slots()
+        still_needed(2)
+        assert opened.slots() == [first]  # too early to write anything
+        now = 21.0
+        still_needed(3)
+        (renewed,) = opened.slots()
+        assert (renewed.name, renewed.position) == (first.name, 3)
+        opened.drop_slot(first.name)
+        now = 42.0
+        still_needed(4)
+        (again,) = opened.slots()
+        assert again.name != first.name
+        assert again.position == 4
+    assert opened.slots() == []
+
+
+def test_a_log_is_made_with_the_retention_that_is_asked_for(run: Run, log: str) -> None:
+    assert run("produce", log, "--create", "--retention", "age:7d", given="x\n").exit_code == 0
+    assert sl.open(log).identity.retention == MaxAge(7 * 86400)
+    other = run("produce", log, "--create", "--retention", "consumed", given="x\n")
+    assert other.exit_code == 1
+    assert "opening does not change that" in other.stderr
+    assert run("produce", log, "--retention", "age:7d", given="").exit_code == 2
+    assert run("produce", log, "--create", "--retention", "sometimes", given="").exit_code == 2

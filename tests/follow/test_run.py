@@ -172,6 +172,42 @@ def test_the_slot_follows_the_sinks_own_cursor(log):
     assert log.floor() == 40
 
 
+def test_a_sink_that_was_rebuilt_takes_its_slot_back_with_it(log):
+    fill(log, stream(3))
+    follow(log, MemorySink(), "billing", until="end")
+    assert log.slots()[0].position == log.end().next
+    floors = []
+
+    class Watching(MemorySink):
+        def apply(self, table, *, since, upto):
+            floors.append(log.floor())
+            super().apply(table, since=since, upto=upto)
+
+    follow(log, Watching(), "billing", until="end", batching=SMALL)
+    assert floors[0] == 0  # what it needs again is pinned before it is read
+    assert log.slots()[0].position == log.end().next
+
+
+def test_a_follower_that_has_nothing_to_do_is_still_seen():
+    clock = ManualClock()
+    log = MemoryLog(clock=clock)
+    fill(log, stream(3))
+    stop, seen = threading.Event(), []
+
+    class Patient(MemoryLog):
+        def wait(self, past, timeout):
+            clock.advance(20)
+            seen.append(self.slots()[0].last_seen)
+            if len(seen) == 9:
+                stop.set()
+            return False
+
+    log.__class__ = Patient
+    began = clock.now()
+    follow(log, MemorySink(), "billing", stop=stop, clock=clock)
+    assert max(seen) - began >= 100e6
+
+
 def test_a_second_follower_of_the_same_slot_fences_the_first_which_changes_nothing_more(log):
     fill(log, stream(7))
     first, second = MemorySink(), MemorySink()

@@ -11,7 +11,9 @@ from strandline.formats.batch import BatchInfo, encode_batch
 from strandline.formats.block import Compression, encode_page
 from strandline.formats.checksum import crc32c
 from strandline.formats.head import encode_head
-from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Trimmed, WriterId, WriterState
+from strandline.formats.queue import encode_manifest, encode_queue_batch, encode_values
+from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
+from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import record_batch
 from strandline.model.stamp import OpId, Stamped
 
@@ -79,11 +81,36 @@ def some_head() -> Stamped[Head]:
         tail=tuple(some_entry(number) for number in range(128, 131)),
         levels=((some_reference(1),), (some_reference(0),)),
         writers={WRITER: WriterState(130, 130, 1300, 10, 77)},
-        slots={"billing": None, "new": 12},
+        slots={"billing": None, "new": Pin(12, 4)},
+        collected=1_700_000_000_000_123,
         trimmed=(Trimmed("batches/x.batch", 10, 20),),
     )
     return Stamped(head, 131, (OpId(UUID(int=1)), OpId(UUID(int=2))))
 
 
+def some_cut() -> Cut:
+    return Cut(3, 900, (some_entry(0), some_entry(1)), ((1, some_reference(0)), (0, some_reference(1))))
+
+
 def head_bytes() -> bytes:
     return encode_head(some_head())
+
+
+def queue_batch_bytes(compression: Compression = Compression.NONE, count: int = 40) -> bytes:
+    """A batch object of version 1, with values of all lengths."""
+    values = [b"value-%d " % number * (number % 7) for number in range(count)]
+    return b"".join(encode_queue_batch([encode_values(pa.array(values, pa.binary()))], count, compression))
+
+
+def some_manifest() -> QueueManifest:
+    ranges = (MetadataRange(0, 1_700_000_000_000_000, b"meta"), MetadataRange(3, -5000, b""))
+    entries = (
+        QueueEntry(5, "ingest/01HX.batch", ranges),
+        QueueEntry(6, "ingest/01HY.batch"),
+        QueueEntry(7, "", ranges[:1]),
+    )
+    return QueueManifest(entries, 8, 3)
+
+
+def manifest_bytes() -> bytes:
+    return encode_manifest(some_manifest())

@@ -70,7 +70,7 @@ def test_a_version_that_is_no_number_is_damage(name: str, value: str) -> None:
 @pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", "1.5", "true", '"1"', "null", "[]"])
 @pytest.mark.parametrize("name", ["position", "epoch", "last_seen", "revision"])
 def test_a_slot_s_number_that_is_none_is_damage(name: str, value: str) -> None:
-    fields = json.loads(SlotCodec().encode(Stamped(SlotState("s", 1, None, 0, 5), 1)))
+    fields = json.loads(SlotCodec("s").encode(Stamped(SlotState("s", 1, None, 0, 5), 1)))
     text = json.dumps({**fields, name: "HERE"}).replace('"HERE"', value)
     with pytest.raises(CorruptData, match="it is damaged"):
-        SlotCodec().decode(text.encode(), "it")
+        SlotCodec("s").decode(text.encode(), "it")

@@ -11,11 +11,20 @@ from hypothesis import strategies as st
 
 from strandline.formats.batch import decode_batch
 from strandline.formats.block import Compression
-from strandline.formats.head import decode_entries, decode_head, decode_references, encode_chunk, encode_head
+from strandline.formats.head import (
+    decode_cut,
+    decode_entries,
+    decode_head,
+    decode_references,
+    encode_chunk,
+    encode_cut,
+    encode_head,
+)
 from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.errors import CorruptData, UnsupportedVersion
-from strandline.model.head import Entry, Head, MetadataRange, WriterId, WriterState
+from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, WriterState
 from strandline.model.records import record_batch
+from strandline.model.retention import MaxAge, SlotLimits
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import OpId, Stamped
 from tests.formats.forging import (
@@ -24,6 +33,7 @@ from tests.formats.forging import (
     head_bytes,
     reseal_batch,
     reseal_head,
+    some_cut,
     some_entry,
     some_head,
     some_records,
@@ -31,10 +41,13 @@ from tests.formats.forging import (
 )
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "own_formats.json").read_text())
-SLOT = Stamped(SlotState("billing", 42, "me", 3, 99, Invalidation(InvalidReason.HORIZON, 7)), 5, (OpId(UUID(int=9)),))
-IDENTITY = LogIdentity(UUID(int=7))
+SLOT = Stamped(
+    SlotState("billing", 42, "me", 3, 99, Invalidation(InvalidReason.HORIZON, 7), 123, True), 5, (OpId(UUID(int=9)),)
+)
+IDENTITY = LogIdentity(UUID(int=7), retention=MaxAge(86400), limits=SlotLimits(1 << 36, 3600))
 
 u64 = st.integers(0, 2**63)
+positions = st.integers(0, (1 << 64) - 2)
 time = st.integers(-(2**63), 2**63 - 1)
 uuids = st.uuids()
 cells = st.one_of(st.none(), st.binary(max_size=40))
@@ -97,7 +110,11 @@ writers = st.builds(WriterState, number=u64, sequence=u64, first=u64, count=st.i
 @given(
     tail=st.lists(entries, max_size=5),
     known=st.dictionaries(uuids.map(WriterId), writers, max_size=4),
-    slots=st.dictionaries(st.text(max_size=12), st.one_of(st.none(), u64), max_size=4),
+    slots=st.dictionaries(
+        st.text(max_size=12),
+        st.one_of(st.none(), st.builds(Pin, u64.filter(lambda n: n < (1 << 64) - 1), u64)),
+        max_size=4,
+    ),
     recent=st.lists(uuids.map(OpId), max_size=5),
     log_id=uuids,
 )
@@ -122,8 +139,17 @@ def test_chunks_survive_their_bytes_and_know_their_level():
         decode_entries(encode_chunk(above, 2), "it")
 
 
+def test_cuts_survive_their_bytes():
+    assert decode_cut(encode_cut(some_cut()), "it") == some_cut()
+
+
+def test_a_slot_in_the_place_of_another_is_damage():
+    with pytest.raises(CorruptData, match="describes slot"):
+        SlotCodec("other").decode(SlotCodec(SLOT.value.name).encode(SLOT), "it")
+
+
 def test_slots_and_identities_survive_their_bytes():
-    assert SlotCodec().decode(SlotCodec().encode(SLOT), "it") == SLOT
+    assert SlotCodec(SLOT.value.name).decode(SlotCodec(SLOT.value.name).encode(SLOT), "it") == SLOT
     assert decode_identity(encode_identity(IDENTITY), "it") == IDENTITY
 
 
@@ -132,7 +158,8 @@ OWN = {
     "head": head_bytes,
     "chunk_entries": lambda: encode_chunk((some_entry(0), some_entry(1)), 0),
     "chunk_references": lambda: encode_chunk((some_reference(0), some_reference(1)), 1),
-    "slot": lambda: SlotCodec().encode(SLOT),
+    "cut": lambda: encode_cut(some_cut()),
+    "slot": lambda: SlotCodec(SLOT.value.name).encode(SLOT),
     "identity": lambda: encode_identity(IDENTITY),
 }
 
@@ -152,7 +179,8 @@ def test_the_golden_bytes_are_still_read():
         some_reference(0),
         some_reference(1),
     )
-    assert SlotCodec().decode(bytes.fromhex(VECTORS["slot"]), "it") == SLOT
+    assert decode_cut(bytes.fromhex(VECTORS["cut"]), "it") == some_cut()
+    assert SlotCodec(SLOT.value.name).decode(bytes.fromhex(VECTORS["slot"]), "it") == SLOT
     assert decode_identity(bytes.fromhex(VECTORS["identity"]), "it") == IDENTITY
 
 

@@ -87,11 +87,17 @@ def append_numbered(log: ObjectLog, writer: WriterId, number: int, values: tuple
     return append(log, *values, writer=writer, number=number)
 
 
-def play(seed: int, append_to: AppendTo = append_numbered, *, faults: Faults = BAD_LINE) -> History:
+def play(
+    seed: int,
+    append_to: AppendTo = append_numbered,
+    *,
+    faults: Faults = BAD_LINE,
+    place: ObjectStore | None = None,
+) -> History:
     """Two or three writers and two or three holders of one slot, in an order drawn from the seed; then the check."""
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
-    place, history = PlainStore(), History(seed)
+    place, history = place or PlainStore(), History(seed)
     log = open_log(place, create=True, chance=SeededChance(seed))
     append(log, b"first", writer=WriterId(SeededChance(~seed).uuid()), number=0)
     lines: list[FaultyStore] = []

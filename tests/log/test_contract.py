@@ -41,7 +41,7 @@ class ObjectLogContract(LogContract):
         log._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=offset))
 
     def invalidate(self, log: ObjectLog, name: str) -> None:
-        log._slot_cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+        log._keeper.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
 class TestObjectLogInMemory(ObjectLogContract):

@@ -22,7 +22,9 @@ from strandline.log.object.edits import (
     list_batches,
     pin_slot,
     plan_spills,
+    repin_slot,
     settle_slot,
+    unlist_slot,
 )
 from strandline.log.object.index import chunk_path, entries_from
 from strandline.log.object.span import plan_entries
@@ -33,10 +35,11 @@ from strandline.model.errors import (
     CursorExpired,
     Diverged,
     ExpectationFailed,
+    NotFound,
     OutOfOrder,
     WriterExpired,
 )
-from strandline.model.head import ChunkRef, Entry, Head, WriterId
+from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
 from strandline.model.stamp import OpId, Stamped
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
@@ -402,13 +405,28 @@ class TestSlotEdits:
     def test_a_pin_counts_as_membership_and_settling_does_not(self) -> None:
         head = list_batches(Head(UUID(int=7)), [listing(0, 10)], now=0)
         pinned = pin_slot(head, "s", 4)
-        assert (pinned.slots, pinned.membership) == ({"s": 4}, 1)
-        settled = settle_slot(pinned, "s")
+        assert (pinned.slots, pinned.membership) == ({"s": Pin(4, 1)}, 1)
+        settled = settle_slot(pinned, "s", 1)
         assert (settled.slots, settled.membership) == ({"s": None}, 1)
-        assert settle_slot(settled, "s") is settled
-        assert settle_slot(settled, "other") is settled
+        assert settle_slot(settled, "s", 1) is settled
+        assert settle_slot(settled, "other", 1) is settled
         with pytest.raises(AlreadyExists):
             pin_slot(settled, "s", 4)
+
+    def test_only_the_last_pin_of_a_slot_can_be_taken_away_and_both_positions_count_until_then(self) -> None:
+        head = list_batches(Head(UUID(int=7)), [listing(0, 10)], now=0)
+        once = pin_slot(head, "s", 4)
+        twice = repin_slot(once, "s", 8)
+        assert (twice.slots, twice.membership) == ({"s": Pin(4, 2)}, 2)
+        assert settle_slot(twice, "s", 1) is twice
+        assert settle_slot(twice, "s", 2).slots == {"s": None}
+
+    def test_a_slot_that_is_taken_off_the_list_counts_as_membership(self) -> None:
+        head = pin_slot(list_batches(Head(UUID(int=7)), [listing(0, 10)], now=0), "s", 4)
+        assert (unlist_slot(head, "s").slots, unlist_slot(head, "s").membership) == ({}, 2)
+        assert unlist_slot(head, "other") is head
+        with pytest.raises(NotFound):
+            repin_slot(head, "other", 4)
 
     def test_a_pin_is_checked_against_the_floor_and_the_end(self) -> None:
         head = replace(list_batches(Head(UUID(int=7)), [listing(0, 10)], now=0), floor=3)
@@ -416,7 +434,7 @@ class TestSlotEdits:
             pin_slot(head, "s", 2)
         with pytest.raises(Diverged):
             pin_slot(head, "s", 11)
-        assert pin_slot(head, "s", 3).slots == {"s": 3}
+        assert pin_slot(head, "s", 3).slots == {"s": Pin(3, 1)}
 
 
 def test_a_log_that_was_replaced_behind_a_producer_s_back_takes_none_of_its_records() -> None:

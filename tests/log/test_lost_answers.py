@@ -241,7 +241,8 @@ class TestSlots:
         assert theirs.slots() == []
         with pytest.raises(NotFound, match="create it"):
             theirs.claim_slot("s", "h")
-        assert theirs.create_slot("s", 4).position == 4
+        with pytest.raises(AlreadyExists, match=r"at 4.*finished"):
+            theirs.create_slot("s", 4)
         assert theirs.head().slots == {"s": None}
         assert theirs.claim_slot("s", "h").epoch == 1
 

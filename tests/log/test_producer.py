@@ -18,13 +18,11 @@ from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed
 from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_RECORD_BYTES, Op
 from strandline.testing.clock import ManualClock
-from strandline.testing.faulty import Call, FaultyStore
+from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import content, fetched, records
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
-
-SOON = 30.0
-NEVER = 3600.0
+from tests.log.producing import NEVER, SOON, Gate, pass_time_until
 
 
 @pytest.fixture
@@ -35,33 +33,6 @@ def line() -> FaultyStore:
 @pytest.fixture
 def log(line: FaultyStore) -> ObjectLog:
     return open_log(line, create=True)
-
-
-class Gate:
-    """Holds back what passes through it until it is opened."""
-
-    def __init__(self, line: FaultyStore, prefix: str = "batches/", *, stage: str = "before") -> None:
-        self._open = threading.Event()
-        self.reached = threading.Event()
-        self._prefix, self._stage = prefix, stage
-        line.hook(self._hold)
-
-    def _hold(self, call: Call) -> None:
-        if call.name in ("put", "put_if") and call.path.startswith(self._prefix) and call.stage == self._stage:
-            self.reached.set()
-            assert self._open.wait(SOON)
-
-    def open(self) -> None:
-        self._open.set()
-
-
-def pass_time_until(done: Callable[[], bool], clock: ManualClock) -> None:
-    for _ in range(10_000):
-        if done():
-            return
-        clock.advance(0.1)
-        threading.Event().wait(0.001)  # let the committer look
-    raise AssertionError("it never came")
 
 
 class TestWhenABatchCloses:
@@ -147,7 +118,7 @@ class TestWhenABatchCloses:
         self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # The real limits are a hundred times as large and in the same proportion. All this compresses well.
-        for module in ("log.object.producer", "model.records"):
+        for module in ("log.object.buffer", "model.records"):
             monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
         monkeypatch.setattr("strandline.formats.block._DECODED_LIMIT", (10 << 20) + (10 << 17))
         with log.producer(linger=NEVER, batch_bytes=5 << 20) as producer:
@@ -366,15 +337,32 @@ class TestWhatIsAppended:
             two = producer.produce([b"c"], metadata=b"second")
             three = producer.produce([b"x" * 100] * 50, metadata=b"third")
             four = producer.produce([b"d"])
+        assert [handle.ingested - one.ingested for handle in (one, two, three, four)] == [0, *[1_500_000] * 3]
         assert [handle.result(0) for handle in (one, two, three, four)] == [
             Receipt(0, 2), Receipt(2, 1), Receipt(3, 50), Receipt(53, 1),
         ]  # fmt: skip
-        began = clock.now() - 1_500_000
+        began = one.ingested
+        assert began == clock.now() - 1_500_000
         first, second, third = log.head().tail
         assert first.metadata == (MetadataRange(0, began, b"first"), MetadataRange(2, clock.now(), b"second"))
         assert second.metadata == (MetadataRange(0, clock.now(), b"third"),)
         assert third.metadata == (MetadataRange(0, clock.now(), b""),)
         assert (first.count, second.count, third.count) == (3, 50, 1)
+
+    def test_an_empty_entry_is_fine(self, log: ObjectLog) -> None:
+        with log.producer() as producer:
+            handles = [producer.produce([b""]), producer.produce([b"", b"a", b""])]
+        assert [handle.result(0) for handle in handles] == [Receipt(0, 1), Receipt(1, 3)]
+        assert content(log) == [(0, b""), (1, b""), (2, b"a"), (3, b"")]
+
+    def test_every_produce_call_is_one_metadata_range_also_without_metadata(self, log: ObjectLog) -> None:
+        with log.producer(linger=NEVER) as producer:
+            handles = [producer.produce([b"e"] * (number + 1)) for number in range(3)]
+        (entry,) = log.head().tail
+        starts = [0, 1, 3]
+        assert entry.metadata == tuple(
+            MetadataRange(start, handle.ingested, b"") for start, handle in zip(starts, handles, strict=True)
+        )
 
     def test_metadata_begins_behind_what_was_appended_before_it(self, log: ObjectLog) -> None:
         with log.producer(linger=NEVER) as producer:
@@ -532,13 +520,8 @@ class TestClosed:
                     handles.append(handle)
 
             together(append_until_refused, producer.close)
-            acknowledged = 0
-            for handle in handles:
-                try:
-                    acknowledged += handle.result(SOON).count
-                except ProducerClosed:
-                    continue
-            assert log.bounds() == Bounds(0, acknowledged)
+            assert [handle.result(SOON).first for handle in handles] == list(range(len(handles)))
+            assert log.bounds() == Bounds(0, len(handles))
 
 
 class TestMetadata:

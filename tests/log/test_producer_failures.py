@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from strandline.formats.block import encode_page
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
@@ -21,10 +23,7 @@ from strandline.testing.faulty import Call, Faults, FaultyStore
 from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append
-
-SOON = 30.0
-NEVER = 3600.0
-REFUSED = StorageError("403 Forbidden")
+from tests.log.producing import NEVER, REFUSED, SOON, failure_of
 
 
 @pytest.fixture
@@ -35,12 +34,6 @@ def line() -> FaultyStore:
 @pytest.fixture
 def log(line: FaultyStore) -> ObjectLog:
     return open_log(line, create=True)
-
-
-def failure_of(handle: object) -> BaseException:
-    with pytest.raises(Exception) as caught:
-        handle.result(SOON)
-    return caught.value
 
 
 CALLS: dict[str, Callable[[Producer], object]] = {
@@ -107,6 +100,27 @@ def test_a_failed_listing_fails_its_own_records_and_holds_back_later_ones(log: O
     assert [failure_of(handle) for handle in handles] == [REFUSED] * 3
     assert_failed_for_good(producer)
     assert content(log) == [(0, b"a")]
+
+
+def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[object] = []
+
+    def encode_some(*args: object) -> object:
+        pages.append(args)
+        if len(pages) == 3:
+            raise MemoryError
+        return encode_page(*args)
+
+    monkeypatch.setattr("strandline.log.object.upload.encode_page", encode_some)
+    with log.producer(linger=NEVER) as producer:
+        before = producer.append_batch(records(b"before"))
+        with pytest.raises(MemoryError):
+            producer.append_batch(pa.Table.from_batches([records(b"half"), records(b"lost")]))
+        after = producer.append(value=b"after")
+    assert [before.result(0), after.result(0)] == [Receipt(0, 1), Receipt(1, 1)]
+    assert content(log) == [(0, b"before"), (1, b"after")]
 
 
 def test_what_blocks_for_room_is_told_when_the_producer_fails(log: ObjectLog, line: FaultyStore) -> None:

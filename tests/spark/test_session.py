@@ -27,7 +27,7 @@ def test_without_java_the_sentence_says_where_it_was_looked_for(monkeypatch, tmp
     if home:
         monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MissingExtra, match="JAVA_HOME" if home else "on the PATH"):
-        session._find_java()
+        session.find_java()
 
 
 def test_java_is_found_on_the_path(monkeypatch, tmp_path):
@@ -35,7 +35,7 @@ def test_java_is_found_on_the_path(monkeypatch, tmp_path):
     java.touch(mode=0o755)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path / 'nothing'}:{tmp_path}")
-    assert session._find_java() == str(java)
+    assert session.find_java() == str(java)
 
 
 def archive(cache: Path) -> tuple[str, Path]:

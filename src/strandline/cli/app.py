@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 import strandline
+from strandline.cli.collect import gc
 from strandline.cli.demo.command import demo
-from strandline.cli.lag import lag
+from strandline.cli.doctor.command import doctor
+from strandline.cli.lag import lag, with_default_interval
 from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
+from strandline.cli.slots import slots
 from strandline.cli.tail import tail
+from strandline.cli.upgrade import upgrade
+from strandline.cli.verify import verify
 
 app = typer.Typer(
     name="strandline",
@@ -19,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -39,8 +46,20 @@ def strandline_(
     """A change log in a bucket that tables, caches and replicas follow exactly."""
 
 
+class _Watching(TyperCommand):
+    """``--watch`` may have a value and need not."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_default_interval(args))
+
+
 app.command()(produce)
 app.command()(tail)
-app.command()(lag)
+app.command(cls=_Watching)(lag)
+app.add_typer(slots, name="slots")
+app.command()(gc)
+app.command()(verify)
+app.command()(doctor)
+app.command()(upgrade)
 app.command()(quickstart)
 app.command()(demo)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
 from functools import wraps
 from types import TracebackType
 from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
@@ -14,7 +15,12 @@ import typer
 
 import strandline as sl
 from strandline.cli import show
-from strandline.model.errors import NotALog, StrandlineError
+from strandline.cli.text import parse_start
+from strandline.log.v1.collect import GRACE
+from strandline.log.v1.log import QueueLog, open_queue
+from strandline.model.cursor import Start
+from strandline.model.errors import InvalidInput, NotALog, NotFound, StrandlineError
+from strandline.model.retention import parse_retention, parse_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +34,46 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+
+
+class Format(StrEnum):
+    """What is at an address."""
+
+    LOG = "log"
+    QUEUE_V1 = "queue-v1"
+
+
+LogFormat = Annotated[
+    Format, typer.Option("--format", help="What is at the address: a log of this project, or a shared queue.")
+]
+Manifest = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its manifest is, below the address.")]
+Data = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its batches are, below the address.")]
+
+MANIFEST: Final = "ingest/manifest"
+DATA: Final = "ingest"
+
+
+def _understood(parse: Callable[[str], T], text: str) -> T:
+    """What a text of the command line means; if nothing, the command was called wrongly."""
+    try:
+        return parse(text)
+    except InvalidInput as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def start(text: str) -> Start:
+    """An option's text as a place in a log."""
+    return _understood(parse_start, text)
+
+
+def length_of_time(text: str) -> int:
+    """An option's text as seconds."""
+    return _understood(parse_seconds, text)
+
+
+def retention(text: str) -> str:
+    """An option's text, if it names a retention policy."""
+    return str(_understood(parse_retention, text))
 
 
 def guarded(command: Callable[P, R]) -> Callable[P, R]:
@@ -96,12 +142,38 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def open_log(url: str, *, create: bool = False, hint: str = "check the address") -> sl.ObjectLog:
+def open_log(
+    url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
+) -> sl.ObjectLog:
     """The log at an address; if there is none, a sentence that speaks of options rather than of Python."""
     try:
-        return sl.open(url, create=create)
+        return sl.open(url, create=create, retention=retention)
     except NotALog as error:
         raise NotALog(f"There is no log at {url}: {hint}.") from error
+
+
+def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
+    """The queue of version 1 at an address; one without a manifest is refused, for the path may be mistyped."""
+    queue = open_queue(url, manifest=manifest, data=data, grace=grace)
+    try:
+        queue.store.get(manifest)
+    except NotFound as error:
+        raise NotALog(
+            f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "
+            "ever listed there."
+        ) from error
+    return queue
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is done that cannot be undone; without a terminal it has to be said beforehand."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Nobody can be asked here: repeat it with --yes. Nothing was changed.")
+    if not typer.confirm(question, err=True):
+        print("Nothing was changed.", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _debug(options: dict[str, Any]) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any, Final, Protocol
 
 import typer
 from rich.console import Group, RenderableType
@@ -17,12 +19,32 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, guarded, open_log
+from strandline.cli.frame import (
+    DATA,
+    MANIFEST,
+    Data,
+    Debug,
+    Format,
+    Json,
+    LogFormat,
+    Manifest,
+    Url,
+    guarded,
+    open_log,
+    open_shared,
+)
+from strandline.cli.queue import look_at_queue
+from strandline.log.object.index import Chunks
+from strandline.log.object.standing import Standing, standings, trim_end
 from strandline.log.slots import floor as lowest
+from strandline.log.slots import pending_positions
+from strandline.model.cursor import microseconds
 from strandline.model.head import Head
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention
 from strandline.model.slots import SlotState
 
-_LONG: Final = 12
+EVERY: Final = 2.0
+"""How often ``--watch`` looks, unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +60,24 @@ class SlotLag:
     epoch: int
     pins_floor: bool
     invalid: str | None
+    seconds_behind: float = 0.0
+
+    @classmethod
+    def of(cls, standing: Standing) -> SlotLag:
+        """What people and programs are told of a slot's standing."""
+        state = standing.state
+        return cls(
+            slot=state.name,
+            position=state.position,
+            records_behind=standing.records_behind,
+            bytes_behind=standing.bytes_behind,
+            seconds_since_seen=round(standing.seconds_since_seen, 3),
+            holder=state.holder,
+            epoch=state.epoch,
+            pins_floor=standing.pins_floor,
+            invalid=None if state.invalid is None else str(state.invalid.reason),
+            seconds_behind=round(standing.seconds_behind, 3),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +85,8 @@ class Lag:
     """A log and all its slots at one moment.
 
     ``floor`` is the lowest position that a slot still needs, None without any; ``floor_without`` is where it would be
-    if the slots that pin it were gone.
+    if the slots that pin it were gone. ``records_kept`` is what the next collection would let go of if those were up to
+    date: None if the log keeps everything anyway.
     """
 
     url: str
@@ -55,107 +96,160 @@ class Lag:
     floor: int | None
     floor_without: int | None
     slots: tuple[SlotLag, ...]
+    records_kept: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """What ``--json`` prints."""
         return asdict(self)
+
+    def rendered(self) -> RenderableType:
+        """What people see."""
+        return rendered(self)
+
+    def line(self) -> str:
+        """The same on one line."""
+        slots = [
+            f"{slot.slot} " + (f"invalid ({slot.invalid})" if slot.invalid is not None else _behind(slot))
+            for slot in self.slots
+        ]
+        return f"offsets {self.first:,} to {self.next:,}; " + ("; ".join(slots) or "no slots")
+
+
+class Seen(Protocol):
+    """What one look found."""
+
+    def fields(self) -> dict[str, Any]:
+        """For programs."""
+
+    def rendered(self) -> RenderableType:
+        """For a terminal."""
+
+    def line(self) -> str:
+        """For a file or a pipe."""
 
 
 @guarded
 def lag(
     url: Url,
     *,
-    watch: Annotated[float | None, typer.Option(metavar="SECONDS", min=0.1, help="Look again and again.")] = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(metavar="[SECONDS]", min=0.1, help=f"Look again and again, every {EVERY:.0f} seconds or as told."),
+    ] = None,
+    format: LogFormat = Format.LOG,  # noqa: A002
+    manifest: Manifest = MANIFEST,
+    data: Data = DATA,
     json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
-    """Show each slot's position, how far it is behind, its holder, and what pins the floor. Changes nothing."""
-    log = open_log(url)
+    """Show how far behind each slot is: in records, in bytes and in time, and what pins the floor. Changes nothing."""
+    looking: Callable[[], Seen]
+    if format is Format.LOG:
+        looking = partial(look, open_log(url))
+    else:
+        looking = partial(look_at_queue, open_shared(url, manifest=manifest, data=data))
     if watch is None:
-        _print(look(log), as_json=json)
+        _print(looking(), as_json=json)
         return
     with suppress(KeyboardInterrupt):  # that is how watching ends
-        _watch(log, watch, as_json=json)
+        _watch(looking, watch, as_json=json)
 
 
-def _watch(log: sl.ObjectLog, every: float, *, as_json: bool) -> None:
+def with_default_interval(arguments: list[str]) -> list[str]:
+    """The arguments with the usual interval behind a ``--watch`` that was given none.
+
+    >>> with_default_interval(["--watch", "log"]), with_default_interval(["log", "--watch", "5"])
+    (['--watch', '2.0', 'log'], ['log', '--watch', '5'])
+    """
+    given: list[str] = []
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        given.append(argument)
+        if argument == "--watch" and not following.replace(".", "", 1).isdecimal():
+            given.append(str(EVERY))
+    return given
+
+
+def _watch(looking: Callable[[], Seen], every: float, *, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
-        with Live(rendered(look(log)), console=show.out(), auto_refresh=False) as live:
+        with Live(looking().rendered(), console=show.out(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(rendered(look(log)), refresh=True)
+                live.update(looking().rendered(), refresh=True)
     while True:
-        _print(look(log), as_json=as_json)
-        sys.stdout.flush()
+        seen = looking()
+        if as_json:
+            show.document(seen.fields())
+        else:
+            print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}", flush=True)
         time.sleep(every)
 
 
-def _print(seen: Lag, *, as_json: bool) -> None:
+def _print(seen: Seen, *, as_json: bool) -> None:
     if as_json:
         show.document(seen.fields())
     else:
-        show.out().print(rendered(seen))
+        show.out().print(seen.rendered())
 
 
 def look(log: sl.ObjectLog) -> Lag:
     """How the log and its slots stand now."""
     states = log.slots()  # before the head: then no slot is ahead of the log's end
-    return measure(log.url, log.head(), states, datetime.now(UTC))
+    return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=log.identity.retention)
 
 
-def measure(url: str, head: Head, states: list[SlotState], now: datetime) -> Lag:
-    """Slots against a head, as a value. Bytes are estimated from the listing: nothing is read for it."""
-    pending = [position for position in head.slots.values() if position is not None]  # slots that are being created
+def measure(
+    url: str,
+    head: Head,
+    states: list[SlotState],
+    chunks: Chunks,
+    now: datetime,
+    *,
+    retention: Retention = FOREVER,
+) -> Lag:
+    """Slots against a head, as a value."""
+    pending = pending_positions(head.slots.values())  # slots that are being created or moved
     floor = lowest(states, pending)
-    slots = tuple(
-        SlotLag(
-            slot=state.name,
-            position=state.position,
-            records_behind=max(0, head.next_offset - state.position),
-            bytes_behind=bytes_from(head, state.position),
-            seconds_since_seen=max(0.0, round(now.timestamp() - state.last_seen / 1e6, 3)),
-            holder=state.holder,
-            epoch=state.epoch,
-            pins_floor=state.invalid is None and state.position == floor,
-            invalid=None if state.invalid is None else str(state.invalid.reason),
-        )
-        for state in states
-    )
+    found = standings(head, states, chunks, retention=retention, limits=NO_LIMITS, now=microseconds(now))
     others = [state for state in states if state.position != floor]
-    without = lowest(others, [position for position in pending if position != floor])
-    return Lag(url, str(head.log_id), head.floor, head.next_offset, floor, without, slots)
-
-
-def bytes_from(head: Head, position: int) -> int:
-    """About how many stored bytes lie from a position to the end; a batch or chunk counts by the part above it."""
-    pieces = [(entry.first, entry.next, entry.size) for entry in head.tail]
-    pieces += [(chunk.first, chunk.next, chunk.size) for level in head.levels for chunk in level]
-    total = 0.0
-    for first, end, size in pieces:
-        above = end - max(first, position)
-        if above > 0:
-            total += size * above / (end - first)
-    return round(total)
+    pinning = frozenset(one.state.name for one in found if one.pins_floor)
+    kept: int | None = None
+    if retention != FOREVER:
+        now_at, then_at = (
+            trim_end(head, states, chunks, retention=retention, now=microseconds(now), up_to_date=names)
+            for names in (frozenset(), pinning)
+        )
+        kept = then_at - now_at
+    return Lag(
+        url=url,
+        log_id=str(head.log_id),
+        first=head.floor,
+        next=head.next_offset,
+        floor=floor,
+        floor_without=lowest(others, [position for position in pending if position != floor]),
+        slots=tuple(map(SlotLag.of, found)),
+        records_kept=kept,
+    )
 
 
 def rendered(seen: Lag) -> RenderableType:
     """The table that people see."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("slot", no_wrap=True)
-    for name in ("position", "records\nbehind", "bytes\nbehind", "last seen\nago"):
+    for name in ("position", "records\nbehind", "bytes\nbehind", "time\nbehind", "last seen\nago"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("holder", no_wrap=True)
-    table.add_column("epoch", justify="right")
+    table.add_column("holder", overflow="ellipsis")
+    table.add_column("epoch", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for slot in seen.slots:
         note, style = _note(slot)
         table.add_row(
-            slot.slot,
+            show.slot(slot.slot),
             f"{slot.position:,}",
             f"{slot.records_behind:,}",
             show.size(slot.bytes_behind),
+            show.seconds(slot.seconds_behind),
             show.seconds(slot.seconds_since_seen),
-            _short(slot.holder),
+            show.short(slot.holder),
             str(slot.epoch),
             Text(note, style),
         )
@@ -163,10 +257,11 @@ def rendered(seen: Lag) -> RenderableType:
     return Group(head, table if seen.slots else Text("no slots"), Text(floor_sentence(seen)))
 
 
-def _short(holder: str | None) -> str:
-    if holder is None:
-        return "-"
-    return holder if len(holder) <= _LONG else holder[: _LONG - 1] + "…"
+def _behind(slot: SlotLag) -> str:
+    if not slot.records_behind:
+        return "up to date"
+    size, length = show.size(slot.bytes_behind), show.seconds(slot.seconds_behind)
+    return f"{slot.records_behind:,} records ({size}, {length}) behind"
 
 
 def _note(slot: SlotLag) -> tuple[str, str]:
@@ -183,6 +278,9 @@ def floor_sentence(seen: Lag) -> str:
         return "No valid slot pins anything: only the retention policy decides what is kept."
     pinning = [slot for slot in seen.slots if slot.pins_floor]
     names = ", ".join(repr(slot.slot) for slot in pinning) or "a slot that is being created"
-    alone = (seen.next if seen.floor_without is None else seen.floor_without) - seen.floor
-    kept = f"; {alone:,} records are kept for {'them' if len(pinning) > 1 else 'it'} alone" if alone else ""
-    return f"The floor is {seen.floor:,}, pinned by {names}{kept}."
+    cost = "the log keeps everything anyway"
+    if seen.records_kept is not None:
+        them = "them" if len(pinning) > 1 else "it"
+        what = show.counted(seen.records_kept, "record") if seen.records_kept else "nothing"
+        cost = f"{what} would go with the next collection but for {them}"
+    return f"The floor is {seen.floor:,}, pinned by {names}; {cost}."

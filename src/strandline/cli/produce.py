@@ -16,6 +16,7 @@ import typer
 import strandline as sl
 from strandline.cli import show
 from strandline.cli.frame import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
+from strandline.cli.frame import retention as known_retention
 from strandline.cli.text import Row, parse_json, parse_line
 from strandline.log.contract import Handle
 from strandline.model.errors import InvalidInput
@@ -55,6 +56,14 @@ def produce(
     size: Annotated[int, typer.Option(min=0, help="Made-up records: so many bytes per value.")] = 100,
     seed: Annotated[int, typer.Option(help="Made-up records: the same seed gives the same records.")] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            parser=known_retention,
+            help="With --create: what the log may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
@@ -66,7 +75,9 @@ def produce(
     """
     if key_separator == "" or (key_separator is not None and format is Format.JSON):
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
-    log = open_log(url, create=create, hint="check the address, or make one with --create")
+    if retention is not None and not create:
+        raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
+    log = open_log(url, create=create, retention=retention, hint="check the address, or make one with --create")
     tally, began = Tally(), time.monotonic()
     failure: InvalidInput | None = None
     with (
@@ -87,7 +98,8 @@ def produce(
         producer.flush()
     _report(tally, time.monotonic() - began, as_json=json, stopped=interruption.asked)
     if failure is not None:
-        raise InvalidInput(f"{failure} {_count(tally)} before it {'was' if tally.records == 1 else 'were'} appended.")
+        were = "was" if tally.records == 1 else "were"
+        raise InvalidInput(f"{failure} {show.counted(tally.records, 'record')} before it {were} appended.")
     if interruption.asked:
         raise typer.Exit(INTERRUPTED)
 
@@ -140,10 +152,6 @@ def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table
         count -= rows
 
 
-def _count(tally: Tally) -> str:
-    return f"{tally.records:,} record{'' if tally.records == 1 else 's'}"
-
-
 def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
     receipt = None if tally.last is None else tally.last.result()
     first = None if receipt is None else receipt.first
@@ -162,5 +170,6 @@ def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
         )
         return
     where = "nothing was appended" if end is None else f"the last one is at offset {end - 1:,}"
-    what = f"{_count(tally)} ({show.size(tally.bytes)}) in {show.seconds(took)}, {rate:,.0f} records/s"
+    records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
+    what = f"{records} ({size}) in {show.seconds(took)}, {rate:,.0f} records/s"
     print(f"{'stopped: ' if stopped else ''}{what}; {where}")

@@ -12,12 +12,15 @@ from typing import Any, Final
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
+
 _KILO: Final = 1000
 _MINUTE: Final = 60
 _HOUR: Final = 3600
 _DAY: Final = 86400
 _WIDE: Final = 240
 _PLAIN_EVERY: Final = 2.0
+_LONG: Final = 12
 
 
 def out() -> Console:
@@ -32,11 +35,19 @@ def err() -> Console:
 
 def error(reason: BaseException | str) -> None:
     """One error, as one line on standard error."""
-    text = " ".join(str(reason).split()) or type(reason).__name__
+    _say("error", "bold red", " ".join(str(reason).split()) or type(reason).__name__)
+
+
+def warning(text: str) -> None:
+    """Something that somebody has to look at, as one line on standard error."""
+    _say("warning", "bold yellow", text)
+
+
+def _say(kind: str, style: str, text: str) -> None:
     if sys.stderr.isatty():
-        err().print(f"[bold red]error:[/] {_plain(text)}")
+        err().print(f"[{style}]{kind}:[/] {_plain(text)}")
     else:
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        print(f"{kind}: {text}", file=sys.stderr, flush=True)
 
 
 def _plain(text: str) -> str:
@@ -64,16 +75,66 @@ def size(count: float) -> str:
 def seconds(length: float) -> str:
     """A length of time for people.
 
-    >>> seconds(0.04), seconds(75), seconds(90_000)
-    ('0.0 s', '1 min 15 s', '1 d 1 h')
+    >>> seconds(0.04), seconds(119.9), seconds(7200), seconds(90_000)
+    ('0.0 s', '1 min 59 s', '2 h', '1 d 1 h')
     """
     if length < _MINUTE:
         return f"{length:.1f} s"
-    if length < _HOUR:
-        return f"{length // _MINUTE:.0f} min {length % _MINUTE:.0f} s"
-    if length < _DAY:
-        return f"{length // _HOUR:.0f} h {length % _HOUR // _MINUTE:.0f} min"
-    return f"{length // _DAY:.0f} d {length % _DAY // _HOUR:.0f} h"
+    whole = int(length)
+    if whole < _HOUR:
+        return _two(whole, _MINUTE, "min", 1, "s")
+    return _two(whole, _HOUR, "h", _MINUTE, "min") if whole < _DAY else _two(whole, _DAY, "d", _HOUR, "h")
+
+
+def _two(whole: int, unit: int, name: str, part: int, part_name: str) -> str:
+    rest = whole % unit // part
+    return f"{whole // unit} {name}" + (f" {rest} {part_name}" if rest else "")
+
+
+def short(name: str | None) -> str:
+    """A name that may be long, for a column.
+
+    >>> short("5f0c2f6e-9d7e-4b0a"), short(None)
+    ('5f0c2f6e-9d…', '-')
+    """
+    if name is None:
+        return "-"
+    return name if len(name) <= _LONG else name[: _LONG - 1] + "…"
+
+
+def slot(name: str) -> str:
+    """A slot's name, for a column; that of a reader's hold is long, made up, and of interest to nobody.
+
+    >>> slot("billing-of-all-orders"), slot("hold-26191322032e42bc8a86475fb7908493")
+    ('billing-of-all-orders', 'hold-261913…')
+    """
+    return short(name) if name.startswith("hold-") else name
+
+
+def policy(retention: Retention) -> str:
+    """What a log does that has this policy.
+
+    >>> policy(MaxAge(90_000))
+    'lets go of what was listed more than 1 d 1 h ago'
+    """
+    match retention:
+        case Forever():
+            return "keeps everything"
+        case Consumed():
+            return "lets go of what every valid slot is past"
+        case MaxAge(age):
+            return f"lets go of what was listed more than {seconds(age)} ago"
+        case MaxBytes(limit):
+            return f"keeps the newest {size(limit)}"
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A count of things.
+
+    >>> counted(1, "record"), counted(1500, "record"), counted(2, "batch", "batches")
+    ('1 record', '1,500 records', '2 batches')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 @contextmanager
@@ -108,3 +169,22 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
             print(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s", file=sys.stderr, flush=True)
 
     yield advance
+
+
+def so_far(advance: Callable[[int], None]) -> Callable[[int], None]:
+    """The same progress for work that tells how much is done so far, rather than how much more.
+
+    >>> tell = so_far(print)
+    >>> tell(2), tell(5)
+    2
+    3
+    (None, None)
+    """
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        advance(done - told)
+        told = done
+
+    return tell

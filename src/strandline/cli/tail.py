@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Final
 
 import pyarrow as pa
@@ -12,9 +14,10 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, guarded, open_log
+from strandline.cli.frame import Debug, Json, Url, guarded, length_of_time, open_log, start
 from strandline.cli.text import readable, to_fields
 from strandline.log.fetch import fetch_in_order
+from strandline.model.errors import SlotInvalid
 
 _LAST: Final = 10
 _WAIT: Final = 1.0
@@ -28,22 +31,35 @@ def tail(
     *,
     since: Annotated[
         str | None,
-        typer.Option(metavar="OFFSET|beginning|now", help="Where to begin; by default with the last 10 records."),
+        typer.Option(metavar="OFFSET|TIME|beginning|now", help="Where to begin; by default with the last 10 records."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    hold: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME",
+            parser=length_of_time,
+            help="Keep what is still to be read from being collected, by a slot that expires after so long (10m).",
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 
-    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64.
+    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold the records that are not
+    printed yet stay, whatever retention says: an expiring slot is renewed while the command runs, and gone with it.
     """
     log = open_log(url)
     cursor = _start(log, since)
+    holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
+    if hold is not None:
+        holding = held(log, cursor.next, hold)
     try:
-        for table in _batches(log, cursor, follow=follow, limit=limit):
-            _print(table, as_json=json)
+        with holding as still_needed:
+            for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
+                _print(batch, as_json=json)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -51,25 +67,51 @@ def tail(
 
 
 def _start(log: sl.ObjectLog, since: str | None) -> sl.Cursor:
-    bounds = log.bounds()
-    named = {None: max(bounds.first, bounds.next - _LAST), "beginning": bounds.first, "now": bounds.next}
-    if since in named:
-        return sl.Cursor(log.log_id, named[since])
-    if since is None or not since.isdecimal():
-        raise typer.BadParameter(f"--since takes an offset, 'beginning' or 'now', not {since!r}.")
-    cursor = sl.Cursor(log.log_id, int(since))
+    if since is None:
+        bounds = log.bounds()
+        return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
+    cursor = sl.Cursor(log.log_id, log.position_of(start(since)))
     log.plan(cursor, sl.Limit(batches=1))  # refuses what is not retained, or past the end
     return cursor
 
 
-def _batches(log: sl.ObjectLog, cursor: sl.Cursor, *, follow: bool, limit: int | None) -> Iterator[pa.RecordBatch]:
+@contextmanager
+def held(log: sl.ObjectLog, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
+    """Hold what lies from ``position`` on; yields a function that is told now and then what is still needed.
+
+    If the hold ended meanwhile, because whoever reads our output was slow or the machine slept, it is taken anew, and
+    ``CursorExpired`` says if that is too late.
+    """
+    hold, renewed = log.hold(position, seconds), time.monotonic()
+
+    def still_needed(position: int) -> None:
+        nonlocal hold, renewed
+        if time.monotonic() - renewed < seconds / 3:
+            return
+        try:
+            hold.renew(position)
+        except SlotInvalid:
+            hold = log.hold(position, seconds)
+        renewed = time.monotonic()
+
+    try:
+        yield still_needed
+    finally:
+        hold.release()
+
+
+def _batches(
+    log: sl.ObjectLog, cursor: sl.Cursor, still_needed: Callable[[int], None], *, follow: bool, limit: int | None
+) -> Iterator[pa.RecordBatch]:
     last = None if limit is None else cursor.next + limit
     end = log.bounds().next
     while last is None or cursor.next < last:
+        still_needed(cursor.next)
         upto = last if follow else min(end, end if last is None else last)
         spans = log.plan(cursor, sl.Limit(batches=_PLANNED, upto=upto))
-        for _, batches in fetch_in_order(spans):
+        for span, batches in fetch_in_order(spans):
             yield from batches
+            still_needed(span.next)
         if spans:
             cursor = cursor.at(spans[-1].next)
         elif not follow:

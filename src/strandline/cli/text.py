@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from strandline.model.cursor import Start
 from strandline.model.errors import InvalidInput
 from strandline.model.records import Op
 
@@ -116,6 +117,28 @@ def parse_line(line: bytes, number: int, separator: bytes | None) -> Row:
     if not found:
         raise InvalidInput(f"Line {number} does not hold the key separator {separator.decode()!r}.")
     return Row(key, value)
+
+
+def parse_start(text: str) -> Start:
+    """A place in a log: ``beginning``, ``now``, an offset, or a time, which means what was listed then or later.
+
+    >>> parse_start("now"), parse_start("42"), str(parse_start("2026-01-15T05:29Z"))
+    ('now', 42, '2026-01-15 05:29:00+00:00')
+    """
+    match text:
+        case "beginning" | "now":
+            return text
+        case _ if text.isdecimal():
+            return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{text!r} is neither 'beginning' nor 'now', nor an offset, nor a time such as 2026-01-15T05:29:00Z."
+        ) from error
+    if moment.tzinfo is None:
+        raise InvalidInput(f"The time {text!r} has no time zone: write {moment.isoformat()}Z if it is UTC.")
+    return moment
 
 
 def _bytes(fields: Mapping[str, Any], name: str) -> bytes | None:

@@ -31,17 +31,15 @@ from strandline.follow.engine import (
 from strandline.follow.sink import Sink
 from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import AlreadyExists, InvalidInput
+from strandline.model.cursor import Cursor, Limit, Start
+from strandline.model.errors import AlreadyExists
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 
 __all__ = ["Batching", "Start", "begin", "follow"]
 
-Start = Literal["beginning", "now"] | Cursor
-"""Where a newcomer begins: with all that is retained, with what comes from now on, or at a cursor."""
-
 _POLL = 0.25
+_SEEN_EVERY = 60.0
 
 
 def follow(
@@ -81,7 +79,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) 
     cursor = sink.cursor(log.log_id)
     newcomer = cursor is None
     if cursor is None:
-        cursor = _asked(log, start)
+        cursor = log.start().at(log.position_of(start))
     log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
     claimed = None if slot is None else _take_slot(log, slot, cursor, holder)
     if claimed is not None:
@@ -91,22 +89,19 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) 
     return cursor, claimed
 
 
-def _asked(log: Log, start: Start) -> Cursor:
-    if isinstance(start, Cursor):
-        return start
-    if start not in ("beginning", "now"):
-        raise InvalidInput(f"A newcomer starts at 'beginning', at 'now' or at a cursor, not at {start!r}.")
-    return log.start() if start == "beginning" else log.end()
-
-
 def _take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
     if all(known.name != name for known in log.slots()):
         with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
             log.create_slot(name, cursor.next)
-    return log.claim_slot(name, holder)
+    claimed = log.claim_slot(name, holder)
+    if claimed.state().position > cursor.next:
+        # The sink was rebuilt, and needs again what its slot had let go of: pin that before it is read.
+        log.reset_slot(name, cursor.next)
+        claimed = log.claim_slot(name, holder)
+    return claimed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Follower:
     engine: Engine
     log: Log
@@ -114,8 +109,10 @@ class _Follower:
     slot: Slot | None
     stop: StopEvent | None
     clock: Clock
+    seen: float = 0.0
 
     def run(self, cursor: Cursor) -> Cursor:
+        self.seen = self.clock.monotonic()
         actions = deque(self._tell(Began(cursor)))
         while True:
             if self._told_to_stop():
@@ -149,9 +146,17 @@ class _Follower:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
+            self.seen = self.clock.monotonic()
+
+    def _be_seen(self) -> None:
+        """Keep a slot whose follower has nothing to do from being taken for one that nobody follows."""
+        if self.slot is not None and self.clock.monotonic() - self.seen >= _SEEN_EVERY:
+            self.slot.touch()
+            self.seen = self.clock.monotonic()
 
     def _wait(self, past: Cursor, seconds: float) -> None:
         """Wait for the log in short turns, so that a request to stop is heard soon."""
+        self._be_seen()
         deadline = self.clock.monotonic() + seconds
         while (left := deadline - self.clock.monotonic()) > 0:
             if self._told_to_stop() or self.log.wait(past, min(left, _POLL)):

@@ -9,24 +9,26 @@ from uuid import UUID
 from strandline.formats.checksum import crc32c
 from strandline.formats.packing import Unpacker, pack_blob, pack_count, pack_text
 from strandline.model.errors import CorruptData, UnsupportedVersion
-from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Trimmed, WriterId, WriterState
+from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
 from strandline.model.stamp import OpId, Stamped
 
 VERSION: Final = 1
 _HEAD_MAGIC: Final = b"SLHD"
 _CHUNK_MAGIC: Final = b"SLCH"
+_CUT_MAGIC: Final = b"SLCU"
 _ABSENT: Final = (1 << 64) - 1
 
 _PREAMBLE = struct.Struct("<4sH")
 _CHECKSUM = struct.Struct("<I")
-_NUMBERS = struct.Struct("<QQQQqQQQQQQ")
+_NUMBERS = struct.Struct("<QQQQqQQQQQQq")
 _ENTRY = struct.Struct("<QQIQqqq16sQI")
 _RANGE = struct.Struct("<Iq")
 _REFERENCE = struct.Struct("<QQQQQQqq")
 _WRITER = struct.Struct("<16sQQQIq")
-_SLOT = struct.Struct("<Q")
+_SLOT = struct.Struct("<QQ")
 _TRIMMED = struct.Struct("<Qq")
 _LEVEL = struct.Struct("<B")
+_CUT = struct.Struct("<QQ")
 
 
 def encode_head(state: Stamped[Head]) -> bytes:
@@ -47,6 +49,7 @@ def encode_head(state: Stamped[Head]) -> bytes:
             head.tiered_through,
             head.writers_floor,
             head.membership,
+            head.collected,
         ),
         pack_count(len(state.recent)),
         *(op.bytes for op in state.recent),
@@ -62,8 +65,8 @@ def encode_head(state: Stamped[Head]) -> bytes:
         for writer, last in head.writers.items()
     ]
     parts.append(pack_count(len(head.slots)))
-    for name, pending in head.slots.items():
-        parts += [pack_text(name), _SLOT.pack(_ABSENT if pending is None else pending)]
+    for name, pin in head.slots.items():
+        parts += [pack_text(name), _SLOT.pack(*((_ABSENT, 0) if pin is None else (pin.position, pin.mark)))]
     parts.append(pack_count(len(head.trimmed)))
     for gone in head.trimmed:
         parts += [pack_text(gone.location), _TRIMMED.pack(gone.size, gone.at)]
@@ -85,18 +88,18 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     for _ in range(source.count(item_size=_WRITER.size)):
         writer, *last = source.fields(_WRITER)
         writers[_writer_id(writer)] = WriterState(*last)
-    slots: dict[str, int | None] = {}
+    slots: dict[str, Pin | None] = {}
     for _ in range(source.count(item_size=_SLOT.size)):
         name = source.text()
-        (pending,) = source.fields(_SLOT)
-        slots[name] = None if pending == _ABSENT else pending
+        position, mark = source.fields(_SLOT)
+        slots[name] = None if position == _ABSENT else Pin(position, mark)
     trimmed = []
     for _ in range(source.count(item_size=_TRIMMED.size)):
         location = source.text()
         trimmed.append(Trimmed(location, *source.fields(_TRIMMED)))
     source.end()
     revision, next_offset, next_sequence, floor, listed, *rest = numbers
-    generation, min_generation, swept_generation, tiered_through, writers_floor, membership = rest
+    generation, min_generation, swept_generation, tiered_through, writers_floor, membership, collected = rest
     head = Head(
         log_id=log_id,
         next_offset=next_offset,
@@ -109,6 +112,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         tiered_through=tiered_through,
         writers_floor=writers_floor,
         membership=membership,
+        collected=collected,
         tail=tail,
         levels=levels,
         writers=writers,
@@ -138,6 +142,34 @@ def decode_references(data: bytes | memoryview, where: str, level: int) -> tuple
     references = tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
     source.end()
     return references
+
+
+def encode_cut(cut: Cut) -> bytes:
+    """What a trim took out of the listing."""
+    chunks = [_LEVEL.pack(level) + _pack_reference(reference) for level, reference in cut.chunks]
+    return _sealed(
+        [
+            _PREAMBLE.pack(_CUT_MAGIC, VERSION),
+            _CUT.pack(cut.since, cut.upto),
+            pack_count(len(cut.entries)),
+            *map(_pack_entry, cut.entries),
+            pack_count(len(chunks)),
+            *chunks,
+        ]
+    )
+
+
+def decode_cut(data: bytes | memoryview, where: str) -> Cut:
+    """The cut in these bytes."""
+    source = _opened(data, where, _CUT_MAGIC)
+    since, upto = source.fields(_CUT)
+    entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
+    chunks = []
+    for _ in range(source.count(item_size=_LEVEL.size + _REFERENCE.size)):
+        (level,) = source.fields(_LEVEL)
+        chunks.append((level, _unpack_reference(source)))
+    source.end()
+    return Cut(since, upto, entries, tuple(chunks))
 
 
 class HeadCodec:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import OpId, Stamped
 
@@ -16,13 +17,14 @@ FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Who a log is. Changes only by an explicit upgrade."""
+    """Who a log is, and what it may forget. The first changes only by an explicit upgrade, the second when asked."""
 
     log_id: UUID
     version: int = FORMAT_VERSION
     min_reader: int = FORMAT_VERSION
     value_format: str = "binary"
-    retention: str = "forever"
+    retention: Retention = FOREVER
+    limits: SlotLimits = NO_LIMITS
 
 
 def encode_identity(identity: LogIdentity) -> bytes:
@@ -34,7 +36,9 @@ def encode_identity(identity: LogIdentity) -> bytes:
             "version": identity.version,
             "min_reader": identity.min_reader,
             "value_format": identity.value_format,
-            "retention": identity.retention,
+            "retention": str(identity.retention),
+            "slot_lag_bytes": identity.limits.lag_bytes,
+            "slot_idle_seconds": identity.limits.idle_seconds,
         }
     )
 
@@ -50,7 +54,8 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             _natural(fields["version"]),
             _natural(fields["min_reader"]),
             str(fields["value_format"]),
-            str(fields["retention"]),
+            parse_retention(fields["retention"]),
+            SlotLimits(_natural(fields.get("slot_lag_bytes", 0)), _natural(fields.get("slot_idle_seconds", 0))),
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
@@ -63,7 +68,11 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
 
 
 class SlotCodec:
-    """A slot as a cell's content."""
+    """A slot as a cell's content; bytes that describe a slot of another name are damage."""
+
+    def __init__(self, name: str) -> None:
+        """The slot called ``name``."""
+        self._name = name
 
     def encode(self, state: Stamped[SlotState]) -> bytes:
         """The bytes of a state."""
@@ -74,18 +83,23 @@ class SlotCodec:
             "holder": slot.holder,
             "epoch": slot.epoch,
             "last_seen": slot.last_seen,
+            "born": slot.born,
             "revision": state.revision,
             "recent": [op.hex for op in state.recent],
         }
         if slot.invalid is not None:
             fields["invalid"] = {"reason": str(slot.invalid.reason), "at": slot.invalid.at}
+        if slot.expires is not None:
+            fields["expires"] = slot.expires
+        if slot.dropped:
+            fields["dropped"] = True
         return _json(fields)
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
         """The state in these bytes; damage is an error, never "no slot"."""
         fields = _parsed(data, where)
         try:
-            holder, gone = fields["holder"], fields.get("invalid")
+            holder, gone, expires = fields["holder"], fields.get("invalid"), fields.get("expires")
             slot = SlotState(
                 name=str(fields["id"]),
                 position=_natural(fields["position"]),
@@ -93,11 +107,23 @@ class SlotCodec:
                 epoch=_natural(fields["epoch"]),
                 last_seen=_whole(fields["last_seen"]),
                 invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), _whole(gone["at"])),
+                expires=None if expires is None else _whole(expires),
+                dropped=_flag(fields.get("dropped", False)),
+                born=_natural(fields.get("born", 0)),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            return Stamped(slot, _natural(fields["revision"]), recent)
+            state = Stamped(slot, _natural(fields["revision"]), recent)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+        if slot.name != self._name:
+            raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
+        return state
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - the bytes are wrong, not the program
+    return value
 
 
 def _whole(value: object) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.slots import SlotState
@@ -22,6 +22,10 @@ class Receipt:
 
     first: int | None
     count: int
+
+    def part(self, index: int, count: int) -> Receipt:
+        """The receipt of ``count`` of the records, from the one at ``index`` on."""
+        return Receipt(None if self.first is None else self.first + index, count)
 
 
 @runtime_checkable
@@ -60,6 +64,9 @@ class Slot(Protocol):
         nothing. Repeating after a failure is safe.
         """
 
+    def touch(self) -> None:
+        """Durably say that the holder is alive although it has nothing to acknowledge; raises as ``advance`` does."""
+
 
 @runtime_checkable
 class Log(Protocol):
@@ -89,6 +96,12 @@ class Log(Protocol):
     def end(self) -> Cursor:
         """The cursor of a newcomer that wants only what comes from now on."""
 
+    def position_of(self, start: Start) -> int:
+        """The offset at which a newcomer begins that asks for this; ``Diverged`` for a cursor of another log.
+
+        A time means the first batch that was listed then or later. Whether the offset is retained is not looked at.
+        """
+
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
         """What to fetch after a cursor, in order and without a hole; ``[]`` means that there is nothing now.
 
@@ -107,6 +120,16 @@ class Log(Protocol):
 
     def claim_slot(self, name: str, holder: str) -> Slot:
         """Become the slot's holder; the same holder again is idempotent, another one is fenced. ``NotFound``."""
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Durably put a slot elsewhere, back or ahead, and make it valid again: the only way to heal one.
+
+        Its epoch grows, so that whoever holds it is fenced, and nobody holds it then. ``CursorExpired`` if the
+        position is no longer retained, ``NotFound``: both change nothing.
+        """
+
+    def drop_slot(self, name: str) -> None:
+        """Durably remove a slot: what only it pinned may be deleted. ``NotFound``."""
 
     def slots(self) -> list[SlotState]:
         """All slots, by name."""

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
-from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot
+from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.handles import settled
 from strandline.log.object.span import clipped, known_columns, plan_entries
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
@@ -86,6 +86,15 @@ class MemoryLog:
         """The cursor behind everything that is listed now."""
         return Cursor(self.log_id, self.bounds().next)
 
+    def position_of(self, start: Start) -> int:
+        """The offset at which a newcomer begins that asks for this."""
+        head = self._head
+
+        def listed_since(time: int) -> int | None:
+            return next((entry.first for entry in head.tail if entry.listed >= time), None)
+
+        return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
+
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[MemorySpan]:
         """What to fetch after a cursor."""
         head = self._head
@@ -112,9 +121,25 @@ class MemoryLog:
         """Create a slot that pins everything from ``position`` on."""
         with self._changed:
             self._head = pin_slot(self._head, rules.check_name(name), position)
-            self._slots[name] = SlotState(name, position, holder=None, epoch=0, last_seen=self._clock.now())
-            self._head = settle_slot(self._head, name)
+            dropped = self._slots.get(name)
+            epoch = 0 if dropped is None else dropped.epoch + 1  # whoever held the name before stays fenced
+            self._slots[name] = SlotState(name, position, holder=None, epoch=epoch, last_seen=self._clock.now())
+            self._head = settle_slot(self._head, name, self._head.membership)
             return self._slots[name]
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
+        with self._changed:
+            before = self.slot(name)
+            rules.check_position(position, self.bounds())
+            self._slots[name] = rules.reset(before, before, position, self._clock.now())
+            return self._slots[name]
+
+    def drop_slot(self, name: str) -> None:
+        """Remove a slot; what only it needed may be trimmed from now on."""
+        with self._changed:
+            self._slots[name] = rules.drop(self.slot(name), self.slot(name).epoch)
+            self._head = unlist_slot(self._head, name)
 
     def claim_slot(self, name: str, holder: str) -> MemorySlot:
         """Become the slot's holder."""
@@ -124,23 +149,28 @@ class MemoryLog:
 
     def slot(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""
-        if name not in self._slots:
+        if name not in self._head.slots:
             raise NotFound(f"There is no slot {name!r}: create it first.")
         return self._slots[name]
 
     def slots(self) -> list[SlotState]:
         """All slots, by name."""
-        return [self._slots[name] for name in sorted(self._slots)]
+        return [self._slots[name] for name in sorted(self._head.slots)]
 
     def floor(self) -> int | None:
         """The lowest position that a valid slot still needs."""
-        return rules.floor(self._slots.values())
+        return rules.floor(self.slots())
 
     def advance_slot(self, name: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does."""
         with self._changed:
             rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._head.next_offset))
             self._slots[name] = rules.advance(self.slot(name), epoch=epoch, to=to.next, now=self._clock.now())
+
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """What a claimed slot's ``touch`` does."""
+        with self._changed:
+            self._slots[name] = rules.seen(self.slot(name), epoch=epoch, now=self._clock.now())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +189,7 @@ class MemorySlot:
     def advance(self, to: Cursor) -> None:
         """Move the position up."""
         self.log.advance_slot(self.name, self.epoch, to)
+
+    def touch(self) -> None:
+        """Say that the holder is alive."""
+        self.log.touch_slot(self.name, self.epoch)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
 
-from strandline.model.cursor import Bounds, Cursor
+from strandline.model.cursor import Bounds, Cursor, Start, microseconds
 from strandline.model.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
+from strandline.model.head import Pin
 from strandline.model.slots import SlotState
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -38,6 +41,7 @@ def claim(state: SlotState, holder: str, now: int) -> SlotState:
     """The holder's slot: idempotent for the same holder, one epoch higher for a new one."""
     if not holder:
         raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
+    _check_listed(state)
     if state.holder == holder:
         return state
     return replace(state, holder=holder, epoch=state.epoch + 1, last_seen=max(state.last_seen, now))
@@ -50,19 +54,94 @@ def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
             f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
             f"{epoch} and must stop."
         )
-    if state.invalid is not None:
-        raise SlotInvalid(
-            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing: bootstrap again."
-        )
+    _check_listed(state)
+    check_valid(state)
     if to <= state.position:
         return state
     return replace(state, position=to, last_seen=max(state.last_seen, now))
 
 
+def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
+    """The slot of a holder that is alive and has nothing to acknowledge; a fenced one changes nothing."""
+    advance(state, epoch=epoch, to=state.position, now=now)
+    return replace(state, last_seen=max(state.last_seen, now))
+
+
+def check_valid(state: SlotState) -> None:
+    """Refuse a slot that was invalidated."""
+    if state.invalid is not None:
+        raise SlotInvalid(
+            f"Slot {state.name!r} was invalidated ({state.invalid.reason}) and pins nothing, so that what it needs may "
+            "be gone: bootstrap its consumer again and reset the slot to where that stands."
+        )
+
+
+def _check_listed(state: SlotState) -> None:
+    if state.dropped:
+        raise SlotInvalid(f"Slot {state.name!r} was dropped and pins nothing: create it again.")
+
+
+def reset(state: SlotState, before: SlotState, position: int, now: int, born: int = 0) -> SlotState:
+    """The slot put elsewhere, back or ahead, valid again and held by nobody; refused if it moved since ``before``.
+
+    The epoch grows: whoever held it, or was about to put it elsewhere, is fenced. ``born`` marks the pin behind it.
+    """
+    if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
+        raise Fenced(f"Slot {state.name!r} was moved by someone else while it was being reset.")
+    seen = max(state.last_seen, now)
+    return SlotState(state.name, position, None, state.epoch + 1, seen, expires=state.expires, born=born)
+
+
+def drop(state: SlotState, epoch: int) -> SlotState:
+    """The slot as one that is no longer listed; unchanged if its name has been taken anew since."""
+    return replace(state, dropped=True) if state.epoch == epoch else state
+
+
+def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotState:
+    """A hold that lasts longer, and perhaps needs less; ``SlotInvalid`` once it was let go."""
+    _check_listed(state)
+    check_valid(state)
+    return replace(state, position=max(state.position, position), expires=expires, last_seen=max(state.last_seen, now))
+
+
+def has_expired(state: SlotState, now: int) -> bool:
+    """Whether a hold has outlasted its time."""
+    return state.expires is not None and state.expires <= now
+
+
 def floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:
     """The lowest position of the valid slots and of those being created; None if nothing is pinned."""
-    pins = [state.position for state in states if state.invalid is None]
+    pins = [state.position for state in states if state.pins]
     return min([*pins, *pending], default=None)
+
+
+def pending_positions(pins: Iterable[Pin | None]) -> list[int]:
+    """The positions that slots are about to take, which count as if they had."""
+    return [pin.position for pin in pins if pin is not None]
+
+
+def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callable[[int], int | None]) -> int:
+    """The offset at which a newcomer begins that asks for ``start``.
+
+    ``listed_since`` gives the first offset that was listed at a time (microseconds) or later.
+    """
+    match start:
+        case "beginning" | "now":
+            return bounds.first if start == "beginning" else bounds.next
+        case datetime():
+            if start.tzinfo is None:
+                raise InvalidInput(f"The time {start} has no time zone: say which, such as datetime.now(UTC).")
+            found = listed_since(microseconds(start))
+            return bounds.next if found is None else max(bounds.first, found)
+        case Cursor():
+            if start.log_id != log_id:
+                raise Diverged(f"{start} belongs to another log than {log_id}: the consumer has to bootstrap again.")
+            return start.next
+        case int() if start is not True and start >= 0:
+            return start
+    raise InvalidInput(
+        f"A newcomer starts at 'beginning', at 'now', at an offset, a time or a cursor, not at {start!r}."
+    )
 
 
 def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from datetime import UTC, datetime, timedelta
+from typing import Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -44,6 +45,16 @@ class Cursor:
             return cls(UUID(log_id), int(offset), int(term))
         except ValueError as error:
             raise InvalidInput(f"{text!r} is no cursor; expected 'log-id/term/offset'.") from error
+
+
+Start = Literal["beginning", "now"] | int | datetime | Cursor
+"""Where a newcomer asks to begin: with all that is retained, with what comes from now on, at an offset, with what was
+listed at a time or later, or at a cursor, such as that of a snapshot it was given."""
+
+
+def microseconds(time: datetime) -> int:
+    """A time as the log counts it: microseconds since the epoch."""
+    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ the same call, repeated unchanged a little later, may succeed.
 from __future__ import annotations
 
 from typing import ClassVar
+from uuid import UUID
 
 
 class StrandlineError(Exception):
@@ -115,12 +116,30 @@ class OutOfOrder(StrandlineError):
     """A writer's number does not follow its last listed one; nothing was changed."""
 
 
+class OutOfOrderAck(StrandlineError):
+    """An acknowledgement is not the next one; the message names the one that is. Nothing was changed."""
+
+
+class TooManyDeadLetters(StrandlineError):
+    """More batches could not be read than the consumer may set aside; its cursor stays before the last of them."""
+
+
+class ConsumerClosed(StrandlineError):
+    """The consumer is closed; nothing was changed."""
+
+
 class ExpectationFailed(StrandlineError):
     """A conditional append expected another end of the log; nothing was appended."""
 
 
 class ProducerFailed(StrandlineError):
-    """An earlier batch of this producer failed, so that later ones are held back."""
+    """An earlier batch of this producer failed, so that later ones are held back.
+
+    ``writer`` and ``number`` tell which one, ``__cause__`` why.
+    """
+
+    writer: UUID | None = None
+    number: int | None = None
 
 
 class ProducerClosed(StrandlineError):

@@ -67,8 +67,33 @@ class WriterState:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """A position that a slot is about to take; it pins until the slot's own cell is written.
+
+    ``mark`` tells one pin from a later one of the same slot: only who set it may take it away.
+    """
+
+    position: int
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What one trim took out of the listing: the offsets from ``since`` up to ``upto``.
+
+    ``entries`` left the head itself. Each of ``chunks``, with its level, left it too, or still straddles ``upto``:
+    of such a one only what lies within the cut is meant.
+    """
+
+    since: int
+    upto: int
+    entries: tuple[Entry, ...]
+    chunks: tuple[tuple[int, ChunkRef], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trimmed:
-    """An object that is no longer listed and may be deleted after a grace period."""
+    """Where a :class:`Cut` is written down whose objects may be deleted a grace period after ``at``."""
 
     location: str
     size: int
@@ -90,8 +115,9 @@ class Head:
     tiered_through: int = 0
     writers_floor: int = 0
     membership: int = 0
+    collected: int = 0
     tail: tuple[Entry, ...] = ()
     levels: tuple[tuple[ChunkRef, ...], ...] = ()
     writers: dict[WriterId, WriterState] = field(default_factory=dict)
-    slots: dict[str, int | None] = field(default_factory=dict)
+    slots: dict[str, Pin | None] = field(default_factory=dict)
     trimmed: tuple[Trimmed, ...] = ()

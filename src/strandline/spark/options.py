@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit
 from strandline.model.errors import InvalidInput
+from strandline.model.retention import parse_seconds
 
 Position = Literal["earliest", "latest"] | int | Cursor
 """A place in a log: one of its ends, an offset, or a cursor that also names the log."""
@@ -25,7 +26,21 @@ _KNOWN: Final = (
     "maxBatchesPerTrigger",
     "failOnDataLoss",
     "partitions",
+    "hold",
+    "logFormat",
+    "manifest",
+    "data",
 )
+
+QUEUE_V1: Final = "queue-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePaths:
+    """Where the manifest and the batches of a queue of version 1 are in its store."""
+
+    manifest: str = "ingest/manifest"
+    data: str = "ingest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,9 @@ class ReadOptions:
     """What to read and how.
 
     ``limit`` is per trigger of a stream. ``partitions`` is how many tasks to aim for, usually the number of cores of
-    the cluster; None means those of the driver's machine.
+    the cluster; None means those of the driver's machine. ``hold`` is for how many seconds what a batch
+    read has planned to read is kept; None means not at all. ``queue`` says where the parts of a queue of version 1 are;
+    None means an own log.
     """
 
     url: str
@@ -42,6 +59,8 @@ class ReadOptions:
     limit: Limit = NO_LIMIT
     fail_on_data_loss: bool = True
     partitions: int | None = None
+    hold: int | None = None
+    queue: QueuePaths | None = None
     storage: dict[str, str] = field(default_factory=dict)
 
 
@@ -78,10 +97,42 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         ),
         fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
         partitions=_count(given, "partitions"),
+        hold=_hold(given),
+        queue=_queue(given),
         storage={
             name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
         },
     )
+
+
+def _hold(given: Mapping[str, str]) -> int | None:
+    text = given.get("hold")
+    if text is None:
+        return None
+    if given.get("logformat", "").strip():
+        raise InvalidInput(
+            "hold is for own logs: a queue has one slot, its consumer's, and only that keeps its batches."
+        )
+    plain = text.strip()
+    try:
+        seconds = int(plain) if plain.isdecimal() else parse_seconds(plain)
+    except InvalidInput:
+        seconds = 0
+    if seconds < 1:
+        raise InvalidInput(f"hold is a time of at least a second, such as 900, '15m' or '1h', not {text!r}.")
+    return seconds
+
+
+def _queue(given: Mapping[str, str]) -> QueuePaths | None:
+    paths = {name: given[name] for name in ("manifest", "data") if name in given}
+    match given.get("logformat", "").strip().lower():
+        case "":
+            if paths:
+                raise InvalidInput(f"The option {min(paths)!r} is of queues: add .option('logFormat', '{QUEUE_V1}').")
+            return None
+        case "queue-v1":
+            return QueuePaths(**paths)
+    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an own log, left out; not {given['logformat']!r}.")
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> str:

@@ -88,6 +88,16 @@ def admit(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bo
     return Admitted(cursor)
 
 
+def trimmed_meanwhile(span: Span, bounds: Bounds, url: str) -> CursorExpired | None:
+    """Why a planned span can no longer be read, if that is because the log was trimmed since; else None."""
+    if span.first >= bounds.first:
+        return None
+    return CursorExpired(
+        f"Offsets {span.first} to {span.next - 1} of {url} were trimmed after this read was planned (the log begins at "
+        f"{bounds.first} now): read again. The option 'hold' keeps what a batch read needs, a slot what a stream needs."
+    )
+
+
 def narrower(first: Limit, second: Limit) -> Limit:
     """The limit that is within both."""
 

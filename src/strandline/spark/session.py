@@ -43,7 +43,7 @@ def local_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    java = _find_java()
+    java = find_java()
     # Workers are started by name; left alone they would run the system's Python, without this package.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -79,7 +79,8 @@ def local_session(
         raise MissingExtra(f"Java could not start Spark: {java} must be Java 17 or 21.") from error
 
 
-def _find_java() -> str:
+def find_java() -> str:
+    """The Java that Spark would start: in ``JAVA_HOME`` if that is set, else on the path. ``MissingExtra`` if none."""
     home = os.environ.get("JAVA_HOME")
     folders = [f"{home}/bin"] if home else os.environ.get("PATH", "").split(os.pathsep)
     for folder in folders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +23,15 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.object import ObjectLog, open_log
+from strandline.log.v1 import open_queue
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
-from strandline.model.errors import Diverged, InvalidInput, NotReady
+from strandline.model.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.spark.failures import patiently
 from strandline.spark.options import ReadOptions, parse_options
-from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve
+from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 
 _SKIPPED: Final = Counter(
@@ -52,8 +55,10 @@ class StrandlineDataSource(DataSource):
 
     ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
     ``startingOffset`` (``earliest``, ``latest``, an offset or a cursor), ``endingOffset``, ``maxRecordsPerTrigger``,
-    ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``, and ``storage.*`` for the
-    object store. A narrower ``.schema(...)`` reads less.
+    ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``, ``hold`` (a time for which
+    nothing that a batch query is to read is trimmed), and ``storage.*`` for the object store. A narrower
+    ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
+    ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
     """
 
     @classmethod
@@ -71,7 +76,13 @@ class StrandlineDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
         """A reader that goes on with what is appended."""
-        return LogStreamReader(parse_options(self.options), check_schema(schema))
+        options = parse_options(self.options)
+        if options.hold is not None:
+            raise InvalidInput(
+                "hold is for batch reads, which end before it does: let a slot keep what a stream needs, as "
+                "sl.spark.follow(..., slot=...) does."
+            )
+        return LogStreamReader(options, check_schema(schema))
 
 
 class _Opened:
@@ -80,15 +91,19 @@ class _Opened:
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self.options = options
         self.columns = columns
-        self._log: ObjectLog | None = None
+        self._log: Log | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_log": None}
 
     @property
-    def log(self) -> ObjectLog:
+    def log(self) -> Log:
         if self._log is None:
-            self._log = open_log(self.options.url, options=self.options.storage or None)
+            url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
+            if queue is None:
+                self._log = open_log(url, options=storage)
+            else:
+                self._log = open_queue(url, manifest=queue.manifest, data=queue.data, options=storage)
         return self._log
 
     def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
@@ -98,8 +113,20 @@ class _Opened:
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SpanPartition):  # Spark's stand-in for "no partitions at all"
             return
-        fetched = fetch_in_order(partition.spans, columns=self.columns.names, ahead=_AHEAD)
-        yield from shaped(_drained(fetched), self.columns)
+        yield from shaped(_drained(self._fetched(partition.spans)), self.columns)
+
+    def _fetched(self, spans: Sequence[Span]) -> Iterator[tuple[Span, list[pa.RecordBatch]]]:
+        done = 0
+        try:
+            for fetched in fetch_in_order(spans, columns=self.columns.names, ahead=_AHEAD):
+                yield fetched
+                done += 1
+        except NotFound as error:
+            # Not "nothing there": either it was trimmed, and reading again helps, or the object is lost.
+            trimmed = trimmed_meanwhile(spans[done], self.log.bounds(), self.options.url)
+            if trimmed is None:
+                raise
+            raise trimmed from error
 
     def admit(self, cursor: Cursor, bounds: Bounds) -> tuple[Cursor, int]:
         admitted = admit(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -137,10 +164,30 @@ class LogReader(DataSourceReader):
             raise InvalidInput(f"endingOffset is {upto}, and {options.url} ends at {bounds.next} now: ask for less.")
         if since.next >= upto:
             return []
-        spans = at.log.plan(since, Limit(upto=upto))
-        _check_reaches(spans, upto, options.url)
+        try:
+            with self._held(since.next):
+                spans = at.log.plan(since, Limit(upto=upto))
+                _check_reaches(spans, upto, options.url)
+        except CursorExpired as error:
+            # It was retained a moment ago. Asked again, "earliest" is further on, and an offset that is gone refused.
+            raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
         at.report_skipped(asked, skipped)
         return at.pack(spans)
+
+    @contextlib.contextmanager
+    def _held(self, position: int) -> Iterator[None]:
+        """Hold what is about to be planned, for the time that was asked for; nobody tells us when the query ends."""
+        log, seconds = self._at.log, self._at.options.hold
+        if seconds is None or not isinstance(log, ObjectLog):
+            yield
+            return
+        hold = log.hold(position, seconds)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StrandlineError):  # it ends by itself, only later
+                hold.release()
+            raise
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, in an executor."""

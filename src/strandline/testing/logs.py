@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -347,6 +348,25 @@ class LogContract(SlotContract):
             Limit(**options)
 
     # --- cursors that cannot be served ----------------------------------------------------------------------
+
+    def test_a_newcomer_begins_where_it_asks_to(self, filled: Log) -> None:
+        first, middle, end = 2, 5, filled.bounds().next
+        self.retain_from(filled, first)
+        assert filled.position_of("beginning") == first
+        assert filled.position_of("now") == end
+        assert filled.position_of(middle) == middle
+        assert filled.position_of(filled.start().at(middle)) == middle
+        assert filled.position_of(datetime(1980, 1, 1, tzinfo=UTC)) == first
+        assert filled.position_of(datetime(2999, 1, 1, tzinfo=UTC)) == end
+
+    @pytest.mark.parametrize("start", ["middle", None, 1.5, -1, True, datetime(2026, 1, 1)])  # noqa: DTZ001
+    def test_a_newcomer_cannot_begin_at_what_is_no_place(self, filled: Log, start: Any) -> None:
+        with pytest.raises(InvalidInput):
+            filled.position_of(start)
+
+    def test_a_newcomer_cannot_begin_at_another_log_s_cursor(self, filled: Log) -> None:
+        with pytest.raises(Diverged):
+            filled.position_of(Cursor(UUID(int=4711), 1))
 
     def test_a_cursor_of_another_log_has_diverged(self, filled: Log) -> None:
         with pytest.raises(Diverged, match=str(filled.log_id)):

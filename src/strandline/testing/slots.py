@@ -216,6 +216,100 @@ class SlotContract(LogOwner):
             slot.advance(ten.start().at(5))
         assert slot.state() == before
 
+    # --- resetting, dropping, being seen --------------------------------------------------------------------
+
+    @pytest.mark.parametrize("position", [1, 5, 9, 10])
+    def test_a_reset_puts_the_slot_back_or_ahead_and_nobody_holds_it(self, ten: Log, position: int) -> None:
+        ten.create_slot("billing", 3)
+        slot = ten.claim_slot("billing", "a")
+        slot.advance(ten.start().at(5))
+        state = ten.reset_slot("billing", position)
+        assert (state.position, state.holder, state.invalid) == (position, None, None)
+        assert state.epoch > slot.epoch
+        assert ten.slots() == [state]
+        assert ten.floor() == position
+
+    def test_a_reset_fences_the_holder(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        slot = ten.claim_slot("billing", "a")
+        state = ten.reset_slot("billing", 2)
+        with pytest.raises(Fenced):
+            slot.advance(ten.start().at(5))
+        assert ten.slots() == [state]
+        ten.claim_slot("billing", "a").advance(ten.start().at(5))
+        assert self.position(ten, "billing") == 5
+
+    def test_a_reset_heals_an_invalidated_slot(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        self.invalidate(ten, "billing")
+        assert ten.reset_slot("billing", 4).invalid is None
+        assert ten.floor() == 4
+
+    def test_a_claim_does_not_heal_an_invalidated_slot(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        self.invalidate(ten, "billing")
+        assert ten.claim_slot("billing", "b").state().invalid is not None
+        assert ten.floor() is None
+
+    def test_a_reset_to_what_the_log_does_not_hold_changes_nothing(self, ten: Log) -> None:
+        self.retain_from(ten, 6)
+        before = ten.create_slot("billing", 8)
+        with pytest.raises(CursorExpired, match="5"):
+            ten.reset_slot("billing", 5)
+        with pytest.raises(Diverged, match="11"):
+            ten.reset_slot("billing", 11)
+        assert ten.slots() == [before]
+        assert ten.floor() == 8
+
+    def test_only_a_slot_that_exists_is_reset_or_dropped(self, ten: Log) -> None:
+        with pytest.raises(NotFound, match="billing"):
+            ten.reset_slot("billing", 5)
+        with pytest.raises(NotFound, match="billing"):
+            ten.drop_slot("billing")
+        assert ten.slots() == []
+        assert ten.floor() is None
+
+    def test_a_dropped_slot_is_gone_and_pins_nothing(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        ten.create_slot("other", 7)
+        slot = ten.claim_slot("billing", "a")
+        ten.drop_slot("billing")
+        assert [state.name for state in ten.slots()] == ["other"]
+        assert ten.floor() == 7
+        with pytest.raises((SlotInvalid, NotFound)):
+            slot.advance(ten.start().at(5))
+        with pytest.raises(NotFound):
+            ten.claim_slot("billing", "b")
+        with pytest.raises(NotFound):
+            ten.drop_slot("billing")
+
+    def test_a_name_that_is_taken_again_keeps_its_former_holder_fenced(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        former = ten.claim_slot("billing", "a")
+        ten.drop_slot("billing")
+        assert ten.create_slot("billing", 2).position == 2
+        current = ten.claim_slot("billing", "a")
+        assert current.epoch > former.epoch
+        with pytest.raises(Fenced):
+            former.advance(ten.start().at(9))
+        assert self.position(ten, "billing") == 2
+
+    def test_a_holder_that_is_seen_moves_nothing(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        slot = ten.claim_slot("billing", "a")
+        before = slot.state()
+        slot.touch()
+        assert slot.state().last_seen >= before.last_seen
+        assert (slot.state().position, slot.state().epoch, slot.state().holder) == (3, 1, "a")
+
+    def test_a_fenced_holder_is_not_seen(self, ten: Log) -> None:
+        ten.create_slot("billing", 3)
+        old, new = ten.claim_slot("billing", "a"), ten.claim_slot("billing", "b")
+        before = new.state()
+        with pytest.raises(Fenced):
+            old.touch()
+        assert new.state() == before
+
     # --- the floor ------------------------------------------------------------------------------------------
 
     def test_the_floor_is_the_lowest_position(self, ten: Log) -> None:

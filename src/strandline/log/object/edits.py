@@ -8,8 +8,15 @@ from typing import Final
 
 from strandline.log.slots import check_position
 from strandline.model.cursor import Bounds
-from strandline.model.errors import AlreadyExists, ExpectationFailed, OutOfOrder, StrandlineError, WriterExpired
-from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, WriterId, WriterState
+from strandline.model.errors import (
+    AlreadyExists,
+    ExpectationFailed,
+    NotFound,
+    OutOfOrder,
+    StrandlineError,
+    WriterExpired,
+)
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId, WriterState
 
 CHUNK: Final = 64
 """How many entries, or references, go into one chunk."""
@@ -201,12 +208,36 @@ def pin_slot(head: Head, name: str, position: int) -> Head:
     """The head in which a slot being created pins its position until its own cell is written."""
     if name in head.slots:
         raise AlreadyExists(f"There is a slot {name!r} already.")
+    return _pinned(head, name, position)
+
+
+def repin_slot(head: Head, name: str, position: int) -> Head:
+    """The head in which a slot being reset pins its new position until its own cell is written."""
+    if name not in head.slots:
+        raise NotFound(f"There is no slot {name!r}: create it first.")
+    return _pinned(head, name, position)
+
+
+def _pinned(head: Head, name: str, position: int) -> Head:
     check_position(position, bounds_of(head))
-    return replace(head, membership=head.membership + 1, slots={**head.slots, name: position})
+    membership = head.membership + 1
+    pending = head.slots.get(name)
+    # Another one may be resetting the slot as well: until one of them is done, both positions may be needed.
+    lowest = position if pending is None else min(position, pending.position)
+    return replace(head, membership=membership, slots={**head.slots, name: Pin(lowest, membership)})
 
 
-def settle_slot(head: Head, name: str) -> Head:
-    """The head in which a slot's own cell is what pins."""
-    if head.slots.get(name) is None:
+def settle_slot(head: Head, name: str, mark: int) -> Head:
+    """The head in which a slot's own cell is what pins; unchanged if someone has pinned the slot again since."""
+    pin = head.slots.get(name)
+    if pin is None or pin.mark != mark:
         return head
     return replace(head, slots={**head.slots, name: None})
+
+
+def unlist_slot(head: Head, name: str) -> Head:
+    """The head without a slot, whose position pins nothing any more."""
+    if name not in head.slots:
+        return head
+    slots = {known: pin for known, pin in head.slots.items() if known != name}
+    return replace(head, membership=head.membership + 1, slots=slots)

@@ -19,10 +19,6 @@ def new_outcome() -> Outcome:
     return outcome
 
 
-def _part(whole: Receipt, index: int, count: int) -> Receipt:
-    return Receipt(None if whole.first is None else whole.first + index, count)
-
-
 class BatchHandle:
     """The handle of an append of many records: some of one batch."""
 
@@ -40,11 +36,22 @@ class BatchHandle:
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable and listed, or raise why they are not."""
-        return _part(self._outcome.result(timeout), self._index, self._count)
+        return self._outcome.result(timeout).part(self._index, self._count)
 
     def __await__(self) -> Generator[object, None, Receipt]:
         whole = yield from asyncio.wrap_future(self._outcome).__await__()
-        return _part(whole, self._index, self._count)
+        return whole.part(self._index, self._count)
+
+
+class EntriesHandle(BatchHandle):
+    """The handle of a ``produce`` call. ``ingested`` is its ingestion time in microseconds, as its metadata has it."""
+
+    __slots__ = ("ingested",)
+
+    def __init__(self, outcome: Outcome, index: int, count: int, *, ingested: int) -> None:
+        """Records ``index`` up to ``index + count`` of the batch with this outcome, ingested at this time."""
+        super().__init__(outcome, index, count)
+        self.ingested = ingested
 
 
 class Era:
@@ -103,12 +110,12 @@ class RecordHandle(tuple[Era, int]):
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the record is durable and listed, or raise why it is not."""
         outcome, index = self._placed()
-        return _part(outcome.result(timeout), index, 1)
+        return outcome.result(timeout).part(index, 1)
 
     def __await__(self) -> Generator[object, None, Receipt]:
         outcome, index = self._placed()
         whole = yield from asyncio.wrap_future(outcome).__await__()
-        return _part(whole, index, 1)
+        return whole.part(index, 1)
 
 
 def settled(receipt: Receipt) -> BatchHandle:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -11,21 +12,24 @@ import pyarrow as pa
 
 from strandline.formats.block import Compression
 from strandline.formats.head import HeadCodec
-from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.formats.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
 from strandline.log.fetch import fetch_in_order
-from strandline.log.object.edits import bounds_of, pin_slot, settle_slot
+from strandline.log.object.collector import GRACE, Collected, Collector
+from strandline.log.object.edits import bounds_of
 from strandline.log.object.handles import settled
-from strandline.log.object.index import StoredChunks, entries_from
+from strandline.log.object.index import Chunks, StoredChunks, entries_from, entries_listed_since
 from strandline.log.object.producer import Producer
+from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
-from strandline.log.object.upload import Draft, Lister, seal
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
+from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import (
     AlreadyExists,
+    Conflict,
+    Contended,
     CorruptData,
-    Fenced,
     InvalidInput,
     NotALog,
     NotFound,
@@ -34,11 +38,13 @@ from strandline.model.errors import (
 )
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, default_limits, parse_retention
 from strandline.model.slots import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
-from strandline.storage.store import ABSENT, ObjectStore
+from strandline.storage.retry import Backoff
+from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import open_store
 
 _IDENTITY: Final = "log.json"
@@ -51,15 +57,24 @@ def open_log(
     place: str | ObjectStore,
     *,
     create: bool = False,
+    retention: str | Retention | None = None,
+    limits: SlotLimits | None = None,
     options: Mapping[str, str] | None = None,
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> ObjectLog:
     """Open the log at an address, or in a store; ``create`` makes it if there is none.
 
+    A new log keeps everything, unless ``retention`` says otherwise: ``"consumed"`` (a queue), ``"age:7d"``,
+    ``"bytes:100GiB"``; ``limits`` are how far slots may pin. A log that exists keeps its own, and asking for another
+    one is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`.
+
     ``NotALog`` if there is none, ``UnsupportedVersion`` if it is newer than this program. Opening writes nothing
     unless it creates.
     """
+    policy = parse_retention(retention) if isinstance(retention, str) else retention
+    if limits is None and policy is not None:
+        limits = default_limits(policy)
     store = open_store(place, options) if isinstance(place, str) else place
     try:
         found = store.get(_IDENTITY)
@@ -68,20 +83,25 @@ def open_log(
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."
             ) from error
-        identity = _create(store, clock, chance)
+        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, clock, chance)
     else:
         identity = decode_identity(found.data, f"{store.url}/{_IDENTITY}")
+    if policy not in (None, identity.retention) or limits not in (None, identity.limits):
+        raise InvalidInput(
+            f"The log at {store.url} keeps {identity.retention} with {identity.limits}; opening does not change that: "
+            "use set_retention, or open it without saying."
+        )
     return ObjectLog(store, identity, clock=clock, chance=chance)
 
 
-def _create(store: ObjectStore, clock: Clock, chance: Chance) -> LogIdentity:
+def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock: Clock, chance: Chance) -> LogIdentity:
     # The head first: whoever finds an identity may rely on a head, and an absent head is then damage, not newness.
     cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
     try:
         head = cell.create(OpId(chance.uuid()), Head(chance.uuid()))
     except AlreadyExists:
         head = cell.read().value
-    identity = LogIdentity(head.log_id)
+    identity = LogIdentity(head.log_id, retention=retention, limits=limits)
     try:
         store.put_if(_IDENTITY, encode_identity(identity), ABSENT)
     except (AlreadyExists, TransientStorageError) as error:
@@ -106,6 +126,8 @@ class ObjectLog:
         self._chance = chance
         self._lister = self._new_lister()
         self._chunks = StoredChunks(store)
+        self._keeper = SlotKeeper(store, self._lister.cell, self.head, clock=clock, chance=chance)
+        self._retries = Backoff()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self._store, self._identity))
@@ -122,6 +144,21 @@ class ObjectLog:
     def url(self) -> str:
         """Where the log is."""
         return self._store.url
+
+    @property
+    def store(self) -> ObjectStore:
+        """What the log is stored in."""
+        return self._store
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that the log goes by."""
+        return self._clock
+
+    @property
+    def chunks(self) -> Chunks:
+        """What reads the chunks of its listing."""
+        return self._chunks
 
     @property
     def identity(self) -> LogIdentity:
@@ -154,6 +191,16 @@ class ObjectLog:
         """The cursor behind everything that is listed now."""
         return Cursor(self.log_id, self.bounds().next)
 
+    def position_of(self, start: Start) -> int:
+        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
+        head = self.head()
+
+        def listed_since(time: int) -> int | None:
+            entry = next(entries_listed_since(head, time, self._chunks), None)
+            return None if entry is None else entry.first
+
+        return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
+
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[ObjectSpan]:
         """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         head = self.head()
@@ -182,9 +229,13 @@ class ObjectLog:
             spans = self.plan(cursor, Limit(batches=_PLANNED, upto=end))
             if not spans:
                 raise NotReady(f"{self.url} does not reach offset {end} yet; it ends at {cursor.next}.")
-            for _, batches in fetch_in_order(spans, columns=columns):
-                yield from batches
-            cursor = cursor.at(spans[-1].next)
+            try:
+                for span, batches in fetch_in_order(spans, columns=columns):
+                    yield from batches
+                    cursor = cursor.at(span.next)
+            except NotFound:
+                self.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
+                raise
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -203,13 +254,13 @@ class ObjectLog:
         """Append a batch, whole or not at all; repeating it with the same writer and number is a no-op."""
         if number < 0:
             raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
-        draft = Draft(Compression.named(compression))
-        draft.add(conform(batch, now=self._clock.now()))
+        codec, batches = Compression.named(compression), conform(batch, now=self._clock.now())
         head = self.head()
         born = head.next_sequence if number == 0 and writer not in head.writers else 0
-        lister = self._lister
-        sealed = seal(draft, writer=writer, number=number, born=born, expect=expect)
-        return settled(lister.enlist([lister.upload(sealed, head.generation)])[0])
+        shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
+        draft = shipper.new_draft()
+        draft.add(batches)
+        return settled(shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=expect))])[0])
 
     def producer(
         self,
@@ -219,129 +270,110 @@ class ObjectLog:
         linger: float = 0.1,
         budget: int = 256 << 20,
         block: bool = True,
-        uploads: int = 4,
+        uploads: int = 8,
         compression: str = "lz4",
     ) -> Producer:
         """A producer with a writer id of its own, or the given one, which then goes on behind its last number.
 
-        A writer id is for one running producer at a time: two that share one would take each other's batches for
-        repetitions of their own.
+        A writer id is for one running producer at a time: of two that share one, the one whose number is taken gets
+        ``OutOfOrder`` and appends nothing more.
         """
         head = self.head()
         name = WriterId(self._chance.uuid()) if writer is None else writer
         last = head.writers.get(name)
+        codec = Compression.named(compression)
         return Producer(
-            self._new_lister(),
+            ObjectShipper(self._new_lister(), writer=name, born=head.next_sequence, compression=codec, sole=True),
             writer=name,
-            born=head.next_sequence,
             number=0 if last is None else last.number + 1,
-            generation=head.generation,
             clock=self._clock,
             batch_bytes=batch_bytes,
             linger=linger,
             budget=budget,
             block=block,
             uploads=uploads,
-            compression=compression,
         )
 
     # --- slots -------------------------------------------------------------------------------------------------
 
-    def _slot_cell(self, name: str) -> StoreCell[SlotState]:
-        path = f"slots/{rules.check_name(name)}.json"
-        return StoreCell(self._store, path, SlotCodec(), clock=self._clock, chance=self._chance)
-
     def create_slot(self, name: str, position: int) -> SlotState:
         """Create a slot that pins everything from ``position`` on."""
-        cell = self._slot_cell(name)
-        op = OpId(self._chance.uuid())
-        try:
-            self._lister.cell.update(op, lambda head: pin_slot(head, name, position))
-        except AlreadyExists:
-            pending = self.head().slots.get(name)
-            if pending is None or _exists(cell):
-                raise
-        else:
-            pending = position
-        # If it was pinned already, someone died between the pin and the cell: finish what was pinned.
-        created = cell.create(op, SlotState(name, pending, holder=None, epoch=0, last_seen=self._clock.now()))
-        self._settle(name)
-        if pending != position:
-            raise AlreadyExists(f"There is a slot {name!r} already, at {pending}; its creation was just finished.")
-        return created
-
-    def _settle(self, name: str) -> None:
-        op = OpId(self._chance.uuid())
-        self._lister.cell.update(op, lambda head: settle_slot(head, name))
+        return self._keeper.create(name, position)
 
     def claim_slot(self, name: str, holder: str) -> ObjectSlot:
         """Become the slot's holder; a former holder is fenced from now on."""
-        cell = self._slot_cell(name)
-        op = OpId(self._chance.uuid())
-        try:
-            state = cell.update(op, lambda slot: rules.claim(slot, holder, self._clock.now()))
-        except NotFound as error:
-            raise NotFound(f"There is no slot {name!r} in {self.url}: create it first.") from error
-        if state.holder != holder:
-            # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
-            raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
-        if self.head().slots.get(name) is not None:
-            self._settle(name)  # its creator died before it could
-        return ObjectSlot(self, cell, name, holder, state.epoch)
+        cell, epoch = self._keeper.claim(name, holder)
+        return ObjectSlot(self._keeper, cell, name, holder, epoch)
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
+        return self._keeper.reset(name, position)
+
+    def drop_slot(self, name: str) -> None:
+        """Remove a slot; what only it needed may be trimmed from now on."""
+        self._keeper.drop(name)
+
+    def hold(self, position: int, seconds: float) -> Hold:
+        """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
+        return self._keeper.hold(position, seconds)
 
     def slot(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""
-        return self._slot_cell(name).read().value
+        return self._keeper.cell(name).read().value
 
     def slots(self) -> list[SlotState]:
-        """All slots whose cells are written, by name."""
-        return self._members(self.head())[0]
+        """All slots whose cells are written, by name; holds are among them."""
+        return self._keeper.members(self.head()).states
 
     def floor(self) -> int | None:
-        """The lowest position that a valid slot, or one being created, still needs."""
-        states, pending = self._members(self.head())
-        return rules.floor(states, pending)
+        """The lowest position that a valid slot, or one being created or moved, still needs."""
+        return self._keeper.members(self.head()).floor()
 
-    def _members(self, head: Head) -> tuple[list[SlotState], list[int]]:
-        states, pending = [], []
-        for name, position in sorted(head.slots.items()):
-            if position is not None:
-                pending.append(position)
-            try:
-                states.append(self.slot(name))
-            except NotFound as error:
-                if position is None:
-                    raise CorruptData(
-                        f"{self.url}/slots/{name}.json is missing although the head names it: restore the object."
-                    ) from error
-        return states, pending
+    # --- forgetting --------------------------------------------------------------------------------------------
 
+    def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
+        """Change what the log may forget, durably; the next collection goes by it."""
+        policy = parse_retention(retention) if isinstance(retention, str) else retention
+        wanted = replace(self._identity, retention=policy, limits=limits or default_limits(policy))
+        for attempt in range(self._retries.attempts):
+            found = self._store.get(_IDENTITY)
+            if decode_identity(found.data, f"{self.url}/{_IDENTITY}") == wanted:
+                self._identity = wanted
+                return
+            with contextlib.suppress(Conflict, TransientStorageError):
+                self._store.put_if(_IDENTITY, encode_identity(wanted), Match(found.version))
+            self._clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
+        raise Contended(f"{self.url}/{_IDENTITY} could not be changed: others change it, or the store fails. Retry.")
 
-@dataclass(frozen=True, slots=True)
-class ObjectSlot:
-    """A claimed slot of an object log; see :class:`~strandline.log.contract.Slot`."""
+    def collect(
+        self,
+        *,
+        grace: float = GRACE,
+        pause: float = 0.0,
+        dry_run: bool = False,
+        everything: bool = False,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Collected:
+        """Invalidate slots that break a limit, trim as retention and slots allow, and delete what nobody can need.
 
-    log: ObjectLog
-    cell: StoreCell[SlotState]
-    name: str
-    holder: str
-    epoch: int
+        Trimmed objects go ``grace`` seconds later, by a later call. Safe at any time, from any number of processes;
+        what a killed one left is done by the next. Nothing is done if anybody began a round within the last ``pause``
+        seconds, so that many background collectors do no more than one. A dry run changes nothing and says what would
+        be done.
+        """
+        collector = Collector(
+            self._store,
+            self._lister.cell,
+            read_head=self.head,
+            read_identity=self._read_identity,
+            keeper=self._keeper,
+            chunks=self._chunks,
+            clock=self._clock,
+            chance=self._chance,
+            grace=grace,
+        )
+        return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
 
-    def state(self) -> SlotState:
-        """What is stored now."""
-        return self.cell.read().value
-
-    def advance(self, to: Cursor) -> None:
-        """Durably move the position up."""
-        bounds = self.log.bounds()
-        rules.check_cursor(to, Cursor(self.log.log_id, 0), Bounds(0, bounds.next))
-        clock, op = self.log._clock, OpId(self.log._chance.uuid())  # noqa: SLF001 - the same module
-        self.cell.update(op, lambda slot: rules.advance(slot, epoch=self.epoch, to=to.next, now=clock.now()))
-
-
-def _exists(cell: StoreCell[SlotState]) -> bool:
-    try:
-        cell.read()
-    except NotFound:
-        return False
-    return True
+    def _read_identity(self) -> LogIdentity:
+        self._identity = decode_identity(self._store.get(_IDENTITY).data, f"{self.url}/{_IDENTITY}")
+        return self._identity

@@ -22,6 +22,9 @@ Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
 SKIPPED: Final = cast("Row", ())
 """Stands where a ticket was found without its row; false, unlike any row."""
 
+_WITHDRAWN: Final = cast("Row", None)
+"""Stands where a row was taken back; false, too."""
+
 FIRST_PAGE: Final = 1 << 6
 """So many records are turned into Arrow at a time before it is known how large they are."""
 
@@ -30,6 +33,11 @@ _PAGE: Final = 1 << 14
 
 _PAGE_BYTES: Final = 2 << 20
 """About so many bytes are: often enough to stay a small part of the buffer."""
+
+ONLY_VALUES: Final = (
+    "This log keeps values and nothing else: a record may have no key, no headers and no operation but put, and must "
+    "have a value."
+)
 
 _MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
@@ -55,14 +63,24 @@ class RowQueue:
         found = [pop(ticket, SKIPPED) for ticket in range(start, stop)]
         if all(found):
             return found, []
-        holes = []
-        for index, row in enumerate(found):
-            if row is SKIPPED:
-                if self.rows.setdefault(start + index, SKIPPED) is SKIPPED:
-                    holes.append(start + index)
-                else:
-                    found[index] = pop(start + index)
-        return [row for row in found if row is not SKIPPED], holes
+        rows: list[Row] = []
+        holes: list[int] = []
+        for ticket, early in enumerate(found, start):
+            row = early
+            if row is SKIPPED and self.rows.setdefault(ticket, SKIPPED) is not SKIPPED:
+                row = pop(ticket)
+            if row is SKIPPED or row is _WITHDRAWN:
+                holes.append(ticket)
+            else:
+                rows.append(row)
+        return rows, holes
+
+    def withdraw(self, ticket: int) -> bool:
+        """Take a row back, unless it was taken already. Not while another thread takes."""
+        if ticket not in self.rows:
+            return False
+        self.rows[ticket] = _WITHDRAWN  # not removed: nobody would ever clear the mark of a skipped ticket
+        return True
 
 
 def fitting_page(record: int, batch_bytes: int) -> int:
@@ -101,6 +119,15 @@ def check_timestamp(timestamp: int) -> None:
     """Refuse what is no time in microseconds."""
     if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
         raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
+
+
+def check_opaque(batches: list[pa.RecordBatch]) -> None:
+    """Refuse records that are more than a value, where only values are kept."""
+    for batch in batches:
+        _, ops, keys, values, headers = batch.columns
+        plain = keys.null_count == headers.null_count == batch.num_rows and not values.null_count
+        if not plain or pc.max(ops).as_py() != Op.PUT:
+            raise InvalidInput(ONLY_VALUES)
 
 
 def check_rare(op: int, headers: Headers | None) -> Headers | None:

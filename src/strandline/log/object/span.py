@@ -12,6 +12,7 @@ from strandline.model.cursor import Limit
 from strandline.model.errors import CorruptData, InvalidInput, NotFound
 from strandline.model.head import Entry
 from strandline.model.records import READ_SCHEMA, with_offsets
+from strandline.storage.metrics import fetching
 from strandline.storage.store import ObjectStore
 
 
@@ -31,6 +32,13 @@ class ObjectSpan:
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole object, and return the span's records with their offsets."""
+        with fetching() as count:
+            batches = self._read()
+            count(self.entry.count, self.entry.size)
+        numbered = clipped(with_offsets(batches, self.entry.first), self.first, self.next)
+        return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
+
+    def _read(self) -> list[pa.RecordBatch]:
         where = f"{self.store.url}/{self.entry.location}"
         held = f"it is listed as offsets {self.entry.first} to {self.entry.next - 1}"
         try:
@@ -47,8 +55,7 @@ class ObjectSpan:
         info, batches = decode_batch(data, where)
         if (info.count, info.writer, info.number) != (self.entry.count, self.entry.writer, self.entry.number):
             raise CorruptData(f"{where} holds another batch than the one listed ({held}). Restore the object.")
-        numbered = clipped(with_offsets(batches, self.entry.first), self.first, self.next)
-        return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
+        return batches
 
 
 def known_columns(columns: Sequence[str]) -> list[str]:

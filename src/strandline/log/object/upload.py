@@ -1,8 +1,8 @@
-"""Batches on their way into a log: built of pages, uploaded, then listed."""
+"""Batches on their way into an own log: built of pages, uploaded, then listed. Implements the shipper's contract."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
@@ -16,7 +16,8 @@ from strandline.formats.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.index import chunk_path
-from strandline.model.errors import Contended, Diverged, OutcomeUnknown
+from strandline.log.object.shipper import Sealed
+from strandline.model.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder
 from strandline.model.head import Head, MetadataRange, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
@@ -53,9 +54,14 @@ class Draft:
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches; returns the index of their first record within the draft."""
         start = self.count
-        for batch in batches:
-            for at in range(0, batch.num_rows, PAGE_ROWS):
-                self._add_page(batch if batch.num_rows <= PAGE_ROWS else batch.slice(at, PAGE_ROWS))
+        # All of them are encoded before the first is added: one that fails must not leave half of a call behind.
+        for page in [_Page.of(page, self.compression) for batch in batches for page in _cut(batch)]:
+            self.oldest = min(self.oldest, page.oldest) if self.count else page.oldest
+            self.newest = max(self.newest, page.newest) if self.count else page.newest
+            self.pages.append(page.parts)
+            self.count += page.count
+            self.size += page.size
+            self.plain += page.plain
         return start
 
     def attach(self, metadata: MetadataRange) -> None:
@@ -63,44 +69,28 @@ class Draft:
         self.metadata.append(metadata)
         self.attached += len(metadata.payload) + _RANGE
 
-    def _add_page(self, page: pa.RecordBatch) -> None:
-        span = pc.min_max(page.column(0).view(pa.int64()))
-        oldest, newest = span["min"].as_py(), span["max"].as_py()
-        self.oldest = min(self.oldest, oldest) if self.count else oldest
-        self.newest = max(self.newest, newest) if self.count else newest
-        encoded = encode_page(page, self.compression)
-        self.pages.append(encoded)
-        self.count += page.num_rows
-        self.size += sum(map(len, encoded))
-        self.plain += page.nbytes
-
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """A finished batch with its place in its writer's order: what can be uploaded, and uploaded again."""
+class _Page:
+    parts: Parts
+    count: int
+    size: int
+    plain: int
+    oldest: int
+    newest: int
 
-    parts: Sequence[bytes | memoryview]
-    listing: Listing
+    @classmethod
+    def of(cls, page: pa.RecordBatch, compression: Compression) -> _Page:
+        span = pc.min_max(page.column(0).view(pa.int64()))
+        parts = encode_page(page, compression)
+        size = sum(map(len, parts))
+        return cls(parts, page.num_rows, size, page.nbytes, span["min"].as_py(), span["max"].as_py())
 
 
-def seal(draft: Draft, *, writer: WriterId, number: int, born: int, expect: int | None = None) -> Sealed:
-    """The finished batch of a draft; it has no place in the store yet."""
-    info = BatchInfo(draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, writer, number)
-    parts = encode_batch(draft.pages, info)
-    listing = Listing(
-        location="",
-        generation=0,
-        count=draft.count,
-        size=sum(map(len, parts)),
-        oldest=draft.oldest,
-        newest=draft.newest,
-        writer=writer,
-        number=number,
-        born=born,
-        metadata=tuple(draft.metadata),
-        expect=expect,
-    )
-    return Sealed(parts, listing)
+def _cut(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+    if batch.num_rows <= PAGE_ROWS:
+        return [batch]
+    return [batch.slice(at, PAGE_ROWS) for at in range(0, batch.num_rows, PAGE_ROWS)]
 
 
 class Lister:
@@ -114,40 +104,25 @@ class Lister:
         self._log_id = log_id
         self.cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
 
-    def upload(self, batch: Sealed, generation: int) -> Sealed:
-        """Write the object under a fresh name of this generation; durable when it returns."""
+    def known(self) -> Head:
+        """The head as this lister last saw it; read if it never did."""
+        held = self.cell.held
+        return self.cell.read().value if held is None else held
+
+    def put(self, batch: Sealed[Listing]) -> Sealed[Listing]:
+        """Write the object under a fresh name of the generation last seen; durable when it returns."""
+        generation = self.known().generation
         location = f"batches/{generation:016d}/{self._chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
         return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
 
-    def enlist(self, batches: Sequence[Sealed]) -> list[Receipt]:
-        """List uploaded batches of one writer with one conditional write; each is listed exactly once.
+    def enlist(self, listings: Sequence[Listing], check: Callable[[Head], None] = lambda _: None) -> Head:
+        """List batches of one writer with one conditional write; returns a head in which they are listed.
 
-        ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
+        Each time it is a new operation: what became of the last one does not matter, the head knows the numbers.
+        ``check`` may refuse to list them in the head that it is given, and is never given one that this call has made.
         """
-        for attempt in range(_RESOLVES):
-            # Each time a new operation: what became of the last one no longer matters, the head knows the numbers.
-            op = OpId(self._chance.uuid())
-            try:
-                return self._receipts(self._update(op, batches), batches)
-            except StaleGeneration:
-                generation = self.cell.read().value.generation
-                batches = [self.upload(batch, generation) for batch in batches]
-            except OutcomeUnknown:
-                # Listing again is harmless: the head knows the writer's last number.
-                if attempt + 1 == _RESOLVES:
-                    raise
-        raise Contended(
-            f"{self.cell.where} was collected at each of {_RESOLVES} tries, so that the batch had to be uploaded again "
-            "each time; nothing was listed. Try again."
-        )
-
-    def _update(self, op: OpId, batches: Sequence[Sealed]) -> Head:
-        listings = [batch.listing for batch in batches]
-        known = self.cell.held
-        if known is None:  # also one who lists a single batch must keep the head small
-            known = self.cell.read().value
-        spills = plan_spills(known)
+        spills = plan_spills(self.known())  # also one who lists a single batch must keep the head small
         for spill in spills:
             # A plain put: whoever else writes this chunk writes the same bytes under the same name.
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
@@ -158,13 +133,113 @@ class Lister:
                     f"{self.cell.where} belongs to log {head.log_id}, not to {self._log_id}: the log was replaced, and "
                     "nothing was appended. Open it again."
                 )
+            check(head)
             listed = list_batches(head, listings, self._clock.now())
             return listed if listed is head else apply_spills(listed, spills)
 
-        return self.cell.update(op, edit)
+        return self.cell.update(OpId(self._chance.uuid()), edit)
 
-    def _receipts(self, head: Head, batches: Sequence[Sealed]) -> list[Receipt]:
-        writer = batches[0].listing.writer
+
+class ObjectShipper:
+    """One writer's way into an own log; see :class:`~strandline.log.object.shipper.Shipper`."""
+
+    opaque: Final = False
+
+    def __init__(
+        self, lister: Lister, *, writer: WriterId, born: int, compression: Compression, sole: bool = False
+    ) -> None:
+        """Ship as ``writer``, which took its id when the log's next sequence was ``born``.
+
+        With ``sole`` nobody else may ship as this writer: a number that is listed must have been listed from here.
+        Without it such a number is taken for a repetition of what another process has done.
+        """
+        self._lister = lister
+        self._writer = writer
+        self._born = born
+        self._compression = compression
+        self._sole = sole
+        self._names: dict[int, set[str]] = {}  # of what was uploaded and is not known to be listed
+        self._asked: set[int] = set()  # the numbers among them that may be listed
+
+    def new_draft(self) -> Draft:
+        """An empty draft."""
+        return Draft(self._compression)
+
+    def seal(self, draft: Draft, *, number: int, expect: int | None = None) -> Sealed[Listing]:
+        """The finished batch of a draft; it has no place in the store yet."""
+        info = BatchInfo(
+            draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self._writer, number
+        )
+        parts = encode_batch(draft.pages, info)
+        listing = Listing(
+            location="",
+            generation=0,
+            count=draft.count,
+            size=sum(map(len, parts)),
+            oldest=draft.oldest,
+            newest=draft.newest,
+            writer=self._writer,
+            number=number,
+            born=self._born,
+            metadata=tuple(draft.metadata),
+            expect=expect,
+        )
+        return Sealed(parts, listing)
+
+    def upload(self, sealed: Sealed[Listing]) -> Sealed[Listing]:
+        """Write the object under a fresh name of the generation last seen; durable when it returns."""
+        stored = self._lister.put(sealed)
+        self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
+        return stored
+
+    def enlist(self, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+        """List uploaded batches with one conditional write; each is listed exactly once.
+
+        ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
+        """
+        for attempt in range(_RESOLVES):
+            try:
+                return self._receipts(self._list([batch.listing for batch in batches]), batches)
+            except StaleGeneration:
+                self._lister.cell.read()
+                batches = [self.upload(batch) for batch in batches]
+            except OutcomeUnknown:
+                # Listing again is harmless: the head knows the writer's last number.
+                if attempt + 1 == _RESOLVES:
+                    raise
+        raise Contended(
+            f"{self._lister.cell.where} was collected at each of {_RESOLVES} tries, so that the batch had to be "
+            "uploaded again each time; nothing was listed. Try again."
+        )
+
+    def _list(self, listings: Sequence[Listing]) -> Head:
+        asked = frozenset(self._asked)
+        numbers = {listing.number for listing in listings}
+        self._asked |= numbers  # before it is done: afterwards only a success is certain
+        if not self._sole:
+            return self._lister.enlist(listings)
+        head = self._lister.enlist(listings, lambda head: self._check_sole(head, listings, asked))
+        self._asked -= numbers
+        for number in numbers:
+            self._names.pop(number, None)
+        return head
+
+    def _check_sole(self, head: Head, listings: Sequence[Listing], asked: frozenset[int]) -> None:
+        last = head.writers.get(self._writer)
+        listed = [] if last is None else [listing for listing in listings if listing.number <= last.number]
+        for listing in listed:
+            key = (self._writer, listing.number)
+            entry = next((entry for entry in head.tail if (entry.writer, entry.number) == key), None)
+            # One that was asked for before may have landed, whatever we were told: then it names an object of ours.
+            ours = listing.number in asked if entry is None else entry.location in self._names[listing.number]
+            if not ours:
+                raise OutOfOrder(
+                    f"Number {listing.number} of writer {self._writer} was listed by someone else: another producer "
+                    "uses this writer id. Nothing was appended. Open a producer with an id of its own."
+                )
+
+    def _receipts(self, head: Head, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+        writer = self._writer
         places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
         last = head.writers.get(writer)
         if last is not None:

@@ -1,0 +1,93 @@
+"""The command ``strandline doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from strandline.cli import show
+from strandline.cli.doctor.lines import Line, Status
+from strandline.cli.doctor.machine import machine
+from strandline.cli.doctor.place import Place, disk_line, folder_of, log_lines
+from strandline.cli.frame import Debug, Json, guarded
+from strandline.storage.urls import open_store
+
+_STYLES: Final = {Status.OK: "green", Status.WARNING: "bold yellow", Status.PROBLEM: "bold red"}
+_WORST_FIRST: Final = (Status.PROBLEM, Status.WARNING, Status.OK)
+
+
+@guarded
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[URL]",
+            help="A log, or a place for one: a folder, file://, s3://, gs:// or az://.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Look whether everything that is needed is there and works: Python, packages, extras, Java; and the store at URL.
+
+    The store is asked to write, read, list and delete, and whether it really refuses conditional writes whose condition
+    does not hold, also when several race: logs rely on that. All of it happens in a folder doctor-… below the address,
+    which is removed again. Ends with status 1 if there is a problem.
+    """
+    found = []
+    for line in _lines(url):
+        found.append(line)
+        if not json:
+            text = Text.assemble((f"{line.status:>8}", _STYLES[line.status]), f"  {line.what:<20}  ", line.said)
+            show.out().print(text, soft_wrap=True)
+    worst = next(status for status in _WORST_FIRST if status in {line.status for line in found})
+    if json:
+        show.document({"status": worst, "lines": [asdict(line) for line in found]})
+    if worst is Status.PROBLEM:
+        raise typer.Exit(1)
+
+
+def _lines(url: str | None) -> Iterator[Line]:
+    yield from machine()
+    if url is None:
+        return
+    disk = disk_line(url)
+    if disk is not None:
+        yield disk
+    store = open_store(url)
+    place = Place(store)
+    with _left_as_found(url, place.folder):
+        yield from place.lines()
+    yield from log_lines(store)
+
+
+@contextmanager
+def _left_as_found(url: str, folder: str) -> Iterator[None]:
+    """Remove the folders that a local store has made, for it has none of its own to delete: only empty ones go."""
+    root = folder_of(url)
+    if root is None:
+        yield
+        return
+    new = list(takewhile(lambda path: not path.exists(), (root, *root.parents)))
+    try:
+        yield
+    finally:
+        ours = root / folder
+        with suppress(OSError):
+            for lock in ours.glob("**/.~*"):  # what the store keeps to itself
+                lock.unlink()
+            for path in (*_folders(ours), ours, *new):
+                path.rmdir()
+
+
+def _folders(below: Path) -> list[Path]:
+    return sorted((path for path in below.glob("**/") if path != below), reverse=True)

@@ -1,0 +1,77 @@
+"""Queues of version 1 as the command line shows them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from strandline.cli import show
+from strandline.log.v1.log import QueueLog
+from strandline.log.v1.names import time_of
+from strandline.model.errors import CursorExpired
+from strandline.model.queue import QueueEntry
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """A queue at one moment. It has one consumer and knows no records: what is listed is what that is behind.
+
+    ``seconds_behind`` is the age of the oldest batch, None if neither its metadata nor its name tells.
+    """
+
+    url: str
+    manifest: str
+    first: int
+    next: int
+    epoch: int
+    batches_behind: int
+    bytes_behind: int
+    seconds_behind: float | None
+
+    def fields(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return asdict(self)
+
+    def rendered(self) -> RenderableType:
+        """What people see."""
+        return Text.assemble((f"{self.url}/{self.manifest}", "bold"), f"  {self.line()}")
+
+    def line(self) -> str:
+        """The same on one line."""
+        if not self.batches_behind:
+            return f"batches {self.first:,} to {self.next:,}; the consumer (epoch {self.epoch}) is up to date"
+        age = "" if self.seconds_behind is None else f", {show.seconds(self.seconds_behind)}"
+        behind = f"{show.counted(self.batches_behind, 'batch', 'batches')} ({show.size(self.bytes_behind)}{age}) behind"
+        return f"batches {self.first:,} to {self.next:,}; the consumer (epoch {self.epoch}) is {behind}"
+
+
+def look_at_queue(queue: QueueLog) -> QueueLag:
+    """How the queue stands now. Its sizes come from a listing: the manifest has none."""
+    while True:
+        try:
+            spans = queue.plan(queue.start())
+        except CursorExpired:
+            continue  # acknowledged between the two
+        break
+    manifest = queue.manifest()
+    now = time.time() * 1e6
+    oldest = _ingested(spans[0].entry) if spans else now
+    return QueueLag(
+        url=queue.url,
+        manifest=queue.manifest_path,
+        first=spans[0].first if spans else manifest.next_sequence,
+        next=spans[-1].next if spans else manifest.next_sequence,
+        epoch=manifest.epoch,
+        batches_behind=len(spans),
+        bytes_behind=sum(span.size for span in spans),
+        seconds_behind=None if oldest is None else max(0.0, round((now - oldest) / 1e6, 3)),
+    )
+
+
+def _ingested(entry: QueueEntry) -> float | None:
+    times = [item.ingested for item in entry.metadata]
+    return min(times) if times else time_of(entry.location)

@@ -1,0 +1,314 @@
+"""``strandline slots``: who pins what, what that costs, and how far each slot is from being invalidated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+import strandline as sl
+from strandline.cli import show
+from strandline.cli.frame import Debug, Json, Url, confirm, guarded, open_log, start
+from strandline.log.object.standing import Standing, standings
+from strandline.model.cursor import Start
+from strandline.model.errors import NotFound
+from strandline.model.retention import Retention, SlotLimits
+from strandline.model.slots import SlotState
+
+
+class _ListByDefault(TyperGroup):
+    """``strandline slots URL`` is ``strandline slots list URL``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+slots = typer.Typer(
+    cls=_ListByDefault,
+    no_args_is_help=True,
+    help="List, create, reset and drop slots. **strandline slots URL** lists them.",
+    short_help="List slots and what they retain; create, reset and drop them.",
+    rich_markup_mode="markdown",
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.", show_default=False)]
+At = Annotated[
+    str,
+    typer.Option(
+        "--at",
+        metavar="OFFSET|TIME|beginning|now",
+        help="The next record that its consumer needs; a time means what was listed then or later.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot as it is listed. What is None does not apply; times are seconds.
+
+    ``retained_bytes`` is what the next collection would let go of if this slot alone were up to date. ``bytes_left``
+    and ``idle_left`` are what is left before it is invalidated; below zero the next collection does that. One that is
+    ``pending`` is being put to that offset, and pins it until that is done.
+    """
+
+    slot: str
+    position: int
+    holder: str | None
+    epoch: int
+    seconds_since_seen: float
+    bytes_behind: int
+    retained_bytes: int
+    pins_floor: bool
+    bytes_left: int | None
+    idle_left: float | None
+    expires_in: float | None
+    pending: int | None
+    invalid: str | None
+    invalid_for: float | None
+
+    @classmethod
+    def of(cls, standing: Standing, now: int) -> SlotRow:
+        """A slot's standing at ``now`` (microseconds)."""
+        state, gone = standing.state, standing.state.invalid
+        return cls(
+            slot=state.name,
+            position=state.position,
+            holder=state.holder,
+            epoch=state.epoch,
+            seconds_since_seen=round(standing.seconds_since_seen, 3),
+            bytes_behind=standing.bytes_behind,
+            retained_bytes=standing.retained,
+            pins_floor=standing.pins_floor,
+            bytes_left=standing.bytes_left,
+            idle_left=None if standing.seconds_left is None else round(standing.seconds_left, 3),
+            expires_in=None if standing.expires_in is None else round(standing.expires_in, 3),
+            pending=standing.pending,
+            invalid=None if gone is None else str(gone.reason),
+            invalid_for=None if gone is None else max(0.0, round((now - gone.at) / 1e6, 3)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A log's slots at one moment. ``creating`` are those that have no cell yet, with the offset that each pins."""
+
+    url: str
+    first: int
+    next: int
+    floor: int | None
+    retention: Retention
+    limits: SlotLimits
+    rows: tuple[SlotRow, ...]
+    creating: dict[str, int]
+
+    def fields(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        fields = asdict(self)
+        limits, fields["slots"] = fields.pop("limits"), fields.pop("rows")
+        fields["retention"] = str(self.retention)
+        return {**fields, "lag_bytes": limits["lag_bytes"] or None, "idle_seconds": limits["idle_seconds"] or None}
+
+
+# --- the commands ----------------------------------------------------------------------------------------------
+
+
+@slots.command("list")
+@guarded
+def list_(url: Url, *, json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - guarded looks at it
+    """List the slots: where each stands, what it alone retains, and how far it is from being invalidated.
+
+    It retains what the next collection would let go of if that slot alone were up to date. What is left are the bytes
+    that may still be appended, and how long its holder may still be silent, before the slot is invalidated and pins
+    nothing any more.
+    """
+    seen = look(open_log(url))
+    if json:
+        show.document(seen.fields())
+    else:
+        show.out().print(rendered(seen))
+
+
+@slots.command()
+@guarded
+def create(
+    url: Url,
+    name: Name,
+    *,
+    at: At,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Create a slot: from now on everything from its offset on is kept, until its consumer has acknowledged it."""
+    where: Start = start(at)
+    log = open_log(url)
+    _done(log.create_slot(name, log.position_of(where)), "is created at", as_json=json)
+
+
+@slots.command()
+@guarded
+def reset(
+    url: Url,
+    name: Name,
+    *,
+    at: At,
+    yes: Yes = False,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Put a slot elsewhere, back or ahead, and make it valid again. Whoever holds it is fenced and has to stop.
+
+    What lies before the new offset is no longer kept for this slot. A consumer that has a cursor of its own, such as a
+    table, goes on from that: reset its slot to where it stands.
+    """
+    where: Start = start(at)
+    log = open_log(url)
+    before, position = _listed(log, name), log.position_of(where)
+    if before is not None:
+        held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
+        confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
+    _done(log.reset_slot(name, position), "is reset to", as_json=json)
+
+
+@slots.command()
+@guarded
+def drop(
+    url: Url,
+    name: Name,
+    *,
+    yes: Yes = False,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Remove a slot: what only it needed goes with the next collection, as far as retention says so."""
+    log = open_log(url)
+    before = _listed(log, name)
+    where = "" if before is None else f" at offset {before.position:,}"
+    held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
+    confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
+    log.drop_slot(name)
+    if json:
+        show.document({"slot": name, "dropped": True})
+    else:
+        print(f"Slot {name!r} is dropped.")
+
+
+def _listed(log: sl.ObjectLog, name: str) -> SlotState | None:
+    """The slot's state, None while it is being created; ``NotFound`` if there is no such slot."""
+    known = log.head().slots
+    if name not in known:
+        names = ", ".join(sorted(known)) or "none at all"
+        raise NotFound(f"There is no slot {name!r} in {log.url}; it has {names}.")
+    return next((state for state in log.slots() if state.name == name), None)
+
+
+def _done(state: SlotState, what: str, *, as_json: bool) -> None:
+    if as_json:
+        show.document({"slot": state.name, "position": state.position, "epoch": state.epoch})
+    else:
+        print(f"Slot {state.name!r} {what} offset {state.position:,}.")
+
+
+# --- looking ---------------------------------------------------------------------------------------------------
+
+
+def look(log: sl.ObjectLog) -> Slots:
+    """How the slots stand now."""
+    states = log.slots()  # before the head: then no slot is ahead of the log's end
+    head, identity, now = log.head(), log.identity, time.time_ns() // 1000
+    found = standings(head, states, log.chunks, retention=identity.retention, limits=identity.limits, now=now)
+    known = {state.name for state in states}
+    return Slots(
+        url=log.url,
+        first=head.floor,
+        next=head.next_offset,
+        floor=log.floor(),
+        retention=identity.retention,
+        limits=identity.limits,
+        rows=tuple(SlotRow.of(standing, now) for standing in found),
+        creating={name: pin.position for name, pin in head.slots.items() if pin is not None and name not in known},
+    )
+
+
+def rendered(seen: Slots) -> RenderableType:
+    """The table that people see, and a sentence for each slot that needs somebody."""
+    limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
+    numbers = [
+        "last seen\nago",
+        "retains",
+        *(["bytes\nleft"] if limited else []),
+        *(["silence\nleft"] if timed else []),
+    ]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("slot", no_wrap=True)
+    table.add_column("position", justify="right", no_wrap=True)
+    table.add_column("holder", overflow="ellipsis")
+    table.add_column("epoch", justify="right", no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in seen.rows:
+        cells = [show.seconds(row.seconds_since_seen), show.size(row.retained_bytes)]
+        if limited:
+            cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
+        if timed:
+            cells.append("-" if row.idle_left is None else show.seconds(max(0.0, row.idle_left)))
+        where = [show.slot(row.slot), f"{row.position:,}", show.short(row.holder), str(row.epoch)]
+        table.add_row(*where, *cells, Text(*note_on(row, seen.next)))
+    for name, position in seen.creating.items():
+        nothing = ["-"] * (len(numbers) + 2)
+        table.add_row(name, f"{position:,}", *nothing, Text("is being created", "yellow"))
+    head = Text.assemble((seen.url, "bold"), f"  offsets {seen.first:,} to {seen.next:,}")
+    empty = not seen.rows and not seen.creating
+    return Group(head, Text("no slots") if empty else table, *map(Text, sentences(seen)))
+
+
+def note_on(row: SlotRow, end: int) -> tuple[str, str]:
+    """What is special about a slot, and the style of that."""
+    if row.invalid is not None:
+        return f"invalid: {row.invalid}", "red"
+    if row.pending is not None:
+        return f"is being put to {row.pending:,}", "yellow"
+    if min(row.bytes_left or 0, row.idle_left or 0) < 0:
+        return "the next gc invalidates it", "bold red"
+    if row.expires_in is not None:
+        return (f"held for {show.seconds(row.expires_in)}", "") if row.expires_in > 0 else ("expired", "yellow")
+    return ("pins the floor", "yellow") if row.pins_floor and row.position < end else ("", "")
+
+
+def sentences(seen: Slots) -> Sequence[str]:
+    """What there is to say below the table: the rules that hold here, and what to do about slots that are invalid."""
+    rules = [f"This log {show.policy(seen.retention)}"]
+    if seen.limits.lag_bytes:
+        rules.append(f"a slot may be {show.size(seen.limits.lag_bytes)} behind")
+    if seen.limits.idle_seconds:
+        rules.append(f"its holder may be silent for {show.seconds(seen.limits.idle_seconds)}")
+    said = ["; ".join(rules) + "."]
+    said += [
+        f"Slot {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) and pins nothing: "
+        f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to where that stands, "
+        "or drop it."
+        for row in seen.rows
+        if row.invalid is not None
+    ]
+    said += [
+        f"Slot {row.slot!r} was being put to {row.pending:,} by someone who has not finished: reset it again, or let "
+        "its consumer claim it."
+        for row in seen.rows
+        if row.pending is not None
+    ]
+    said += [
+        f"Slot {name!r} is being created, or someone died doing so: create it again to finish that, or drop it."
+        for name in seen.creating
+    ]
+    return said

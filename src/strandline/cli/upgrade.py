@@ -1,0 +1,104 @@
+"""``strandline upgrade``: copy a shared queue of version 1 into a log of this project."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from strandline.cli import show
+from strandline.cli.frame import (
+    DATA,
+    MANIFEST,
+    Data,
+    Debug,
+    Json,
+    Manifest,
+    confirm,
+    guarded,
+    open_log,
+    open_shared,
+)
+from strandline.cli.frame import retention as known_retention
+from strandline.log.v1.upgrade import UpgradeProgress
+from strandline.log.v1.upgrade import upgrade as copy
+
+
+@guarded
+def upgrade(
+    queue_url: Annotated[
+        str, typer.Argument(metavar="QUEUE_URL", help="The store that holds the queue.", show_default=False)
+    ],
+    target_url: Annotated[
+        str,
+        typer.Argument(metavar="TARGET_URL", help="The log to copy into; made if there is none.", show_default=False),
+    ],
+    *,
+    manifest: Manifest = MANIFEST,
+    data: Data = DATA,
+    retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            parser=known_retention,
+            help="What a log that is made may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
+        ),
+    ] = None,
+    acknowledge: Annotated[
+        bool,
+        typer.Option(
+            "--acknowledge",
+            help="In the end take what was copied out of the queue, which fences its consumer.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --acknowledge: do not ask.")] = False,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
+
+    Killed at any moment and started again it goes on where it was: how far it came stands in the target. Others may
+    append to both meanwhile; run it again for what the queue lists by then. The queue is left as it is, unless
+    --acknowledge says otherwise.
+    """
+    queue = open_shared(queue_url, manifest=manifest, data=data)
+    if acknowledge:
+        confirm(f"Fence the consumer of {queue.url}/{manifest} and acknowledge all that is copied?", yes=yes)
+    target = open_log(target_url, create=True, retention=retention)
+    bounds = queue.bounds()
+    with show.meter("copying batches", total=bounds.count, quiet=json) as advance:
+        tell = show.so_far(advance)
+        done = copy(
+            queue,
+            target,
+            acknowledge=acknowledge,
+            on_progress=lambda progress: tell(max(0, progress.next - bounds.first)),
+        )
+    if json:
+        show.document(
+            {
+                "batches": done.copied,
+                "records": done.records,
+                "missed": done.missed,
+                "empty": done.empty,
+                "next_sequence": done.next,
+                "next_offset": target.bounds().next,
+                "acknowledged": acknowledge,
+            }
+        )
+        return
+    print(sentence(done, target.bounds().next, acknowledged=acknowledge))
+    if done.missed:
+        batches = show.counted(done.missed, "batch", "batches")
+        show.warning(f"{batches} had been acknowledged by the queue's consumer before they could be copied.")
+
+
+def sentence(done: UpgradeProgress, end: int, *, acknowledged: bool) -> str:
+    """What was done."""
+    what = "There was nothing to copy"
+    if done.copied:
+        batches = show.counted(done.copied, "batch", "batches")
+        what = f"{batches} with {show.counted(done.records, 'record')} copied"
+    empty = f", {done.empty:,} empty ones passed over" if done.empty else ""
+    then = "; the queue is acknowledged up to there" if acknowledged else "; the queue is as it was"
+    return f"{what}{empty}: everything before batch {done.next:,} is in the log, which ends at offset {end:,}{then}."

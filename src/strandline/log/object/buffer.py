@@ -1,0 +1,344 @@
+"""What a producer holds before it is under way: queued records, and the batch being filled. Counts what is held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.log.object.handles import Era, Outcome, new_outcome
+from strandline.log.object.outbox import Outbox
+from strandline.log.object.rows import FIRST_PAGE, Row, RowQueue, fitting_page, page_of
+from strandline.log.object.shipper import Drafting, Shipper
+from strandline.log.object.workers import Bell
+from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed
+from strandline.model.head import MetadataRange
+from strandline.model.records import MAX_BATCH_BYTES
+from strandline.storage.ambient import Clock
+
+MAX_METADATA: Final = 1 << 14
+"""A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
+
+_LAG: Final = 4
+"""How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
+
+CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When batches are closed, how many are uploaded at a time, and when appenders have to wait."""
+
+    batch_bytes: int
+    linger: float
+    budget: int
+    block: bool
+    uploads: int
+
+    def __post_init__(self) -> None:
+        least = min(self.batch_bytes, self.budget, self.uploads)
+        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_BATCH_BYTES // 2:
+            raise InvalidInput(
+                "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
+                f"{MAX_BATCH_BYTES // 2:,}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why nothing more is listed: a batch failed. If records could not be put in a batch, retrying cannot help."""
+
+    reason: BaseException
+    writer: UUID
+    number: int
+    final: bool
+
+    def held_back(self) -> ProducerFailed:
+        """What everything behind the failed batch is told."""
+        told = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
+        error = ProducerFailed(
+            f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and nothing may be listed before it: "
+            f"{told}."
+        )
+        error.writer, error.number, error.__cause__ = self.writer, self.number, self.reason
+        return error
+
+    def sign(self) -> None:
+        """Let the reason itself, which the failed batch's own handles raise, say which batch it was."""
+        note = f"Batch {self.number} of writer {self.writer} was not listed for this reason."
+        if note not in getattr(self.reason, "__notes__", ()):
+            self.reason.add_note(note)
+
+
+class _Open:
+    """The batch being filled."""
+
+    __slots__ = ("draft", "outcome")
+
+    def __init__(self, draft: Drafting) -> None:
+        self.draft = draft
+        self.outcome = new_outcome()
+
+
+class Buffer:
+    """Records on their way into batches, in the order of the calls, also over threads.
+
+    Queueing a record needs no lock: :meth:`strandline.log.object.producer.Producer.append` does it with what is public
+    here. All else is done under ``lock``.
+
+    Once ``refusing`` is set nothing more is taken in: it is set before the last drain, so that a record that was queued
+    by someone who did not see it is in that drain, and whoever sees it takes his record back (:meth:`take_back`).
+    """
+
+    def __init__(
+        self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, clock: Clock
+    ) -> None:
+        """Hand full batches to ``outbox``."""
+        self.opaque = shipper.opaque
+        self.now_ns: Callable[[], int] = clock.now_ns
+        self.full = False
+        self.refusing = False
+        self.unnoticed = True  # nobody has said yet that there is a first record
+        self.page_mask = FIRST_PAGE - 1
+        self._queue = RowQueue()
+        self.rows = self._queue.rows
+        self.next_ticket = self._queue.next_ticket
+        self.store_row = self._queue.rows.setdefault
+        self.era = Era(self.place_pending, 0)
+
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.wake = Bell()
+        self.buffered = 0
+        self.failure: Failure | None = None
+        self.closed: str | None = None
+        self._new_draft: Callable[[], Drafting] = shipper.new_draft
+        self._outbox = outbox
+        self._limits = limits
+        self._clock = clock
+        self._open: _Open | None = None
+        self._first_at: float | None = None
+        self._drained_at = 0.0
+        self._overdue = False  # a page's worth is queued, and its appender found the lock taken
+        self._shut = False  # after the last drain
+        self._writer = writer
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def queue_large(self, row: Row) -> int:
+        """Queue one record and put it in a page at once: several in one could be more than a batch may hold."""
+        with self.lock:
+            self._check_usable()
+            ticket = self.next_ticket()
+            self.rows[ticket] = row
+            self.drain()
+        return ticket
+
+    def place_whole(
+        self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
+    ) -> tuple[Outcome, int, int]:
+        """Put record batches in one batch; returns its outcome, and from where to where they are in it."""
+        size = sum(batch.nbytes for batch in batches)
+        with self.lock:
+            self._wait_while_full()
+            self._check_usable()
+            self.drain()
+            if self._open is not None:
+                fits = self._open.draft.plain + size <= self._limits.batch_bytes
+                if expect is not None or not fits:
+                    self.seal()
+            group, start = self._place(batches)
+            if metadata is not None:
+                group.draft.attach(MetadataRange(start, metadata.ingested, metadata.payload))
+            placed = group.outcome, start, group.draft.count
+            if expect is not None:
+                self.seal(expect)
+            else:
+                self._seal_if_full(group)
+        if self.unnoticed:
+            self.notice()
+        return placed
+
+    def notice(self) -> None:
+        """Remember when the batch's first record came, and tell who closes it in time."""
+        # In this order, and reversed where a batch is closed: whatever the threads do, "noticed" implies a time.
+        self.unnoticed = False
+        if self._first_at is None:
+            self._first_at = self._clock.monotonic()
+        self.wake.set()
+
+    def take_back(self, ticket: int) -> None:
+        """Take back what was queued too late, and raise; what is in a batch stays there, and this just returns."""
+        with self.lock:
+            refusal = self.refusal()
+            if refusal is None or not self._queue.withdraw(ticket):
+                return
+        raise refusal
+
+    def wait_for_room(self) -> None:
+        """Block while too much is held, or raise ``BufferFull``, or why nothing is taken in any more."""
+        with self.lock:
+            self._wait_while_full()
+            self._check_usable()
+
+    def _wait_while_full(self) -> None:
+        while self.full and self.refusal() is None:
+            if not self._limits.block:
+                raise BufferFull(
+                    f"{self.buffered:,} bytes wait to be listed, over the budget of {self._limits.budget:,}; nothing "
+                    "was appended. Try again, or let the producer block."
+                )
+            self.room.wait()
+
+    def refusal(self) -> ProducerFailed | ProducerClosed | None:
+        """Why nothing is taken in any more, if so."""
+        if self.closed is not None:
+            return ProducerClosed(self.closed)
+        return None if self.failure is None else self.failure.held_back()
+
+    def _check_usable(self) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
+    # --- from queue to batches (under the lock) ----------------------------------------------------------------
+
+    def place_pending(self) -> None:
+        """Put every queued record in a batch, so that each has an outcome to wait for. Takes the lock itself."""
+        with self.lock:
+            self.drain()
+
+    def fill_pages(self) -> None:
+        """Put a page's worth in a batch. Takes the lock itself."""
+        # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
+        if self.lock.acquire(blocking=len(self.rows) >= _LAG * (self.page_mask + 1)):
+            try:
+                self.drain()
+            finally:
+                self.lock.release()
+        else:
+            self._overdue = True
+            self.wake.set()
+
+    def drain(self) -> None:
+        """Put everything that has a ticket now in batches."""
+        began = self._clock.monotonic()
+        if self.rows and not self._shut:
+            end = self.next_ticket()
+            while self.era.start < end:
+                self._drain_page(end)
+        self._drained_at = began
+
+    def _drain_page(self, end: int) -> None:
+        era = self.era
+        stop = min(era.start + self.page_mask + 1, end)
+        following = Era(self.place_pending, stop if stop < end else end + 1)
+        holes: list[int] = []
+        try:
+            rows, holes = self._queue.take(era.start, stop)
+            outcome, base = self._place_rows(rows)
+        except BaseException as error:
+            # Out of memory, say: these records are in no batch, so that nothing after them may be either.
+            outcome, base = new_outcome(), 0
+            outcome.set_exception(error)
+            self.refusing = True
+            self.failure = Failure(error, self._writer, self._outbox.number, final=True)
+            self._outbox.ready()
+            raise
+        finally:
+            self.era = following
+            era.close(stop, outcome, base, holes, following)
+
+    def _place_rows(self, rows: list[Row]) -> tuple[Outcome, int]:
+        if not rows:
+            return new_outcome(), 0  # of nobody: all of these tickets are holes
+        page = page_of(rows)
+        if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
+            self.seal()
+        group, base = self._place([page])
+        self.page_mask = fitting_page(group.draft.plain // group.draft.count, self._limits.batch_bytes) - 1
+        self._seal_if_full(group)
+        return group.outcome, base
+
+    def _place(self, batches: list[pa.RecordBatch]) -> tuple[_Open, int]:
+        group = _Open(self._new_draft()) if self._open is None else self._open
+        before = group.draft.size
+        start = group.draft.add(batches)
+        self._open = group  # only now: an empty batch is never handed on
+        self.account(group.draft.size - before)
+        return group, start
+
+    def account(self, size: int) -> None:
+        """Count so many bytes more, or fewer, as held."""
+        self.buffered += size
+        self.full = self.refusing or self.buffered >= self._limits.budget
+        if self.full:
+            self.wake.set()  # nothing may wait for its time to pass while appenders wait for room
+        else:
+            self.room.notify_all()
+
+    # --- closing batches (under the lock) ----------------------------------------------------------------------
+
+    def _seal_if_full(self, group: _Open) -> None:
+        if group.draft.plain >= self._limits.batch_bytes or group.draft.attached >= MAX_METADATA:
+            self.seal()
+
+    def seal(self, expect: int | None = None) -> None:
+        """Close the batch being filled, if there is one."""
+        group, self._open = self._open, None
+        first, self._first_at = self._first_at, None
+        self.unnoticed = True
+        if self.rows:
+            # Who queued these may have found "noticed", and told nobody. They came after the last drain, and after the
+            # first record of the batch that is closed here.
+            self._first_at = self._clock.monotonic() if first is None else max(first, self._drained_at)
+            self.unnoticed = False
+            self.wake.set()
+        if group is not None:
+            self._outbox.put(group.draft, group.outcome, expect)
+
+    def until_due(self) -> float | None:
+        """In how many seconds the batch has to be closed; None if there is none. Needs no lock."""
+        first = self._first_at
+        return None if first is None else max(0.0, first + self._limits.linger - self._clock.monotonic())
+
+    def seal_if_due(self) -> None:
+        """Close the batch if its time has come, or if appenders wait for room."""
+        if self._shut:
+            self._first_at = None  # of a record that is being taken back
+            return
+        if self._overdue:
+            self._overdue = False
+            self.drain()
+        if self._first_at is None:
+            if self._open is not None or self.rows:
+                self.notice()
+        elif self.full or self.until_due() == 0.0:
+            self.drain()
+            self.seal()
+
+    def finish(self) -> None:
+        """Put everything in batches, close the last one, and take in nothing more."""
+        self.refusing = True  # first: what was queued by someone who did not see it is in the last drain
+        while self.rows and not self._shut:
+            try:
+                self.drain()
+            except BaseException:  # noqa: BLE001, S112 - those who wait are told, and each turn makes some rows fewer
+                continue
+            break
+        self.seal()
+        self._shut = True
+        self.full = True  # so that appenders look for room, and are told before they queue anything
+        self.room.notify_all()
+
+    def resume(self) -> None:
+        """Go on after a failure."""
+        self.failure = None
+        self._shut = False
+        self.refusing = False
+        self.account(0)
+        self.seal()  # there is no batch; but someone may have queued a record meanwhile, and it has to be noticed

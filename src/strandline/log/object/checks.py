@@ -1,0 +1,226 @@
+"""What must be true of a log's listing, as pure checks over values; :mod:`.verify` reads what they look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from strandline.log.object.edits import MAX_WRITERS
+from strandline.model.head import ChunkRef, Entry, Head, WriterId, WriterState
+from strandline.model.slots import SlotState
+
+_BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
+_OLDER_WRITERS: Final = 1 << 16
+"""How many writers are remembered beyond those that the head would know; more than that ago, nothing is compared."""
+
+
+class Severity(StrEnum):
+    """What a finding means."""
+
+    DAMAGE = "damage"
+    """Something is lost or wrong, or a promise is broken."""
+    WASTE = "waste"
+    """Something takes up room that nobody needs."""
+    NOTE = "note"
+    """Something that is as it should be, and that somebody may want to know."""
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    IDENTITY = "identity"
+    HEAD = "head"
+    CHUNK = "chunk"
+    LISTING = "listing"
+    WRITER = "writer"
+    BATCH = "batch"
+    SLOT = "slot"
+    TRIM = "trim"
+    ORPHAN = "orphan"
+    STRANGER = "stranger"
+    DEAD_LETTER = "dead-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found: about which object, and one sentence that says what, and what to do."""
+
+    severity: Severity
+    kind: Kind
+    where: str
+    message: str
+
+
+# --- the head and its chunks -------------------------------------------------------------------------------------
+
+
+def check_head(head: Head) -> Iterator[str]:
+    """What is wrong with the head by itself."""
+    if head.floor > head.next_offset:
+        yield f"the log begins at offset {head.floor}, behind its end at {head.next_offset}"
+    if not head.swept_generation <= head.min_generation <= head.generation:
+        yield (
+            f"its generations are out of order: swept {head.swept_generation}, lowest {head.min_generation}, "
+            f"now {head.generation}"
+        )
+    if head.floor == head.next_offset and (head.tail or any(head.levels)):
+        yield "it lists batches although the log is empty"
+    for writer, last in head.writers.items():
+        if last.sequence >= head.next_sequence or last.first + last.count > head.next_offset:
+            yield f"it remembers batch {last.number} of writer {writer} as sequence {last.sequence}, past the log's end"
+
+
+def check_chunk(reference: ChunkRef, items: Sequence[Entry] | Sequence[ChunkRef]) -> Iterator[str]:
+    """How a chunk differs from what its reference says."""
+    if not items:
+        yield "is empty"
+        return
+    sequences = [_sequences(item) for item in items]
+    said = {
+        "sequences": ((reference.first_sequence, reference.next_sequence), (sequences[0][0], sequences[-1][1])),
+        "offsets": ((reference.first, reference.next), (items[0].first, items[-1].next)),
+        "bytes": (reference.size, sum(item.size for item in items)),
+        "listing times": ((reference.listed_first, reference.listed_last), _times(items)),
+    }
+    for what, (expected, found) in said.items():
+        if expected != found:
+            yield f"has the {what} {found}, and is referred to with {expected}"
+    for before, after in pairwise([item for item in items if isinstance(item, ChunkRef)]):
+        if (before.next, before.next_sequence) != (after.first, after.first_sequence):
+            yield f"refers to a chunk that ends at offset {before.next} and then to one that begins at {after.first}"
+
+
+def _sequences(item: Entry | ChunkRef) -> tuple[int, int]:
+    if isinstance(item, Entry):
+        return item.sequence, item.sequence + 1
+    return item.first_sequence, item.next_sequence
+
+
+def _times(items: Sequence[Entry] | Sequence[ChunkRef]) -> tuple[int, int]:
+    first, last = items[0], items[-1]
+    return (
+        first.listed if isinstance(first, Entry) else first.listed_first,
+        last.listed if isinstance(last, Entry) else last.listed_last,
+    )
+
+
+# --- one entry after the other -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the listing has been followed to: what the next entry has to continue. ``sequence`` None: not known yet."""
+
+    offset: int
+    sequence: int | None = None
+    listed: int = 0
+    generation: int = 0
+
+    def skip(self, reference: ChunkRef) -> None:
+        """Go on behind a chunk that cannot be read."""
+        self.offset, self.sequence = reference.next, reference.next_sequence
+        self.listed = max(self.listed, reference.listed_last)
+
+    def check(self, entry: Entry) -> Iterator[str]:
+        """What is wrong with an entry that comes next; then the place is behind it."""
+        if entry.first > self.offset:
+            yield f"offsets {self.offset} to {entry.first - 1} are in no batch"
+        elif entry.first < self.offset:
+            yield f"offsets {entry.first} to {min(self.offset, entry.next) - 1} are in two batches"
+        if self.sequence is not None and entry.sequence != self.sequence:
+            yield f"the batch at offset {entry.first} has sequence {entry.sequence} and not {self.sequence}"
+        if entry.count < 1:
+            yield f"the batch at offset {entry.first} holds no record"
+        if entry.listed < self.listed:
+            yield f"the batch at offset {entry.first} was listed before the one that precedes it"
+        if entry.oldest > entry.newest:
+            yield f"the batch at offset {entry.first} says that its oldest record is younger than its newest"
+        starts = [item.start for item in entry.metadata]
+        if starts != sorted(starts) or (starts and starts[-1] >= entry.count):
+            yield f"the batch at offset {entry.first} has metadata for records that it does not hold"
+        yield from self._check_location(entry)
+        self.offset, self.sequence = entry.next, entry.sequence + 1
+        self.listed = max(self.listed, entry.listed)
+
+    def _check_location(self, entry: Entry) -> Iterator[str]:
+        name = batch_name(entry.location)
+        if name is None:
+            yield f"the batch at offset {entry.first} is at {entry.location!r}, where no batch of a log belongs"
+        elif name[0] < self.generation - 1:
+            # Only objects of the current generation and of the one before can be listed. The collector relies on it.
+            yield (
+                f"the batch at offset {entry.first} is of generation {name[0]}, and one before it of "
+                f"{self.generation}: a collection may take it for garbage"
+            )
+        else:
+            self.generation = max(self.generation, name[0])
+
+
+def batch_name(location: str) -> tuple[int, bytes] | None:
+    """The generation and the identifier in a batch object's name; None for a name that is not ours."""
+    name = _BATCH.fullmatch(location)
+    return None if name is None else (int(name[1]), bytes.fromhex(name[2]))
+
+
+@dataclass(slots=True)
+class Writers:
+    """Each writer's last batch, as far back as the head itself would know it and for a while longer."""
+
+    recent: dict[WriterId, WriterState] = field(default_factory=dict)
+    older: dict[WriterId, WriterState] = field(default_factory=dict)
+
+    def check(self, entry: Entry) -> Iterator[tuple[Severity, str]]:
+        """What is wrong with the writer's number of an entry that comes next."""
+        known = self.recent.pop(entry.writer, None)
+        forgotten = self.older.pop(entry.writer, None)
+        last = known or forgotten
+        if last is not None and entry.number != last.number + 1:
+            where = f"the batch at offset {entry.first}"
+            if known is None and entry.number == 0:
+                yield Severity.NOTE, f"{where} begins writer {entry.writer} anew, whom the log had forgotten"
+            else:
+                what = f"{where} has number {entry.number} of writer {entry.writer}, whose last was {last.number}"
+                yield Severity.DAMAGE, f"{what}: something is listed twice, or is missing"
+        self.recent[entry.writer] = WriterState(entry.number, entry.sequence, entry.first, entry.count, entry.listed)
+        for memory, limit, next_one in ((self.recent, MAX_WRITERS, self.older), (self.older, _OLDER_WRITERS, None)):
+            if len(memory) > limit:
+                silent = next(iter(memory))
+                state = memory.pop(silent)
+                if next_one is not None:
+                    next_one[silent] = state
+
+    def compare(self, head: Head) -> Iterator[str]:
+        """How what the head remembers of writers differs from what was listed."""
+        for writer, last in self.recent.items():
+            known = head.writers.get(writer)
+            if known is None and last.sequence >= head.writers_floor:
+                yield f"it does not know writer {writer}, who listed batch {last.number} at offset {last.first}"
+            elif known is not None and known != last:
+                yield (
+                    f"it remembers number {known.number} of writer {writer} as its last, and that is {last.number} at "
+                    f"offset {last.first}"
+                )
+
+
+# --- slots -------------------------------------------------------------------------------------------------------
+
+
+def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Iterator[tuple[Severity, str]]:
+    """What there is to say of a slot of a log from ``floor`` to ``end``; ``pinned``: it is being put elsewhere."""
+    if state.dropped:
+        if state.expires is not None:
+            yield Severity.NOTE, "is of a hold that was being ended: the next collection finishes that"
+        elif not pinned:
+            yield Severity.DAMAGE, "says that the slot was dropped, and the head names it: drop it again"
+    elif state.position > end:
+        yield Severity.DAMAGE, f"stands at offset {state.position}, past the log's end at {end}: reset the slot"
+    elif state.invalid is not None:
+        what = f"is invalid ({state.invalid.reason}): bootstrap its consumer again and reset it, or drop it"
+        yield Severity.NOTE, what
+    elif state.position < floor:
+        what = f"needs offset {state.position}, which is gone: the log begins at {floor}. Bootstrap its consumer again"
+        yield Severity.DAMAGE, what

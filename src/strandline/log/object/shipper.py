@@ -1,0 +1,84 @@
+"""What a producer needs of a log's format: a draft to fill, and a way to upload and to list what was filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from strandline.log.contract import Receipt
+from strandline.model.head import MetadataRange
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Generic[L]):
+    """A finished batch with its place in its writer's order: what can be uploaded, and uploaded again.
+
+    ``listing`` is what its format lists; the producer never looks into it.
+    """
+
+    parts: Sequence[bytes | memoryview]
+    listing: L
+
+
+class Drafting(Protocol):
+    """A batch being built. Used by one thread at a time."""
+
+    @property
+    def count(self) -> int:
+        """How many records it holds."""
+
+    @property
+    def size(self) -> int:
+        """Roughly the bytes that it takes in memory, encoded: what counts against the producer's budget."""
+
+    @property
+    def plain(self) -> int:
+        """The bytes that a reader will take to decode it; a batch is closed by these."""
+
+    @property
+    def attached(self) -> int:
+        """The bytes that its metadata takes where batches are listed."""
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Append record batches, all or, if it raises, none; returns the index of their first record."""
+
+    def attach(self, metadata: MetadataRange) -> None:
+        """Keep what one ``produce`` call attached to its records."""
+
+
+D = TypeVar("D", bound=Drafting)
+
+
+class Shipper(Protocol[D, L]):
+    """One producer's way into a log: it knows the format, the writer and the store.
+
+    Uploads may run in several threads at once, also beside a listing; listings are made one at a time.
+    """
+
+    @property
+    def opaque(self) -> bool:
+        """Whether records are values and nothing else. Then a producer refuses keys, headers and deletes at the call.
+
+        Times of records are not kept either.
+        """
+
+    def new_draft(self) -> D:
+        """An empty draft."""
+
+    def seal(self, draft: D, *, number: int, expect: int | None = None) -> Sealed[L]:
+        """The finished batch of a draft, as the writer's batch of this number; no I/O."""
+
+    def upload(self, sealed: Sealed[L]) -> Sealed[L]:
+        """Store the batch under a fresh name; durable when it returns, and not listed. The answer knows the name."""
+
+    def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
+        """List uploaded batches, whose numbers follow one another, with one conditional write: all of them or none.
+
+        Doing it again with the same batches is safe after every error: what is listed already is recognised, and
+        listed once. ``ExpectationFailed`` if the first of them expected another end: nothing was listed.
+        """

@@ -1,0 +1,289 @@
+"""The slots of an object log: cells of their own, whose membership and new positions go through the head."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+from strandline.formats.identity import SlotCodec
+from strandline.log import slots as rules
+from strandline.log.object.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
+from strandline.model.head import Head, Pin
+from strandline.model.slots import SlotState
+from strandline.model.stamp import OpId
+from strandline.storage.ambient import Chance, Clock
+from strandline.storage.cell import StoreCell
+from strandline.storage.store import ObjectStore
+
+_FOLDER: Final = "slots/"
+_RESETS: Final = 8
+"""How often a reset begins again because the slot moved meanwhile."""
+
+_NOT_LISTED: Final = Pin(0, 0)
+
+_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The slots of a log as they were read: those with a cell, and the pins of those that are being put elsewhere."""
+
+    membership: int
+    states: list[SlotState]
+    pending: list[int]
+
+    def floor(self) -> int | None:
+        """The lowest position that any of them needs."""
+        return rules.floor(self.states, self.pending)
+
+
+class SlotKeeper:
+    """Creates, claims, moves and drops the slots of one log."""
+
+    def __init__(
+        self, store: ObjectStore, head: StoreCell[Head], read_head: Callable[[], Head], *, clock: Clock, chance: Chance
+    ) -> None:
+        """Keep the slots in ``store``; ``read_head`` reads the head and checks that it is this log's."""
+        self._store = store
+        self._head = head
+        self._read_head = read_head
+        self._clock = clock
+        self._chance = chance
+
+    def cell(self, name: str) -> StoreCell[SlotState]:
+        """The cell of one slot."""
+        path = f"{_FOLDER}{rules.check_name(name)}.json"
+        return StoreCell(self._store, path, SlotCodec(name), clock=self._clock, chance=self._chance)
+
+    def _op(self) -> OpId:
+        return OpId(self._chance.uuid())
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def members(self, head: Head) -> Members:
+        """All slots that a head names, by name. A listed slot without a cell is damage, unless it is pinned."""
+        states = []
+        for name, pin in sorted(head.slots.items()):
+            try:
+                states.append(self.cell(name).read().value)
+            except NotFound as error:
+                # It is being created, or was dropped since the head was read; otherwise its cell must be there.
+                if pin is None and self._read_head().slots.get(name, _NOT_LISTED) is None:
+                    raise CorruptData(
+                        f"{self.cell(name).where} is missing although the head names it: restore the object."
+                    ) from error
+        return Members(head.membership, states, rules.pending_positions(head.slots.values()))
+
+    # --- creating and claiming ---------------------------------------------------------------------------------
+
+    def create(self, name: str, position: int, *, expires: int | None = None) -> SlotState:
+        """Create a slot that pins everything from ``position`` on."""
+        cell, op = self.cell(name), self._op()
+        try:
+            slots = self._head.update(op, lambda head: pin_slot(head, name, position), role="consumer").slots
+        except AlreadyExists as error:
+            pin, known = self._read_head().slots.get(name), _known(cell)
+            if pin is None or (known is not None and known.born >= pin.mark):
+                raise
+            # It is pinned and has no cell of its own: someone died between the two. Finish what was pinned.
+            self._first_state(cell, op, name, pin, expires)
+            self._settle(name, pin)
+            raise AlreadyExists(
+                f"There is a slot {name!r} already, at {pin.position}: its creation by another was just finished."
+            ) from error
+        if name not in slots:
+            raise SlotInvalid(f"Slot {name!r} was dropped by someone else while it was being created.")
+        pin = slots[name]
+        if pin is None:
+            return cell.read().value  # the answer to our pin was lost, and someone has finished the rest for us
+        created = self._first_state(cell, op, name, pin, expires)
+        self._settle(name, pin)
+        return created
+
+    def _first_state(self, cell: StoreCell[SlotState], op: OpId, name: str, pin: Pin, expires: int | None) -> SlotState:
+        now = self._clock.now()
+        fresh = SlotState(name, pin.position, holder=None, epoch=0, last_seen=now, expires=expires, born=pin.mark)
+        with contextlib.suppress(AlreadyExists):
+            return cell.create(op, fresh)
+        while True:
+            found = cell.read().value
+            if found.born >= pin.mark:
+                # Someone finished for us what we had pinned, and may have claimed and moved it since: it stays there.
+                return found
+            # The name was used before. Its epochs go on, so that whoever held the old slot stays fenced.
+            edit = partial(rules.reset, before=found, position=pin.position, now=now, born=pin.mark)
+            with contextlib.suppress(Fenced):
+                return cell.update(op, edit)
+
+    def _settle(self, name: str, pin: Pin) -> None:
+        self._head.update(self._op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
+
+    def claim(self, name: str, holder: str) -> tuple[StoreCell[SlotState], int]:
+        """Become the slot's holder; returns its cell and the epoch of the claim."""
+        cell = self.cell(name)
+        head = self._read_head()
+        if name not in head.slots:
+            raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
+        before = _known(cell)
+        if before is None:
+            raise NotFound(f"Slot {name!r} of {self._store.url} is still being created: create it to finish that.")
+        state = cell.update(self._op(), lambda slot: rules.claim(slot, holder, self._clock.now()))
+        if state.holder != holder:
+            # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
+            raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
+        pin = head.slots[name]
+        if pin is not None and state.epoch > before.epoch:
+            # Whoever pinned it died, or is fenced by the new epoch: its position will never be written.
+            self._settle(name, pin)
+        return cell, state.epoch
+
+    # --- moving and dropping -----------------------------------------------------------------------------------
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
+        cell = self.cell(name)
+        for _ in range(_RESETS):
+            before = _known(cell)
+            if before is None or before.dropped:
+                raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
+            # The pin comes first: from now on no trim goes past the position, and then the cell may say so.
+            pin = self._head.update(
+                self._op(), lambda head: repin_slot(head, name, position), role="consumer"
+            ).slots.get(name)
+            if pin is None:
+                continue
+            edit = partial(rules.reset, before=before, position=position, now=self._clock.now(), born=pin.mark)
+            try:
+                state = cell.update(self._op(), edit)
+            except Fenced:
+                continue
+            self._settle(name, pin)
+            return state
+        raise Contended(f"Slot {name!r} of {self._store.url} moved at each of {_RESETS} tries to reset it; try again.")
+
+    def drop(self, name: str) -> None:
+        """Remove a slot; what only it needed may be trimmed from now on."""
+        if name not in self._read_head().slots:
+            raise NotFound(f"There is no slot {name!r} in {self._store.url}.")
+        cell = self.cell(name)
+        state = _known(cell)
+        # First the head: a cell of a name that is not listed counts for nothing, whatever it says.
+        self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
+        # Then its holder is told, also one that claimed it meanwhile, but not one of a slot created anew since.
+        while state is not None and not state.dropped and name not in self._read_head().slots:
+            state = cell.update(self._op(), partial(rules.drop, epoch=state.epoch))
+
+    # --- holds -------------------------------------------------------------------------------------------------
+
+    def hold(self, position: int, seconds: float) -> Hold:
+        """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
+        if seconds <= 0:
+            raise InvalidInput(f"Nothing can be held for {seconds} seconds.")
+        name = f"hold-{self._chance.uuid().hex}"
+        self.create(name, position, expires=self._until(seconds))
+        return Hold(self, name, seconds)
+
+    def renew(self, name: str, position: int, seconds: float) -> None:
+        """Let a hold last longer, from ``position`` on."""
+        now, expires = self._clock.now(), self._until(seconds)
+        self.cell(name).update(self._op(), lambda slot: rules.renew(slot, position=position, expires=expires, now=now))
+
+    def let_go(self, name: str) -> None:
+        """End a hold. Its name is never used again, so that nothing of it needs to stay."""
+        self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch))
+
+    def expire(self, name: str) -> bool:
+        """End a hold whose time is over; whether it did. A reader that renewed it in the last moment keeps it."""
+        now = self._clock.now()
+        return self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch) if rules.has_expired(slot, now) else slot)
+
+    def _end_hold(self, name: str, end: Callable[[SlotState], SlotState]) -> bool:
+        # First the cell: its reader can no longer renew it, and so is told before anything is trimmed.
+        with contextlib.suppress(NotFound):
+            if not self.cell(name).update(self._op(), end).dropped:
+                return False
+        self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
+        self._store.delete(f"{_FOLDER}{name}.json")
+        return True
+
+    def _until(self, seconds: float) -> int:
+        return self._clock.now() + int(seconds * _MICROSECONDS)
+
+    # --- advancing ---------------------------------------------------------------------------------------------
+
+    def advance(self, cell: StoreCell[SlotState], epoch: int, to: Cursor) -> None:
+        """What a claimed slot's ``advance`` does."""
+        head = self._read_head()
+        rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds_of(head).next))
+        cell.update(self._op(), lambda slot: rules.advance(slot, epoch=epoch, to=to.next, now=self._clock.now()))
+
+    def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
+        """What a claimed slot's ``touch`` does."""
+        cell.update(self._op(), lambda slot: rules.seen(slot, epoch=epoch, now=self._clock.now()))
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """An expiring slot: what lies at or above its position stays for its time, also if nobody ever comes back.
+
+    Whether it still holds is known when :meth:`renew` returns; after its time it may be gone.
+    """
+
+    keeper: SlotKeeper
+    name: str
+    seconds: float
+
+    def renew(self, position: int) -> None:
+        """Begin its time anew, needing only what lies from ``position`` on; ``SlotInvalid`` if it had ended."""
+        try:
+            self.keeper.renew(self.name, position, self.seconds)
+        except NotFound as error:
+            raise SlotInvalid(f"The hold {self.name!r} had ended: what it held may be gone. Read again.") from error
+
+    def release(self) -> None:
+        """End it now; repeating that is fine."""
+        self.keeper.let_go(self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSlot:
+    """A claimed slot of an object log; see :class:`~strandline.log.contract.Slot`."""
+
+    keeper: SlotKeeper
+    cell: StoreCell[SlotState]
+    name: str
+    holder: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is stored now."""
+        return self.cell.read().value
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up."""
+        self.keeper.advance(self.cell, self.epoch, to)
+
+    def touch(self) -> None:
+        """Durably say that the holder is alive although it has nothing to acknowledge."""
+        self.keeper.seen(self.cell, self.epoch)
+
+
+def _known(cell: StoreCell[SlotState]) -> SlotState | None:
+    try:
+        return cell.read().value
+    except NotFound:
+        return None

@@ -1,0 +1,114 @@
+"""How the slots of a log stand: how far behind each is, what it alone keeps, and how far it is from its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from strandline.log.object.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
+from strandline.log.retention import trim_to
+from strandline.log.slots import floor as lowest
+from strandline.log.slots import pending_positions
+from strandline.model.head import Head
+from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
+from strandline.model.slots import SlotState
+
+_MICROSECONDS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One slot against the end of its log.
+
+    ``seconds_behind`` is the age of the oldest batch that it has not passed. ``retained`` are the bytes that the next
+    collection would let go of if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are what is left
+    of its limits (None: no such limit, or it pins nothing; below zero: the next collection invalidates it), and
+    ``expires_in`` what is left of a hold's time. ``pending`` is a position that it is being put to.
+    """
+
+    state: SlotState
+    records_behind: int
+    bytes_behind: int
+    seconds_behind: float
+    seconds_since_seen: float
+    pins_floor: bool
+    retained: int
+    bytes_left: int | None
+    seconds_left: float | None
+    expires_in: float | None
+    pending: int | None
+
+
+def standings(
+    head: Head, states: Sequence[SlotState], chunks: Chunks, *, retention: Retention, limits: SlotLimits, now: int
+) -> list[Standing]:
+    """How each slot stands at ``now`` (microseconds); reads at most one chunk of each level for a slot."""
+    floor = lowest(states, pending_positions(head.slots.values()))
+    kept = bytes_from(head, trim_end(head, states, chunks, retention=retention, now=now), chunks)
+
+    def standing(state: SlotState) -> Standing:
+        position, pin = max(state.position, head.floor), head.slots.get(state.name)
+        behind = bytes_from(head, position, chunks)
+        oldest = next(entries_from(head, position, chunks), None)
+        idle = _seconds(now - state.last_seen)
+        needs = lowest([state], pending_positions([pin]))
+        pins_floor = needs is not None and needs == floor
+        without = kept
+        if pins_floor:
+            ahead = frozenset({state.name})
+            end = trim_end(head, states, chunks, retention=retention, now=now, up_to_date=ahead)
+            without = bytes_from(head, end, chunks)
+        return Standing(
+            state=state,
+            records_behind=max(0, head.next_offset - state.position),
+            bytes_behind=behind,
+            seconds_behind=0.0 if oldest is None else max(0.0, _seconds(now - oldest.listed)),
+            seconds_since_seen=max(0.0, idle),
+            pins_floor=pins_floor,
+            retained=max(0, kept - without),
+            bytes_left=limits.lag_bytes - behind if limits.lag_bytes and state.pins else None,
+            seconds_left=limits.idle_seconds - idle if limits.idle_seconds and state.pins else None,
+            expires_in=None if state.expires is None else _seconds(state.expires - now),
+            pending=None if pin is None else pin.position,
+        )
+
+    return [standing(state) for state in states]
+
+
+def trim_end(
+    head: Head,
+    states: Sequence[SlotState],
+    chunks: Chunks,
+    *,
+    retention: Retention,
+    now: int,
+    up_to_date: AbstractSet[str] = frozenset(),
+) -> int:
+    """How far the next collection may trim, if the slots of these names had nothing left to read.
+
+    The batch that holds the offset stays, and slots that break a limit by then are counted as they are now.
+    """
+    others = [state for state in states if state.name not in up_to_date]
+    pins = [pin for name, pin in head.slots.items() if name not in up_to_date]
+    ends = [head.next_offset for state in states if state.name in up_to_date and state.pins]
+    floor = lowest(others, [*pending_positions(pins), *ends])
+    return max(head.floor, trim_to(policy_start(head, retention, floor, chunks, now), floor))
+
+
+def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Chunks, now: int) -> int:
+    """From where on a policy keeps a log whose slots' floor is this; a batch that begins below may still hold it."""
+    match retention:
+        case Forever():
+            return head.floor
+        case Consumed():
+            return head.floor if floor is None else floor
+        case MaxAge(seconds):
+            kept = next(entries_listed_since(head, now - seconds * _MICROSECONDS, chunks), None)
+            return head.next_offset if kept is None else kept.first
+        case MaxBytes(size):
+            return start_of_newest(head, size, chunks)
+
+
+def _seconds(microseconds: int) -> float:
+    return microseconds / _MICROSECONDS

@@ -1,0 +1,37 @@
+"""Retention rules, as pure functions over values: which slots break a limit, and how far a log may be trimmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strandline.model.retention import SlotLimits
+from strandline.model.slots import Invalidation, InvalidReason, SlotState
+
+_MICROSECONDS = 1_000_000
+
+
+def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now: int) -> InvalidReason | None:
+    """Why a slot may not go on pinning, or None: its position is gone, it is too far behind, or idle for too long.
+
+    ``first`` is the first retained offset and ``behind`` the bytes listed from the slot's position on. Each limit is
+    broken only strictly beyond it, and the reasons are looked at in this order.
+    """
+    if not state.pins:
+        return None
+    if state.position < first:
+        return InvalidReason.WAL_REMOVED
+    if limits.lag_bytes and behind > limits.lag_bytes:
+        return InvalidReason.HORIZON
+    if limits.idle_seconds and now - state.last_seen > limits.idle_seconds * _MICROSECONDS:
+        return InvalidReason.IDLE_TIMEOUT
+    return None
+
+
+def invalidate(state: SlotState, judged: SlotState, reason: InvalidReason, now: int) -> SlotState:
+    """The slot without its pin, if it is still as it was judged."""
+    return replace(state, invalid=Invalidation(reason, now)) if state == judged else state
+
+
+def trim_to(policy: int, floor: int | None) -> int:
+    """How far to trim: as far as the policy asks for, and never above the floor of the valid slots."""
+    return policy if floor is None else min(policy, floor)

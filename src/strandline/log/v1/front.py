@@ -1,0 +1,64 @@
+"""One way to open what is at an address, an own log or a queue of version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.v1.log import QueueLog, open_queue
+from strandline.model.errors import InvalidInput
+from strandline.model.retention import Retention, SlotLimits
+from strandline.storage.ambient import Chance, Clock
+from strandline.storage.store import ObjectStore
+
+
+@overload
+def open_any(
+    place: str | ObjectStore,
+    *,
+    format: None = None,
+    create: bool = ...,
+    retention: str | Retention | None = ...,
+    limits: SlotLimits | None = ...,
+    options: Mapping[str, str] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> ObjectLog: ...
+
+
+@overload
+def open_any(
+    place: str | ObjectStore,
+    *,
+    format: Literal["queue-v1"],
+    manifest: str = ...,
+    data: str = ...,
+    grace: float = ...,
+    options: Mapping[str, str] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> QueueLog: ...
+
+
+def open_any(
+    place: str | ObjectStore,
+    *,
+    format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
+    **settings: Any,
+) -> ObjectLog | QueueLog:
+    """Open what is at an address, or in a store: an own log, or with ``format="queue-v1"`` a queue of version 1.
+
+    An own log is made by ``create=True`` if there is none, with ``retention`` and ``limits``; see
+    :func:`~strandline.log.object.log.open_log`. A queue needs no creating: ``manifest`` and ``data`` say where its
+    parts are; see :func:`~strandline.log.v1.log.open_queue`. It stays a queue of version 1 whatever is done with it.
+
+    >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
+    Bounds(first=0, next=0)
+    """
+    match format:
+        case None:
+            return open_log(place, **settings)
+        case "queue-v1":
+            return open_queue(place, **settings)
+    raise InvalidInput(f"The format is 'queue-v1' or, for an own log, left out; not {format!r}.")

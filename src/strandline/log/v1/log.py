@@ -1,0 +1,397 @@
+"""A queue of version 1 as a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import pyarrow as pa
+
+from strandline.formats.block import Compression
+from strandline.log import slots as rules
+from strandline.log.contract import Handle
+from strandline.log.fetch import fetch_in_order
+from strandline.log.object.handles import settled
+from strandline.log.object.producer import Producer
+from strandline.log.v1 import edits
+from strandline.log.v1.collect import GRACE, Collection, QueueCollector
+from strandline.log.v1.manifest import ManifestCell
+from strandline.log.v1.names import checked_path, time_of
+from strandline.log.v1.shipper import QueueShipper
+from strandline.log.v1.span import QueueSpan
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.errors import AlreadyExists, InvalidInput, NotFound, NotReady
+from strandline.model.head import MetadataRange, WriterId
+from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.records import RecordSource, conform
+from strandline.model.slots import SlotState
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+
+SLOT: Final = "queue"
+"""The name of the one slot that a queue has: its consumer."""
+
+_NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
+_FIRST_POLL: Final = 0.005
+_LAST_POLL: Final = 0.25
+_PLANNED: Final = 64
+_PAGE: Final = 512
+"""How many batches are asked for their sizes at a time."""
+
+
+def open_queue(
+    place: str | ObjectStore,
+    *,
+    manifest: str = "ingest/manifest",
+    data: str = "ingest",
+    grace: float = GRACE,
+    options: Mapping[str, str] | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> QueueLog:
+    """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
+
+    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and has to
+    be the same for all who write to the queue or collect it.
+    """
+    store = open_store(place, options) if isinstance(place, str) else place
+    return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
+
+
+class QueueLog:
+    """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
+
+    Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
+    batches. It has one slot, which is always there; who holds it is known only as a number. Writers are recognised
+    only while what they wrote is listed. Picklable, if its store is.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: str,
+        data: str,
+        *,
+        grace: float = GRACE,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Use :func:`open_queue`."""
+        if grace <= 0:
+            raise InvalidInput(f"grace={grace} leaves no time to list what was uploaded; the default is {GRACE} s.")
+        self.store = store
+        self.clock = clock
+        self.manifest_path = checked_path(manifest, "manifest")
+        self.folder = checked_path(data, "data")
+        self.grace = grace
+        self._chance = chance
+        self._cell = self.new_cell()
+        self._holders: dict[str, int] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.store, self.manifest_path, self.folder, self.grace))
+
+    def __repr__(self) -> str:
+        return f"QueueLog({self.store.url!r}, manifest={self.manifest_path!r}, data={self.folder!r})"
+
+    def new_cell(self) -> ManifestCell:
+        """The manifest, as one more writer sees it."""
+        return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance)
+
+    @property
+    def log_id(self) -> UUID:
+        """What cursors carry. The format has no identity, so this is one of the place: address and manifest's path.
+
+        All who open a queue under one address agree on it. A queue that was deleted and begun anew at the same place
+        has the same one, and a copy of a queue elsewhere has another.
+        """
+        place = self.url.replace("s3a://", "s3://", 1)  # two names of one scheme
+        return uuid5(_NAMESPACE, f"{place}/{self.manifest_path}")
+
+    @property
+    def url(self) -> str:
+        """Where the queue is."""
+        return self.store.url
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def manifest(self) -> QueueManifest:
+        """The manifest as it is now."""
+        return self._cell.read()
+
+    def bounds(self) -> Bounds:
+        """The first listed and the next sequence."""
+        return edits.bounds_of(self.manifest())
+
+    def start(self) -> Cursor:
+        """The cursor before everything that is listed."""
+        return Cursor(self.log_id, self.bounds().first)
+
+    def end(self) -> Cursor:
+        """The cursor behind everything that is listed now."""
+        return Cursor(self.log_id, self.bounds().next)
+
+    def position_of(self, start: Start) -> int:
+        """The sequence at which a newcomer begins that asks for this.
+
+        The manifest does not say when a batch was listed: of a time the batch's own is asked, by its metadata or name.
+        """
+        manifest = self.manifest()
+
+        def listed_since(time: int) -> int | None:
+            found = (entry.sequence for entry in manifest.entries if _time_of(entry) >= time)
+            return next(found, None)
+
+        return rules.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[QueueSpan]:
+        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
+        manifest = self.manifest()
+        rules.check_cursor(since, Cursor(self.log_id, 0), edits.bounds_of(manifest))
+        entries = edits.entries_from(manifest, since.next)
+        if limit.upto is not None:
+            entries = entries[: max(0, limit.upto - since.next)]
+        spans: list[QueueSpan] = []
+        total = 0
+        for span in self._sized(entries[: limit.batches][: limit.records]):
+            total += span.size
+            if spans and not limit.allows(records=0, size=total, batches=0):
+                break
+            spans.append(span)
+        return spans
+
+    def _sized(self, entries: Sequence[QueueEntry]) -> Iterator[QueueSpan]:
+        for at in range(0, len(entries), _PAGE):
+            page = entries[at : at + _PAGE]
+            sizes = self._sizes({entry.location for entry in page})
+            for entry in page:
+                yield QueueSpan(self.store, entry, sizes.get(entry.location, 0))
+
+    def _sizes(self, locations: set[str]) -> dict[str, int]:
+        """What the objects take: the manifest does not know. Names sort by time, so that one listing gives many."""
+        inside = {location for location in locations if location.startswith(f"{self.folder}/")}
+        sizes = {}
+        if inside:
+            last = max(inside)
+            for item in self.store.list(f"{self.folder}/", start_after=min(inside)[:-1]):
+                if item.path in inside:
+                    sizes[item.path] = item.size
+                if item.path >= last:
+                    break
+        for location in locations - inside:
+            first = next(iter(self.store.list(location)), None)
+            if first is not None and first.path == location:
+                sizes[location] = first.size
+        return sizes
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
+        deadline = self.clock.monotonic() + timeout
+        pause = _FIRST_POLL
+        while self.bounds().next <= past.next:
+            left = deadline - self.clock.monotonic()
+            if left <= 0:
+                return False
+            self.clock.sleep(min(pause, left))
+            pause = min(pause * 1.5, _LAST_POLL)
+        return True
+
+    def read(
+        self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
+        cursor = self.start() if since is None else since
+        end = self.bounds().next if upto is None else upto
+        while cursor.next < end:
+            spans = self.plan(cursor, Limit(batches=_PLANNED, upto=end))
+            if not spans:
+                raise NotReady(f"{self.url} does not reach batch {end} yet; it ends at {cursor.next}.")
+            try:
+                for span, batches in fetch_in_order(spans, columns=columns):
+                    yield from batches
+                    cursor = cursor.at(span.next)
+            except NotFound:
+                self.plan(cursor, Limit(batches=1))  # if it was acknowledged since it was planned, this says so
+                raise
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
+        return QueueShipper(
+            self.store,
+            cell,
+            self.folder,
+            writer=writer,
+            compression=Compression.named(compression),
+            grace=self.grace,
+            clock=self.clock,
+        )
+
+    def append(
+        self,
+        batch: RecordSource,
+        *,
+        writer: WriterId,
+        number: int,
+        expect: int | None = None,
+        compression: str = "zstd",
+    ) -> Handle:
+        """Append a batch of values, whole or not at all; ``expect`` is a sequence.
+
+        The same writer and number again is a no-op as long as the batch is listed; once it was acknowledged, it is
+        not recognised. Numbers need not be in order. Timestamps are not kept: the batch's ingestion time is now.
+        """
+        if number < 0:
+            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
+        now = self.clock.now()
+        shipper = self._shipper(self._cell, writer, compression)
+        draft = shipper.new_draft()
+        draft.add(conform(batch, now=now))
+        draft.attach(MetadataRange(0, now, b""))
+        return settled(shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=expect))])[0])
+
+    def producer(
+        self,
+        *,
+        batch_bytes: int = 64 << 20,
+        linger: float = 0.1,
+        budget: int = 256 << 20,
+        block: bool = True,
+        uploads: int = 4,
+        compression: str = "zstd",
+    ) -> Producer:
+        """A producer of values: ``produce``, or ``append`` without key, headers and operation.
+
+        It always has a new writer id: the queue does not remember the numbers of an old one.
+        """
+        writer = WriterId(self._chance.uuid())
+        return Producer(
+            self._shipper(self.new_cell(), writer, compression),
+            writer=writer,
+            number=0,
+            clock=self.clock,
+            batch_bytes=batch_bytes,
+            linger=linger,
+            budget=budget,
+            block=block,
+            uploads=uploads,
+        )
+
+    # --- the one slot ------------------------------------------------------------------------------------------
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Always an error: the one slot is there already, and there can be no other."""
+        rules.check_name(name)
+        if name == SLOT:
+            raise AlreadyExists(
+                f"There is a slot {name!r} already: the queue's own, which cannot be put at {position}."
+            )
+        raise InvalidInput(
+            f"A queue of version 1 has one slot, {SLOT!r}, and cannot have {name!r}: use that one, or copy the queue "
+            "into an own log with 'strandline upgrade'."
+        )
+
+    def claim_slot(self, name: str, holder: str) -> QueueSlot:
+        """Become the queue's consumer; a former one is fenced from now on.
+
+        The format does not say who holds it: that the same holder claims again is seen only by the same object.
+        """
+        _check_slot(name)
+        if not holder:
+            raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
+        if self._holders.get(holder) != self.manifest().epoch:
+            self._holders[holder] = self._cell.update(edits.claim).epoch
+        return QueueSlot(self, holder, self._holders[holder])
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Put the slot ahead, which acknowledges everything below; whoever holds it is fenced. It cannot go back."""
+        _check_slot(name)
+        return _state(self._cell.update(lambda manifest: edits.reset(manifest, position)))
+
+    def drop_slot(self, name: str) -> None:
+        """Always an error: a queue without its consumer is none."""
+        _check_slot(name)
+        raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
+
+    def slots(self) -> list[SlotState]:
+        """The one slot; who holds it and when that was last seen is not known."""
+        return [_state(self.manifest())]
+
+    def floor(self) -> int | None:
+        """The first sequence that is not acknowledged."""
+        return edits.first_listed(self.manifest())
+
+    def acknowledge(self, through: int, *, epoch: int) -> None:
+        """Durably drop everything through a batch; ``Fenced`` unless this is the epoch of the last claim."""
+        self._cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=through))
+
+    # --- collecting --------------------------------------------------------------------------------------------
+
+    def collector(self, *, remember: bool) -> QueueCollector:
+        """What collects the queue; with ``remember``, over several rounds."""
+        return QueueCollector(
+            self.store,
+            manifest=self.manifest_path,
+            folder=self.folder,
+            grace=self.grace,
+            clock=self.clock,
+            remember=remember,
+        )
+
+    def collect(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
+        """Delete, in one round, what is not listed and older than the grace period; see :mod:`.collect`.
+
+        It has no memory: a batch that was acknowledged just now goes at once if its object is old enough.
+        """
+        return self.collector(remember=False).run(dry_run=dry_run, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlot:
+    """The claimed slot of a queue; see :class:`~strandline.log.contract.Slot`. Advancing acknowledges."""
+
+    log: QueueLog
+    holder: str
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """The slot's name."""
+        return SLOT
+
+    def state(self) -> SlotState:
+        """What is stored now."""
+        return self.log.slots()[0]
+
+    def advance(self, to: Cursor) -> None:
+        """Durably acknowledge everything below a cursor."""
+        rules.check_cursor(to, Cursor(self.log.log_id, 0), Bounds(0, self.log.bounds().next))
+        if to.next:
+            self.log.acknowledge(to.next - 1, epoch=self.epoch)
+        else:
+            self.touch()
+
+    def touch(self) -> None:
+        """Check that nobody else has claimed the queue; there is no room to say that this one is alive."""
+        edits.check_epoch(self.log.manifest(), self.epoch)
+
+
+def _check_slot(name: str) -> None:
+    if rules.check_name(name) != SLOT:
+        raise NotFound(f"A queue of version 1 has one slot, {SLOT!r}, and no {name!r}.")
+
+
+def _state(manifest: QueueManifest) -> SlotState:
+    return SlotState(SLOT, edits.first_listed(manifest), holder=None, epoch=manifest.epoch, last_seen=0)
+
+
+def _time_of(entry: QueueEntry) -> int:
+    times = [item.ingested for item in entry.metadata]
+    return max(times) if times else time_of(entry.location) or 0
+
+
+def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> QueueLog:
+    return QueueLog(store, manifest, data, grace=grace)

@@ -1,0 +1,125 @@
+"""What a log may forget: the retention policy that deletes, and the limits within which slots pin."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from strandline.model.errors import InvalidInput
+
+DEFAULT_LAG: Final = 64 << 30
+"""How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forever:
+    """Nothing is ever trimmed."""
+
+    def __str__(self) -> str:
+        return "forever"
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """A batch goes when every valid slot is past it; with no valid slot nothing goes."""
+
+    def __str__(self) -> str:
+        return "consumed"
+
+
+@dataclass(frozen=True, slots=True)
+class MaxAge:
+    """A batch goes when it was listed longer than this many seconds ago and no valid slot needs it."""
+
+    seconds: int
+
+    def __post_init__(self) -> None:
+        if self.seconds < 1:
+            raise InvalidInput(f"Batches cannot be kept for {self.seconds} seconds: use at least 1.")
+
+    def __str__(self) -> str:
+        return f"age:{self.seconds}s"
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBytes:
+    """The oldest batches go when all together are larger than this and no valid slot needs them."""
+
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if self.bytes < 1:
+            raise InvalidInput(f"A log cannot be kept within {self.bytes} bytes: use at least 1.")
+
+    def __str__(self) -> str:
+        return f"bytes:{self.bytes}"
+
+
+FOREVER: Final = Forever()
+
+Retention = Forever | Consumed | MaxAge | MaxBytes
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BYTES: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_QUANTITY = re.compile(r"([0-9]{1,18})([A-Za-z]*)")
+
+
+def parse_retention(text: str) -> Retention:
+    """The policy that a text names; anything else is :class:`InvalidInput`.
+
+    >>> parse_retention("age:7d")
+    MaxAge(seconds=604800)
+    >>> parse_retention(str(parse_retention("bytes:2GiB")))
+    MaxBytes(bytes=2147483648)
+    """
+    kind, _, quantity = text.partition(":")
+    match kind:
+        case "forever" | "consumed" if kind == text:
+            return Forever() if kind == "forever" else Consumed()
+        case "age":
+            return MaxAge(parse_seconds(quantity))
+        case "bytes":
+            return MaxBytes(parse_bytes(quantity))
+    raise InvalidInput(f"{text!r} is no retention policy: use 'forever', 'consumed', 'age:7d' or 'bytes:100GiB'.")
+
+
+def parse_seconds(text: str) -> int:
+    """Seconds from a text such as ``90s``, ``10m``, ``12h``, ``7d`` or ``2w``."""
+    return _quantity(text, _SECONDS, "a time: use a number with s, m, h, d or w, such as 10m")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from a text such as ``1048576``, ``512MiB`` or ``64GiB``."""
+    return _quantity(text, _BYTES, "a size: use a number with KiB, MiB, GiB or TiB, such as 64GiB")
+
+
+def _quantity(text: str, units: dict[str, int], wanted: str) -> int:
+    found = _QUANTITY.fullmatch(text)
+    if found is None or found[2] not in units:
+        raise InvalidInput(f"{text!r} is not {wanted}.")
+    return int(found[1]) * units[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimits:
+    """How far slots pin; 0 switches a limit off. A slot that is strictly beyond one is invalidated, with its reason.
+
+    ``lag_bytes`` is how much is listed behind the slot's position (``horizon``), ``idle_seconds`` how long its holder
+    has not been seen (``idle-timeout``).
+    """
+
+    lag_bytes: int = 0
+    idle_seconds: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.lag_bytes, self.idle_seconds) < 0:
+            raise InvalidInput("A slot's limits cannot be negative; 0 switches one off.")
+
+
+NO_LIMITS: Final = SlotLimits()
+
+
+def default_limits(retention: Retention) -> SlotLimits:
+    """The limits of a log that was not told any: a lag only where something else bounds the log as well."""
+    return SlotLimits(lag_bytes=DEFAULT_LAG if isinstance(retention, MaxAge | MaxBytes) else 0)

@@ -1,0 +1,138 @@
+"""Garbage collection from the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+from strandline.cli.collect import lines
+from strandline.log.object.collector import Collected
+from strandline.model.retention import SlotLimits
+from tests.cli.conftest import Run, Start
+from tests.cli.test_lag import fill_queue
+from tests.cli.test_slots import fill
+
+
+def objects(url: str) -> dict[str, bytes]:
+    files = sorted(path for path in Path(url).rglob("*") if path.is_file() and not path.name.startswith(".~"))
+    return {str(path): path.read_bytes() for path in files}
+
+
+def test_what_every_slot_is_past_is_trimmed_and_deleted_a_grace_period_later(run: Run, log: str) -> None:
+    opened = fill(log)
+    opened.create_slot("billing", 6)
+    done = run("gc", log)
+    assert done.exit_code == 0, done.output
+    assert "trimmed  6 records" in done.stdout
+    assert "up to offset 6; a run in 10 min deletes their objects" in done.stdout
+    assert "waiting  1 trim" in done.stdout
+    assert opened.bounds().first == 6
+    fields = json.loads(run("gc", log, "--grace", "0s", "--json").stdout)
+    assert fields["deleted_objects"] == 7  # six batches, and the list of them
+    assert fields["trims_waiting"] == 0
+    assert run("gc", log).stdout.splitlines()[1] == "  nothing  to trim, and nothing to delete"
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be_done(run: Run, log: str) -> None:
+    opened = fill(log, limits=SlotLimits(lag_bytes=8000))
+    opened.create_slot("billing", 6)
+    opened.create_slot("stalled", 0)
+    opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"an upload that was never listed")
+    opened.collect(dry_run=True)
+    before = objects(log)
+    done = run("gc", log, "--dry-run", "--everything")
+    assert objects(log) == before
+    assert "would invalidate  1 slot" in done.stdout
+    assert "would trim  6 records" in done.stdout
+    assert "Slot 'stalled' would be invalidated (horizon) at offset 0" in done.stderr
+
+
+def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start, log: str) -> None:
+    opened = fill(log, limits=SlotLimits(lag_bytes=1))
+    opened.create_slot("stalled", 0)
+    process = start("gc", log, "--json")
+    out, err = process.communicate(timeout=60)
+    assert json.loads(out)["invalidated"] == [{"slot": "stalled", "position": 0, "reason": "horizon"}]
+    (shouted,) = err.splitlines()
+    assert shouted.startswith("warning: Slot 'stalled' was invalidated (horizon) at offset 0")
+    assert f"'strandline slots reset {log} stalled --at OFFSET'" in shouted
+
+
+def test_an_upload_that_was_never_listed_goes_and_is_told_apart(run: Run, log: str) -> None:
+    opened = fill(log)
+    opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"x" * 50)
+    first, second = (json.loads(run("gc", log, "--json").stdout) for _ in range(2))
+    assert (first["orphans"], second["orphans"], second["orphan_bytes"]) == (0, 1, 50)
+
+
+def test_everything_is_said_in_sentences() -> None:
+    done = Collected(
+        floor=7,
+        trimmed_records=1,
+        trimmed_bytes=10,
+        expired=["hold-a"],
+        deleted=3,
+        deleted_bytes=50,
+        orphans=2,
+        orphan_bytes=20,
+        waiting=2,
+    )
+    assert lines(done, 60) == [
+        ("expired", "1 hold of readers"),
+        ("trimmed", "1 record (10 B), up to offset 7; a run in 1 min deletes their objects"),
+        ("deleted", "3 objects (50 B), of which 2 (20 B) were never listed"),
+        ("waiting", "2 trims, whose objects go when their grace period is over"),
+    ]
+
+
+def test_where_everything_deleted_was_never_listed_it_is_said_once() -> None:
+    done = Collected(deleted=2, deleted_bytes=9, orphans=2, orphan_bytes=9, dry_run=True)
+    assert lines(done, 60) == [("would delete", "2 objects (9 B) that nothing ever listed")]
+
+
+def test_a_grace_period_that_is_no_time_is_wrong_usage(run: Run, log: str) -> None:
+    fill(log, 1)
+    assert run("gc", log, "--grace", "soon").exit_code == 2
+
+
+# --- shared queues ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(log: str) -> sl.QueueLog:
+    """A queue of three batches, of which two are acknowledged, long ago."""
+    queue = fill_queue(log, 3)
+    with sl.Consumer(log, format="queue-v1") as consumer:
+        for _ in range(2):
+            batch = consumer.next_batch()
+            assert batch is not None
+            consumer.ack(batch.sequence)
+    return queue
+
+
+def test_what_a_shared_queue_no_longer_lists_goes_when_it_is_old(run: Run, log: str, queue: sl.QueueLog) -> None:
+    young = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
+    assert (young["deleted_objects"], young["objects_waiting"]) == (0, 2)
+    before = objects(log)
+    dry = run("gc", log, "--format", "queue-v1", "--grace", "1s", "--dry-run")
+    assert dry.exit_code == 0
+    assert objects(log) == before
+    for path in before:
+        os.utime(path, (0, 0))  # the names say that they are young
+    again = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
+    assert again["deleted_objects"] == 0
+    assert queue.bounds().next == 3
+
+
+def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(run: Run, log: str, queue: sl.QueueLog) -> None:
+    before = objects(log)
+    done = run("gc", log, "--format", "queue-v1", "--grace", "1s")
+    assert done.exit_code == 1
+    assert "repeat it with --yes" in done.stderr
+    assert objects(log) == before
+    assert run("gc", log, "--format", "queue-v1", "--grace", "1s", "--yes").exit_code == 0
+    assert run("gc", log, "--format", "queue-v1", "--everything").exit_code == 2

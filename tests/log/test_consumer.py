@@ -1,0 +1,77 @@
+"""The contract of queues on every place that needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from strandline.storage.retry import RetryingStore
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.faulty import Faults, FaultyStore
+from strandline.testing.plain import PlainStore
+from strandline.testing.queues import QueueContract, QueuePlace
+from tests.log.queue_places import OwnPlace, V1Place
+
+
+class TestOwnLogInPlainMemory(QueueContract):
+    picklable = False
+
+    @pytest.fixture
+    def place(self) -> QueuePlace:
+        return OwnPlace(PlainStore())
+
+
+class TestOwnLogInMemory(QueueContract):
+    picklable = False
+
+    @pytest.fixture
+    def place(self) -> QueuePlace:
+        return OwnPlace(open_store(f"memory://consumer-{uuid4().hex}"))
+
+
+class TestOwnLogInFolder(QueueContract):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> QueuePlace:
+        return OwnPlace(open_store(str(tmp_path)))
+
+
+class TestV1InPlainMemory(QueueContract):
+    picklable = False
+
+    @pytest.fixture
+    def place(self) -> QueuePlace:
+        return V1Place(PlainStore())
+
+
+class TestV1InFolder(QueueContract):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> QueuePlace:
+        return V1Place(open_store(str(tmp_path)))
+
+
+def bad_line() -> ObjectStore:
+    """A store whose every fifth answer is lost, behind the retries that every opened store has."""
+    faults = Faults(after=0.2, before=0.05, throttled=0.05)
+    return RetryingStore(FaultyStore(PlainStore(), seed=7, faults=faults), clock=ManualClock(), chance=SeededChance(7))
+
+
+class TestOwnLogOverABadLine(QueueContract):
+    picklable = False
+    lossy = True
+
+    @pytest.fixture
+    def place(self) -> QueuePlace:
+        return OwnPlace(bad_line())
+
+
+class TestV1OverABadLine(QueueContract):
+    picklable = False
+    lossy = True
+
+    @pytest.fixture
+    def place(self) -> QueuePlace:
+        return V1Place(bad_line())

@@ -1,0 +1,164 @@
+"""The collector in the background of a consumer: in its time, whatever happens, and not a moment longer."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+
+import pytest
+
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.queue.consumer import Consumer
+from strandline.log.queue.own import OwnQueue
+from strandline.model.errors import Fenced, StorageError
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import FaultyStore
+from strandline.testing.plain import PlainStore
+from strandline.testing.slots import append
+
+SOON = 30.0
+
+
+class Watched(OwnQueue):
+    """A queue that tells when a round is over."""
+
+    def __init__(self, log: ObjectLog) -> None:
+        super().__init__(log)
+        self.rounds = threading.Semaphore(0)
+
+    def collect(self, pause: float = 0.0) -> None:
+        try:
+            super().collect(pause)
+        finally:
+            self.rounds.release()
+
+
+@pytest.fixture
+def line() -> FaultyStore:
+    log = open_log(PlainStore(), create=True, retention="consumed", clock=ManualClock())
+    for number in range(4):
+        append(log, b"%d" % number, number=number)
+    return FaultyStore(log.store)
+
+
+@pytest.fixture
+def queue(line: FaultyStore) -> Watched:
+    return Watched(open_log(line, clock=ManualClock()))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Moves only the collector: the log has a clock of its own."""
+    return ManualClock(auto=False)
+
+
+def a_round(queue: Watched, clock: ManualClock, seconds: float = 300.0) -> None:
+    assert clock.wait_until_blocked(1)
+    clock.advance(seconds)
+    assert queue.rounds.acquire(timeout=SOON)
+
+
+def test_every_five_minutes_the_log_is_trimmed_and_collected(queue: Watched, clock: ManualClock) -> None:
+    with Consumer(queue, clock=clock) as consumer:
+        consumer.next_descriptors(4)
+        consumer.ack_through(1)
+        assert clock.wait_until_blocked(1)
+        clock.advance(299.0)
+        assert queue._log.bounds().first == 0
+        a_round(queue, clock, 1.0)
+        assert queue._log.bounds().first == 2
+        consumer.ack_through(3)
+        a_round(queue, clock)
+        assert queue._log.bounds().first == 2  # by the log's own clock someone has just done it
+        queue._log.clock.advance(150.0)
+        a_round(queue, clock)
+        assert queue._log.bounds().first == 4
+
+
+def test_how_often_can_be_said(queue: Watched, clock: ManualClock) -> None:
+    with Consumer(queue, clock=clock, collect_every=7.0):
+        for _ in range(3):
+            a_round(queue, clock, 7.0)
+
+
+def test_a_round_that_fails_is_logged_and_the_next_one_comes(
+    queue: Watched, clock: ManualClock, line: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Consumer(queue, clock=clock) as consumer:
+        consumer.next_descriptors(4)
+        consumer.ack_through(1)
+        with caplog.at_level(logging.WARNING), line.down():
+            a_round(queue, clock)
+            assert clock.wait_until_blocked(1)
+        (record,) = [record for record in caplog.records if "Collecting" in record.message]
+        assert "is down" in record.message
+        assert "tried again in 300 s" in record.message
+        a_round(queue, clock)
+        assert queue._log.bounds().first == 2
+
+
+def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
+    consumer = Consumer(queue, clock=clock)
+    assert consumer._collector.running
+    consumer.close()
+    assert not consumer._collector.running
+    clock.advance(3000.0)
+    assert not queue.rounds.acquire(blocking=False)
+
+
+def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualClock, line: FaultyStore) -> None:
+    consumer = Consumer(queue, clock=clock)
+    consumer.next_batch()
+    consumer.ack(0)
+    with line.down(), pytest.raises(StorageError):
+        consumer.close()
+    assert not consumer._collector.running
+    consumer.close()
+    assert Consumer(queue, collect_every=None).next_to_ack == 1
+
+
+def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) -> None:
+    consumer = Consumer(queue, clock=clock)
+    consumer.next_batch()
+    consumer.ack(0)
+    Consumer(open_log(queue._store), collect_every=None)
+    with pytest.raises(Fenced):
+        consumer.close()
+    assert not consumer._collector.running
+
+
+def test_a_consumer_that_nobody_closed_takes_it_along(queue: Watched, clock: ManualClock) -> None:
+    consumer = Consumer(queue, clock=clock)
+    thread = consumer._collector._thread
+    del consumer
+    gc.collect()
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
+def test_without_one_no_thread_is_started(queue: Watched) -> None:
+    before = threading.active_count()
+    consumer = Consumer(queue, collect_every=None)
+    assert threading.active_count() == before
+    consumer.close()
+
+
+def test_a_round_says_that_the_consumer_is_alive(queue: Watched, clock: ManualClock) -> None:
+    with Consumer(queue, clock=clock):
+        before = queue._log.slot("default").last_seen
+        queue._log.clock.advance(100.0)
+        a_round(queue, clock)
+        assert queue._log.slot("default").last_seen == before + 100_000_000
+
+
+def test_a_round_of_a_fenced_consumer_collects_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
+    consumer = Consumer(queue, clock=clock)
+    with Consumer(open_log(queue._store, clock=ManualClock()), collect_every=None) as other:
+        other.next_descriptors(4)
+        other.ack_through(2)
+        before = queue._log.slot("default")
+        a_round(queue, clock)
+        assert queue._log.slot("default") == before
+        assert queue._log.bounds().first == 3
+    consumer.close()

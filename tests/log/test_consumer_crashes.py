@@ -1,0 +1,248 @@
+"""A consumer that dies, or whose line fails, at every single operation: nothing is skipped, nothing comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from strandline.log.queue.consumer import Consumer
+from strandline.log.queue.own import OwnQueue
+from strandline.log.queue.progress import Progress, Step
+from strandline.model.errors import OutOfOrderAck, StorageError
+from strandline.model.head import Entry
+from strandline.storage.retry import RetryingStore
+from strandline.storage.store import ObjectStore
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
+from strandline.testing.queues import QueuePlace
+from strandline.testing.queues.places import first_to_come
+from tests.log.queue_places import OwnPlace, PlaceKind, V1Place, filled
+
+BATCHES = 9
+KINDS = [OwnPlace, V1Place]
+
+
+@dataclass
+class Life:
+    """One life of a consumer, and what it knows: what it asked to acknowledge, and what of that was promised."""
+
+    place: QueuePlace
+    line: ObjectStore
+    last_acked: int | None = None
+    tries: int = 1
+    asked: int = 0
+    promised: int = 0
+    seen: list[int] = field(default_factory=list)
+    consumer: Consumer | None = None
+
+    def insist(self, action: Callable[[], object]) -> object:
+        """Repeat the very same call when the store failed, as its errors allow."""
+        for left in reversed(range(self.tries)):
+            try:
+                return action()
+            except StorageError:
+                if not left:
+                    raise
+        return None
+
+    def open(self) -> Consumer:
+        self.asked = max(self.asked, 0 if self.last_acked is None else self.last_acked + 1)
+        self.consumer = self.place.open(self.line, ack_every=2, last_acked=self.last_acked)
+        self.promised = max(self.promised, self.asked)
+        return self.consumer
+
+    def take(self) -> int:
+        batch = self.insist(self.consumer.next_batch)
+        self.seen.append(batch.sequence)
+        return batch.sequence
+
+    def ack(self, sequence: int, *, durable: bool) -> None:
+        self.asked = sequence + 1
+        self.insist(lambda: self.consumer.ack(sequence))
+        if durable:
+            self.promised = sequence + 1
+
+    def run(self) -> None:
+        """Open, read, acknowledge in every way, close."""
+        self.insist(self.open)
+        first = self.take()
+        self.take()
+        self.ack(first, durable=False)
+        self.ack(first + 1, durable=True)
+        handed_out = self.insist(lambda: self.consumer.next_descriptors(2))
+        for descriptor in handed_out:
+            self.seen.append(
+                self.insist(lambda descriptor=descriptor: self.consumer.fetch_descriptor(descriptor)).sequence
+            )
+        self.asked = first + 4
+        self.insist(lambda: self.consumer.ack_through(first + 3))
+        self.promised = first + 4
+        self.ack(self.take(), durable=False)
+        self.insist(self.consumer.flush)
+        self.promised = self.asked
+        self.ack(self.take(), durable=False)
+        self.insist(self.consumer.close)
+        self.promised = self.asked
+
+
+def check(life: Life) -> None:
+    """The next consumer begins behind what was promised, at most behind what was asked, and reads all the rest."""
+    place = life.place
+    begins = first_to_come(place)
+    assert life.promised <= begins, f"{begins} comes again though it was acknowledged durably"
+    assert begins <= life.asked, f"{life.asked} was skipped though nobody acknowledged it"
+    with place.open() as consumer:
+        assert [batch.sequence for batch in consumer.batches()] == list(range(begins, BATCHES))
+        if begins < BATCHES:
+            consumer.ack_through(BATCHES - 1)
+    assert first_to_come(place) == BATCHES
+
+
+def lives(kind: PlaceKind, *, after: bool, last_acked: int | None = None) -> int:
+    """Let a consumer die at each operation of its life in turn; returns how many deaths there were."""
+    for number in count():
+        place = filled(kind, BATCHES)
+        line = FaultyStore(place.store)
+        line.crash_at(number, after=after)
+        life = Life(place, line, last_acked)
+        try:
+            life.run()
+        except Crash:
+            check(life)
+        else:
+            check(life)
+            assert life.promised == (6 if last_acked is None else last_acked + 7)
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_wherever_a_consumer_dies_a_new_one_goes_on_where_it_was(kind: PlaceKind, *, after: bool) -> None:
+    assert lives(kind, after=after) >= 15
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_so_it_does_if_it_died_while_acknowledging_at_opening(kind: PlaceKind, *, after: bool) -> None:
+    assert lives(kind, after=after, last_acked=1) >= 15
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_wherever_a_consumer_dies_that_rewinds_its_slot_nothing_is_skipped(*, after: bool) -> None:
+    deaths = 0
+    for number in count():
+        place = filled(OwnPlace, BATCHES)
+        place.log.set_retention("forever")
+        with place.open() as consumer:
+            consumer.next_descriptors(BATCHES)
+            consumer.ack_through(6)
+        line = FaultyStore(place.store)
+        line.crash_at(number, after=after)
+        try:
+            assert place.open(line, last_acked=1).next_to_ack == 2
+        except Crash:
+            deaths += 1
+            assert first_to_come(place) in (2, 7)
+            place.log.collect()
+            assert place.open(last_acked=1).next_to_ack == 2
+        else:
+            break
+        assert [batch.sequence for batch in place.open().batches()] == list(range(2, BATCHES))
+        assert place.log.head().slots == {"default": None}
+    assert deaths >= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["before", "after", "late", "throttled"])
+def test_whichever_operation_fails_the_same_call_can_be_repeated(kind: PlaceKind, fault: Fault) -> None:
+    for number in count():
+        place = filled(kind, BATCHES)
+        line = FaultyStore(place.store)
+
+        def fail(call: Call, line: FaultyStore = line, number: int = number) -> None:
+            if call.number == number and call.stage == "before":
+                match fault:
+                    case "before" | "after":
+                        line.fail_next(after=fault == "after")
+                    case "late":
+                        line.delay_next("get", "put", "put_if")
+                    case "throttled":
+                        line.throttle_next()
+            elif call.number == number + 2:
+                line.land_late()
+
+        line.hook(fail)
+        life = Life(place, line, tries=4)
+        life.run()
+        assert life.promised == life.asked == 6
+        assert life.seen == list(range(6)), f"{fault} at operation {number}"
+        check(life)
+        if number > len(line.log):
+            return
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_consumer_whose_line_loses_every_third_answer_still_does_everything_once(kind: PlaceKind) -> None:
+    for seed in range(40):
+        place = filled(kind, BATCHES)
+        line = FaultyStore(place.store, seed=seed, faults=Faults(after=0.3, before=0.1, late=0.1))
+        life = Life(place, RetryingStore(line, clock=ManualClock()), tries=20)
+        life.run()
+        line.heal()
+        line.land_late()
+        assert life.seen == list(range(6))
+        assert life.promised == life.asked == 6
+        check(life)
+
+
+# --- broken twins ----------------------------------------------------------------------------------------------
+
+
+def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = OwnQueue.acknowledge
+
+    def forget(self: OwnQueue, through: Entry) -> None:
+        if not isinstance(self._store, FaultyStore):
+            honest(self, through)
+
+    monkeypatch.setattr(OwnQueue, "acknowledge", forget)
+    with pytest.raises(AssertionError, match="comes again"):
+        lives(OwnPlace, after=False)
+
+
+def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Progress.ack
+
+    def ack_all(self: Progress, sequence: int) -> Step:
+        honest(self, sequence)
+        return self.ack_through(self.read - 1)
+
+    monkeypatch.setattr(Progress, "ack", ack_all)
+    place = filled(OwnPlace, BATCHES)
+    life = Life(place, FaultyStore(place.store))
+    life.open()
+    life.take(), life.take()
+    life.ack(0, durable=False)
+    with pytest.raises(AssertionError, match="skipped"):
+        check(life)
+
+
+def test_a_twin_that_moves_its_cursor_before_the_fetch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Consumer._look
+
+    def hand_out_at_once(self: Consumer, limit: int, since: int | None = None) -> list[Entry]:
+        found = look(self, limit, since)
+        with self._state:
+            self._progress.hand_out(found)
+        return found
+
+    monkeypatch.setattr(Consumer, "_look", hand_out_at_once)
+    monkeypatch.setattr(Consumer, "_hand_out", lambda *_: None)
+    with pytest.raises((AssertionError, OutOfOrderAck)):
+        test_whichever_operation_fails_the_same_call_can_be_repeated(OwnPlace, "before")

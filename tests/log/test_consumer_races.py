@@ -1,0 +1,85 @@
+"""Seeded histories of consumers that race for one queue, and broken twins that they must catch."""
+
+from __future__ import annotations
+
+import pytest
+
+from strandline.log import slots as rules
+from strandline.log.queue.own import OwnQueue
+from strandline.log.v1 import edits
+from strandline.model.queue import QueueManifest
+from strandline.model.slots import SlotState
+from tests.log.queue_histories import play
+from tests.log.queue_places import OwnPlace, PlaceKind, V1Place
+
+HISTORIES = 300
+
+
+def played(kind: PlaceKind, seeds: range) -> None:
+    histories = [play(seed, kind) for seed in seeds]
+    # Each kind of trouble must really have come up, or the run has shown nothing.
+    for trouble in ("lost", "deaths", "fenced"):
+        assert sum(getattr(history, trouble) for history in histories) > len(seeds) / 10, trouble
+    for work in ("opened", "read", "acknowledged", "appended"):
+        assert sum(getattr(history, work) for history in histories) > len(seeds), work
+
+
+@pytest.mark.parametrize("kind", [OwnPlace, V1Place])
+def test_after_the_fence_the_old_one_changes_nothing_and_nothing_is_skipped_or_comes_again(kind: PlaceKind) -> None:
+    played(kind, range(HISTORIES))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", [OwnPlace, V1Place])
+def test_the_same_for_many_more_histories(kind: PlaceKind) -> None:
+    played(kind, range(HISTORIES, 40 * HISTORIES))
+
+
+def caught(kind: PlaceKind = OwnPlace) -> str:
+    for seed in range(400):
+        try:
+            play(seed, kind)
+        except AssertionError as error:
+            return str(error)
+    pytest.fail("nobody noticed")
+
+
+def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = rules.advance
+
+    def advance_anyway(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
+        return honest(state, epoch=state.epoch if to else epoch, to=to, now=now)
+
+    monkeypatch.setattr(rules, "advance", advance_anyway)
+    assert "went well after" in caught()
+
+
+def test_a_consumer_that_reads_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OwnQueue, "_own_state", lambda self: self._log.slot(self._name))
+    assert "went well after" in caught()
+
+
+def test_a_consumer_that_begins_where_the_slot_was_before_it_claimed_it_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = OwnQueue.claim
+
+    def claim_late(self: OwnQueue, holder: str, last_acked: int | None) -> int:
+        self._create_if_missing(last_acked)
+        head = self._log.head()
+        before = self._sequence_at(head, self._log.slot(self._name))
+        honest(self, holder, last_acked)
+        return before
+
+    monkeypatch.setattr(OwnQueue, "claim", claim_late)
+    message = caught()
+    assert "comes again" in message or "is gone" in message
+
+
+def test_a_queue_of_version_1_that_does_not_look_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anyone(manifest: QueueManifest, epoch: int) -> None:
+        """Look the other way."""
+
+    monkeypatch.setattr(edits, "check_epoch", anyone)
+    assert "went well after" in caught(V1Place)

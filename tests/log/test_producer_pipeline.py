@@ -1,0 +1,380 @@
+"""The producer at work: batches close in time, uploads overlap, one write lists all, and memory stays bounded."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from strandline.formats.block import Compression
+from strandline.log.contract import Receipt
+from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.model.cursor import Bounds
+from strandline.model.errors import BufferFull, Contended, InvalidInput
+from strandline.model.head import Head, WriterId
+from strandline.model.records import Op, record_batch
+from strandline.model.stamp import OpId
+from strandline.storage.ambient import CHANCE, CLOCK
+from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.faulty import Call, FaultyStore
+from strandline.testing.logs import content, fetched, records
+from strandline.testing.plain import PlainStore
+from strandline.testing.slots import append
+from strandline.testing.stores import together
+from tests.log.producing import NEVER, SOON, Gate, failure_of
+
+LARGE = 20_000
+"""A record of this size is a batch of its own where ``batch_bytes`` is 1."""
+
+
+@pytest.fixture
+def line() -> FaultyStore:
+    return FaultyStore(PlainStore())
+
+
+@pytest.fixture
+def log(line: FaultyStore) -> ObjectLog:
+    return open_log(line, create=True)
+
+
+class TestInTime:
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock(auto=False)
+
+    @pytest.fixture
+    def log(self, line: FaultyStore, clock: ManualClock) -> ObjectLog:
+        return open_log(line, create=True, clock=clock)
+
+    def test_a_batch_closes_100_ms_after_its_first_record_unless_told_otherwise(
+        self, log: ObjectLog, line: FaultyStore, clock: ManualClock
+    ) -> None:
+        with log.producer() as producer:
+            first = producer.append(value=b"first")
+            assert clock.wait_until_blocked(1)
+            clock.advance(0.099)
+            assert clock.wait_until_blocked(1)
+            producer.append(value=b"second")
+            assert line.named("put") == ()
+            clock.advance(0.001)
+            assert first.result(SOON) == Receipt(0, 1)
+        assert len(log.head().tail) == 1
+
+    def test_constant_traffic_from_several_threads_does_not_put_off_the_close(
+        self, log: ObjectLog, clock: ManualClock
+    ) -> None:
+        with log.producer() as producer:
+            first = producer.append(value=b"first")
+
+            def append_until_it_is_listed() -> None:
+                while not first.done():
+                    producer.append(value=b"more")
+
+            def let_the_time_pass() -> None:
+                clock.advance(0.05)
+                producer.append(value=b"more")
+                clock.advance(0.05)  # and then it stands still
+                first.result(SOON)
+
+            together(let_the_time_pass, *[append_until_it_is_listed] * 3)
+            assert first.result(0) == Receipt(0, 1)
+
+    def test_no_batch_spans_more_than_its_time_whoever_appends(self, log: ObjectLog, clock: ManualClock) -> None:
+        stop, table = threading.Event(), pa.table({"value": [b"t", b"t"]})
+        calls = [threading.Lock() for _ in range(3)]  # each held during a call of one thread: no time passes in a call
+        with log.producer(batch_bytes=300_000, linger=1 / 8, compression="none") as producer:
+
+            def append_until_told(call: threading.Lock) -> None:
+                number = 0
+                while not stop.is_set():
+                    with call:
+                        if number % 500:
+                            producer.append(value=b"r")
+                        else:
+                            producer.append_batch(table)
+                    number += 1
+
+            def let_the_time_pass() -> None:
+                for _ in range(60):
+                    with calls[0], calls[1], calls[2]:
+                        clock.advance(1 / 64)  # sums of it are exact
+                    while producer._buffer.until_due() == 0.0:
+                        threading.Event().wait(0.001)  # no more time passes until it is closed
+                stop.set()
+
+            together(let_the_time_pass, *[lambda call=call: append_until_told(call) for call in calls])
+        ages = [entry.newest - entry.oldest for entry in log.head().tail]
+        assert len(ages) > 3
+        assert max(ages) <= 125_000
+
+    def test_the_time_counts_from_the_append_though_nobody_had_leisure_to_notice(
+        self, log: ObjectLog, clock: ManualClock
+    ) -> None:
+        with log.producer(linger=5.0) as producer:
+            with producer._buffer.lock:  # what closes batches has to wait
+                handle = producer.append(value=b"a")
+                clock.advance(5.0)
+            assert handle.result(SOON) == Receipt(0, 1)
+
+    def test_a_record_that_came_while_a_batch_was_closed_is_not_forgotten(
+        self, log: ObjectLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with log.producer(linger=5.0) as producer:
+            drain, late = producer._buffer.drain, []
+
+            def drain_and_then_one_more_is_queued() -> None:
+                drain()
+                if not late:
+                    late.append(producer.append(value=b"b"))
+
+            first = producer.append(value=b"a")
+            while producer._buffer.wake.is_set():
+                threading.Event().wait(0.001)
+            assert clock.wait_until_blocked(1)  # what closes batches has taken notice of the first, and sleeps
+            monkeypatch.setattr(producer._buffer, "drain", drain_and_then_one_more_is_queued)
+            producer.flush(SOON)
+            assert first.result(0) == Receipt(0, 1)
+            assert not late[0].done()
+            clock.advance(5.0)
+            assert late[0].result(SOON) == Receipt(1, 1)
+
+    def test_a_listing_that_takes_long_does_not_delay_the_next_close_or_its_upload(
+        self, log: ObjectLog, line: FaultyStore, clock: ManualClock
+    ) -> None:
+        listing, uploads = Gate(line, "head"), Gate(line, "batches/")
+        uploads.open()
+        with log.producer(linger=5.0) as producer:
+            first = producer.append(value=b"a")
+            clock.advance(5.0)
+            listing.wait_for(1)
+            second = producer.append(value=b"b")
+            clock.advance(5.0)
+            uploads.wait_for(2)
+            assert not first.done()
+            listing.open()
+            assert [first.result(SOON), second.result(SOON)] == [Receipt(0, 1), Receipt(1, 1)]
+
+
+class TestSize:
+    def test_a_batch_closes_at_64_mebibytes_unless_told_otherwise(self, log: ObjectLog) -> None:
+        table = records(bytes(1 << 20))
+        with log.producer(linger=NEVER) as producer:
+            handles = [producer.append_batch(table) for _ in range(65)]
+            handles[0].result(SOON)
+        assert [entry.count for entry in log.head().tail] in ([63, 2], [64, 1])
+
+    def test_256_mebibytes_are_held_unless_told_otherwise(self, log: ObjectLog, line: FaultyStore) -> None:
+        gate, table = Gate(line), records(bytes(16 << 20))
+        with log.producer(block=False, compression="none") as producer:
+            try:
+                for _ in range(16):
+                    producer.append_batch(table)
+                with pytest.raises(BufferFull, match="268,435,456"):
+                    producer.append_batch(table)
+            finally:
+                gate.open()
+
+    def test_threads_that_append_at_once_exceed_the_budget_by_one_call_at_most(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        gate, table = Gate(line), records(bytes(30_000))
+        with log.producer(budget=100_000, batch_bytes=1, compression="none") as producer:
+            threads = [threading.Thread(target=producer.append_batch, args=(table,)) for _ in range(12)]
+            with producer._buffer.lock:
+                for thread in threads:
+                    thread.start()
+            gate.wait_for(4)
+            while producer.buffered < 135_000 and len(producer._buffer.room._waiters) < 8:
+                threading.Event().wait(0.001)
+            highest = producer.buffered
+            gate.open()
+            for thread in threads:
+                thread.join(SOON)
+        assert 100_000 <= highest <= 135_000
+        assert log.bounds() == Bounds(0, 12)
+
+
+class TestOverlap:
+    @pytest.mark.parametrize(("options", "width"), [({}, 8), ({"uploads": 3}, 3)])
+    def test_uploads_overlap(self, log: ObjectLog, line: FaultyStore, options: dict[str, int], width: int) -> None:
+        gate = Gate(line)
+        with log.producer(batch_bytes=1, linger=NEVER, **options) as producer:
+            handles = [producer.append(value=bytes(LARGE)) for _ in range(12)]
+            gate.wait_for(width)
+            assert len([row for row in line.log if row.path.startswith("batches/")]) == width
+            gate.open()
+            assert [handle.result(SOON).first for handle in handles] == list(range(12))
+
+    def test_one_conditional_write_lists_all_that_are_ready(self, log: ObjectLog, line: FaultyStore) -> None:
+        listing, uploads = Gate(line, "head"), Gate(line, "batches/", stage="after")
+        uploads.open()
+        before = len(line.named("put_if"))
+        with log.producer(batch_bytes=1, linger=NEVER) as producer:
+            handles = [producer.append(value=bytes(LARGE))]
+            listing.wait_for(1)
+            handles += [producer.append(value=bytes(LARGE)) for _ in range(6)]
+            uploads.wait_for(7)
+            while not all(sent.done() for sent in producer._committer._outbox._sent):
+                threading.Event().wait(0.001)
+            listing.open()
+            assert [handle.result(SOON).first for handle in handles] == list(range(7))
+        assert len(line.named("put_if")) - before == 2
+
+    def test_batches_are_listed_in_the_order_produced_whichever_upload_ends_first(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        others, uploads = threading.Semaphore(0), []
+
+        def hold_the_first(call: Call) -> None:
+            if call.path.startswith("batches/") and call.stage == "before":
+                uploads.append(call.number)
+                if len(uploads) == 1:
+                    for _ in range(4):
+                        assert others.acquire(timeout=SOON)
+            elif call.path.startswith("batches/") and call.number != uploads[0]:
+                others.release()
+
+        line.hook(hold_the_first)
+        with log.producer(batch_bytes=1, linger=NEVER) as producer:
+            first = producer.append(value=b"0" * LARGE)
+            while not uploads:
+                threading.Event().wait(0.001)
+            handles = [first, *[producer.append(value=b"%d" % number * LARGE) for number in range(1, 5)]]
+        assert [handle.result(0).first for handle in handles] == list(range(5))
+        assert [value[:1] for _, value in content(log)] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [entry.number for entry in log.head().tail] == list(range(5))
+
+
+class TestConflicts:
+    def test_two_producers_on_one_log_pause_at_random_and_try_again(self) -> None:
+        place, clocks = PlainStore(), [ManualClock(), ManualClock()]
+        open_log(place, create=True)
+        conflicts = [0, 0]
+
+        def work(name: int) -> None:
+            log = open_log(place, clock=clocks[name], chance=SeededChance(name))
+            with log.producer(batch_bytes=1, linger=0.0) as producer:
+                for number in range(150):
+                    producer.append(key=b"%d" % name, value=b"%d" % number * LARGE).result(SOON)
+                conflicts[name] = producer._committer._outbox._shipper._lister.cell.conflicts
+
+        together(lambda: work(0), lambda: work(1))
+        pauses = [pause for clock in clocks for pause in clock.slept]
+        assert sum(conflicts) == len(pauses)
+        assert pauses, "they never met"
+        assert all(0 < pause <= 1.0 for pause in pauses)
+        assert len(set(pauses)) == len(pauses)  # jitter
+        log = open_log(place)
+        assert log.bounds() == Bounds(0, 300)
+        keys = fetched(log.plan(log.start()))["key"].to_pylist()
+        assert (keys.count(b"0"), keys.count(b"1")) == (150, 150)
+
+    def test_conflicts_without_end_fail_the_batch_which_can_be_retried(self) -> None:
+        place, clock = PlainStore(), ManualClock()
+        line = FaultyStore(place)
+        other = Lister(place, open_log(place, create=True).log_id, clock=CLOCK, chance=CHANCE).cell
+        always = True
+
+        def be_first(call: Call) -> None:
+            if always and (call.name, call.stage) == ("put_if", "before"):
+                other.update(OpId(CHANCE.uuid()), lambda head: replace(head, listed=head.listed + 1))
+
+        log = open_log(line, clock=clock, chance=SeededChance(1))
+        line.hook(be_first)
+        producer = log.producer(linger=NEVER)
+        handle = producer.append(value=b"a")
+        with pytest.raises(Contended, match="64 tries"):
+            producer.flush(SOON)
+        assert isinstance(failure_of(handle), Contended)
+        assert len(clock.slept) == 64
+        assert log.bounds() == Bounds(0, 0)
+        always = False
+        assert producer.retry(SOON) == [Receipt(0, 1)]
+        producer.close()
+
+
+def raise_generation(log: ObjectLog, *, floor: int) -> None:
+    def edit(head: Head) -> Head:
+        return replace(head, generation=head.generation + 1, min_generation=floor)
+
+    log._lister.cell.update(OpId(CHANCE.uuid()), edit)
+
+
+class TestGenerations:
+    def test_names_carry_the_generation_of_the_head_last_seen(self, log: ObjectLog, line: FaultyStore) -> None:
+        other = open_log(line)
+        with log.producer(linger=NEVER) as producer:
+            for number in range(3):
+                producer.append(value=b"%d" % number)
+                producer.flush(SOON)
+                raise_generation(other, floor=0)
+                append(other, b"x", number=number)
+        # The first flush after a rise does not know of it yet, and learns of it when it lists.
+        mine = [entry.location.split("/")[1] for entry in log.head().tail if entry.writer == producer.writer]
+        assert [int(generation) for generation in mine] == [0, 0, 1]
+        assert line.named("get"), "it reads when it has to"
+
+    def test_what_was_uploaded_before_a_collection_is_uploaded_again_and_listed_once(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        listing = Gate(line, "head")
+        with log.producer(linger=NEVER, batch_bytes=1) as producer:
+            handles = [producer.append(value=b"%d" % number * LARGE) for number in range(3)]
+            listing.wait_for(1)
+            raise_generation(open_log(line._inner), floor=1)
+            listing.open()
+            producer.flush(SOON)
+        assert [handle.result(0).first for handle in handles] == [0, 1, 2]
+        assert {entry.location.split("/")[1] for entry in log.head().tail} == {f"{1:016d}"}
+        assert [value[:1] for _, value in content(log)] == [b"0", b"1", b"2"]
+
+
+class Opaque(ObjectShipper):
+    """Another format's shipper: one that keeps values and nothing else."""
+
+    opaque = True  # type: ignore[misc]
+
+
+class TestOpaque:
+    @pytest.fixture
+    def producer(self, log: ObjectLog) -> Producer:
+        writer = WriterId(UUID(int=1))
+        lister = Lister(log._store, log.log_id, clock=CLOCK, chance=CHANCE)
+        shipper = Opaque(lister, writer=writer, born=0, compression=Compression.named("none"))
+        return Producer(shipper, writer=writer, number=0, clock=CLOCK)
+
+    def test_what_is_only_a_value_is_taken(self, producer: Producer, log: ObjectLog) -> None:
+        with producer:
+            producer.append(value=b"a", timestamp=5, headers={})
+            producer.append(value=b"")
+            producer.append_batch(records(b"b", b"c"))
+            producer.produce([b"d", b""])
+        assert [value for _, value in content(log)] == [b"a", b"", b"b", b"c", b"d", b""]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"key": b"k"}, {"op": Op.DELETE}, {"headers": {"h": b"x"}}, {"value": None}],
+        ids=["a key", "a delete", "headers", "no value"],
+    )
+    def test_what_is_more_is_refused_at_the_call(
+        self, producer: Producer, log: ObjectLog, wrong: dict[str, object]
+    ) -> None:
+        columns = {"key": None, "op": 0, "headers": None, "value": b"v"} | wrong
+        table = record_batch(
+            timestamps=[0],
+            ops=[int(columns["op"])],
+            keys=[columns["key"]],
+            values=[columns["value"]],
+            headers=[columns["headers"]],
+        )
+        with producer:
+            with pytest.raises(InvalidInput, match="keeps values"):
+                producer.append(**{"value": b"v"} | wrong)
+            with pytest.raises(InvalidInput, match="keeps values"):
+                producer.append_batch(table)
+            producer.append(value=b"good")
+        assert content(log) == [(0, b"good")]

@@ -1,0 +1,128 @@
+"""How slots stand: behind by how much, keeping what, and how far from their end."""
+
+from __future__ import annotations
+
+import pytest
+
+from strandline.log.object.edits import CHUNK, SPILL_AT
+from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.object.standing import Standing, standings, trim_end
+from strandline.model.errors import StorageError
+from strandline.model.retention import SlotLimits, parse_retention
+from strandline.model.slots import InvalidReason
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import FaultyStore
+from strandline.testing.plain import PlainStore
+from strandline.testing.slots import append
+
+TOTAL = 2 * CHUNK + SPILL_AT
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> ObjectLog:
+    """A log of several chunks, whose batches are listed ten seconds after each other."""
+    log = open_log(PlainStore(), create=True, clock=clock)
+    for number in range(TOTAL):
+        clock.advance(10)
+        append(log, b"x" * (number % 7), number=number)
+    return log
+
+
+def stand(log: ObjectLog, retention: str = "consumed", limits: SlotLimits | None = None) -> dict[str, Standing]:
+    found = standings(
+        log.head(),
+        log.slots(),
+        log.chunks,
+        retention=parse_retention(retention),
+        limits=limits or SlotLimits(),
+        now=log.clock.now(),
+    )
+    return {one.state.name: one for one in found}
+
+
+def sizes(log: ObjectLog) -> list[int]:
+    return [span.size for span in log.plan(log.start())]
+
+
+@pytest.mark.parametrize("position", [0, 1, CHUNK, CHUNK + 7, TOTAL - 1, TOTAL])
+def test_lag_is_exact_in_records_bytes_and_time(log: ObjectLog, position: int):
+    log.create_slot("a", position)
+    found = stand(log)["a"]
+    assert found.records_behind == TOTAL - position
+    assert found.bytes_behind == sum(sizes(log)[position:])
+    assert found.seconds_behind == (0 if position == TOTAL else 10 * (TOTAL - position - 1))
+
+
+def test_what_one_slot_retains_ends_where_the_next_one_stands(log: ObjectLog):
+    log.create_slot("slow", 20)
+    log.create_slot("fast", 150)
+    found = stand(log)
+    assert found["slow"].retained == sum(sizes(log)[20:150])
+    assert found["fast"].retained == 0
+    assert (found["slow"].pins_floor, found["fast"].pins_floor) == (True, False)
+
+
+def test_two_slots_at_the_same_place_retain_nothing_alone(log: ObjectLog):
+    log.create_slot("a", 20)
+    log.create_slot("b", 20)
+    assert [one.retained for one in stand(log).values()] == [0, 0]
+    assert all(one.pins_floor for one in stand(log).values())
+
+
+@pytest.mark.parametrize("retention", ["forever", "consumed", "age:200s", "bytes:9000", "age:1s", "bytes:1"])
+@pytest.mark.parametrize("position", [0, 20, 150, TOTAL])
+def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, position: int):
+    """And so is what would be retained: by letting the slot catch up, and collecting again."""
+    log.set_retention(retention, SlotLimits())
+    log.create_slot("a", position)
+    retained = stand(log, retention)["a"].retained
+    told = trim_end(log.head(), log.slots(), log.chunks, retention=parse_retention(retention), now=log.clock.now())
+    before = sum(sizes(log))
+    log.collect()
+    assert log.bounds().first == told
+    kept = sum(sizes(log))
+    log.claim_slot("a", "me").advance(log.end())
+    log.collect()
+    assert kept - sum(sizes(log)) == retained
+    assert kept <= before
+
+
+def test_a_slot_that_is_being_moved_pins_both_places(log: ObjectLog):
+    log.create_slot("a", 100)
+    store = FaultyStore(log.store)
+    dying = open_log(store, clock=log.clock)
+    store.fail_next("put_if", path_prefix="slots/", error=StorageError("Nobody finishes this."))
+    with pytest.raises(StorageError):
+        dying.reset_slot("a", 30)
+    found = stand(log)["a"]
+    assert (found.pending, found.pins_floor) == (30, True)
+    assert found.retained == sum(sizes(log)[30:])
+
+
+def test_what_is_left_of_the_limits_is_told_and_foretells_invalidation(log: ObjectLog, clock: ManualClock):
+    log.create_slot("a", 100)
+    behind = sum(sizes(log)[100:])
+    found = stand(log, limits=SlotLimits(lag_bytes=behind, idle_seconds=60))["a"]
+    assert (found.bytes_left, found.seconds_left) == (0, 60)
+    clock.advance(61)
+    limits = SlotLimits(lag_bytes=behind - 1, idle_seconds=60)
+    found = stand(log, limits=limits)["a"]
+    assert (found.bytes_left, found.seconds_left) == (-1, -1)
+    log.set_retention("consumed", limits)
+    (gone,) = log.collect().invalidated
+    assert gone.invalid is not None
+    assert gone.invalid.reason is InvalidReason.HORIZON
+    found = stand(log, limits=limits)["a"]
+    assert (found.bytes_left, found.seconds_left, found.pins_floor, found.retained) == (None, None, False, 0)
+    assert stand(log)["a"].bytes_left is None
+
+
+def test_a_hold_says_how_long_it_lasts(log: ObjectLog, clock: ManualClock):
+    hold = log.hold(5, 30)
+    clock.advance(10)
+    assert stand(log)[hold.name].expires_in == 20

@@ -1,0 +1,140 @@
+"""Thousands of seeded histories of logs that forget, and broken twins of each rule that they must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from strandline.log.object import collector, edits, slots, trimming, upload
+from strandline.model.head import Head
+from strandline.model.slots import SlotState
+from strandline.testing.faulty import CALM
+from tests.log.tides import play
+
+HISTORIES = 120
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few entries, so that short histories have all levels; no threads, so that seeds repeat."""
+    monkeypatch.setattr(edits, "CHUNK", 2)
+    monkeypatch.setattr(edits, "SPILL_AT", 3)
+    monkeypatch.setattr(collector, "WORKERS", 1)
+
+
+def played(seeds: range) -> None:
+    histories = [play(seed) for seed in seeds]
+    # Each kind of trouble must really have come up, or the run has shown nothing.
+    for what in ("trims", "deleted", "resets", "deaths", "read"):
+        assert sum(getattr(history, what) for history in histories) > len(seeds), what
+    assert sum(history.invalidated for history in histories) > len(seeds) / 5
+    assert sum(len(history.acknowledged) for history in histories) > 10 * len(seeds)
+    assert sum(history.given_up for history in histories) < len(seeds) / 20
+
+
+@pytest.mark.timeout(300)
+def test_nothing_needed_is_deleted_and_nothing_acknowledged_is_lost_in_any_history():
+    played(range(HISTORIES))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_same_for_many_more_histories():
+    played(range(HISTORIES, 10 * HISTORIES))
+
+
+# --- broken twins ----------------------------------------------------------------------------------------------
+
+
+def caught(tries: int = 400) -> str:
+    """What is said of a broken twin, within a few hundred calm histories: races are enough."""
+    for seed in range(tries):
+        try:
+            play(seed, faults=CALM)
+        except Exception as error:  # noqa: BLE001 - a twin may also make the log unreadable
+            return str(error)
+    pytest.fail("nobody noticed")
+
+
+def test_a_trim_that_does_not_mind_new_members_is_caught(monkeypatch: pytest.MonkeyPatch):
+    honest = trimming.apply_trim
+    monkeypatch.setattr(
+        collector, "apply_trim", lambda head, trim, now: honest(head, replace(trim, membership=head.membership), now)
+    )
+    assert "is above the" in caught()
+
+
+def test_a_trim_above_the_floor_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collector, "trim_to", lambda policy, _: policy)
+    assert "is above the valid slot" in caught()
+
+
+def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest.MonkeyPatch):
+    def forgetful(self: collector.Collector, head: Head, limits: object, done: collector.Collected) -> slots.Members:
+        pretended = collector.Collected(dry_run=True)
+        members = judged(self, head, limits, pretended)
+        done.invalidated += pretended.invalidated
+        return members
+
+    judged = collector.Collector._judged
+    monkeypatch.setattr(collector.Collector, "_judged", forgetful)
+    assert "is above the valid slot" in caught()
+
+
+@pytest.mark.slow
+def test_a_reset_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPatch):
+    def unpinned(head: Head, name: str, position: int) -> Head:
+        edits.repin_slot(head, name, position)
+        return replace(head, membership=head.membership + 1)
+
+    monkeypatch.setattr(slots, "repin_slot", unpinned)
+    assert "is above the valid slot" in caught()
+
+
+def test_a_new_slot_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPatch):
+    def unpinned(head: Head, name: str, position: int) -> Head:
+        pinned = edits.pin_slot(head, name, position)
+        return replace(pinned, slots={**pinned.slots, name: replace(pinned.slots[name], position=head.next_offset)})
+
+    honest: Callable[..., SlotState] = slots.SlotKeeper._first_state
+
+    def at_the_wanted_place(keeper, cell, op, name, pin, expires):
+        return honest(keeper, cell, op, name, replace(pin, position=0), expires)
+
+    monkeypatch.setattr(slots, "pin_slot", unpinned)
+    monkeypatch.setattr(slots.SlotKeeper, "_first_state", at_the_wanted_place)
+    assert "is above the valid slot" in caught()
+
+
+def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypatch: pytest.MonkeyPatch):
+    honest = edits.list_batches
+
+    def trusting(head: Head, listings: list[edits.Listing], now: int) -> Head:
+        return honest(head, [replace(listing, generation=1 << 60) for listing in listings], now)
+
+    monkeypatch.setattr(upload, "list_batches", trusting)
+    message = caught()
+    assert "listed" in message or "missing" in message
+
+
+def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.MonkeyPatch):
+    honest = trimming.begin_collection
+
+    def late(head: Head, now: int) -> Head:
+        return replace(honest(head, now), min_generation=head.min_generation)
+
+    monkeypatch.setattr(collector, "begin_collection", late)
+    monkeypatch.setattr(
+        collector.Collector,
+        "_of_generations",
+        lambda self, folder, low, _: self._store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"),
+    )
+    message = caught()
+    assert "listed" in message or "missing" in message
+
+
+def test_deleting_within_the_grace_period_is_caught(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collector.Collector, "_is_ripe", lambda *_: True)
+    assert "grace period" in caught()

@@ -1,0 +1,569 @@
+"""Verifying: every kind of damage is found and named, and a log that was only used, crashed and collected has none."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from strandline.formats.head import decode_head, encode_head
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.object.checks import Finding, Kind, Severity, Writers
+from strandline.log.object.index import chunk_path
+from strandline.log.object.inventory import Names, compare
+from strandline.log.object.verify import Verification
+from strandline.model.cursor import Cursor
+from strandline.model.errors import StrandlineError, TransientStorageError
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId
+from strandline.model.retention import SlotLimits
+from strandline.model.stamp import Stamped
+from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.faulty import Call, Crash, FaultyStore
+from strandline.testing.logs import writer_named
+from strandline.testing.plain import PlainStore
+from strandline.testing.slots import append
+from strandline.testing.stores import paths
+
+GRACE = 600.0
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.log.object.edits.CHUNK", 3)
+    monkeypatch.setattr("strandline.log.object.edits.SPILL_AT", 4)
+
+
+def verified(log: ObjectLog, *, quick: bool = False) -> list[Finding]:
+    return list(Verification(log, quick=quick).findings())
+
+
+def damage(log: ObjectLog, *, quick: bool = False) -> list[Finding]:
+    return [found for found in verified(log, quick=quick) if found.severity is Severity.DAMAGE]
+
+
+class Bench:
+    """A queue with forty batches, of which ten are trimmed, and whatever else a log may have."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = PlainStore()
+        self.log = self.open(create=True, retention="consumed")
+        for number in range(20):
+            append(self.log, b"%d" % number, b"x", number=number)
+        self.log.collect()
+        for number in range(20, 40):
+            append(self.log, b"%d" % number, number=number)
+        append(self.log, b"other", writer=writer_named(2), number=0)
+        self.log.create_slot("billing", 20)
+        self.log.create_slot("reports", 30)
+        self.log.collect()
+
+    def open(self, store=None, **options) -> ObjectLog:
+        return open_log(store or self.store, clock=self.clock, chance=SeededChance(7), **options)
+
+    def reopened(self) -> ObjectLog:
+        """The log as one sees it who has read nothing before."""
+        return open_log(self.store, clock=self.clock)
+
+    def edit_head(self, edit: Callable[[Head], Head]) -> None:
+        state = decode_head(self.store.get("head").data, "head")
+        self.store.put("head", encode_head(Stamped(edit(state.value), state.revision, state.recent)))
+
+    def edit_entry(self, index: int, **changes) -> None:
+        """Change an entry in the head's tail."""
+
+        def edit(head: Head) -> Head:
+            tail = list(head.tail)
+            tail[index] = replace(tail[index], **changes)
+            return replace(head, tail=tuple(tail))
+
+        self.edit_head(edit)
+
+    def spoil(self, path: str, change: Callable[[bytes], bytes]) -> None:
+        self.store.put(path, change(bytes(self.store.get(path).data)))
+
+    def chunks(self, level: int) -> list[str]:
+        """The chunks of a level that the head itself refers to, wholly above the floor."""
+        head = self.log.head()
+        return [chunk_path(ref, level) for ref in head.levels[level] if ref.first >= head.floor]
+
+    def entries(self) -> list[Entry]:
+        return [span.entry for span in self.log.plan(self.log.start())]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    head = bench.log.head()
+    assert len(head.levels) >= 2
+    assert head.floor == 20
+    assert head.trimmed
+    return bench
+
+
+# --- a healthy log ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_healthy_log_has_nothing_to_say(bench: Bench, quick: bool):
+    looking = Verification(bench.log, quick=quick)
+    told: list[int] = []
+    assert list(looking.findings(told.append)) == []
+    assert (looking.done.batches, looking.done.records, looking.done.slots) == (31, 41, 2)
+    assert looking.done.trims == 1
+    assert looking.done.chunks > 5
+    assert sum(told) == 31
+    assert 31 <= looking.expected() <= 34
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_empty_log_is_healthy(quick: bool):
+    assert verified(open_log(PlainStore(), create=True), quick=quick) == []
+
+
+def test_verifying_writes_nothing(bench: Bench):
+    store = FaultyStore(bench.store)
+    verified(bench.open(store))
+    assert store.named("put", "put_if", "delete") == ()
+
+
+def test_a_store_that_fails_is_not_called_damage(bench: Bench):
+    store = FaultyStore(bench.store)
+    store.fail_next("get", path_prefix="batches/", error=TransientStorageError("The store is away."))
+    with pytest.raises(TransientStorageError):
+        verified(bench.open(store))
+
+
+# --- every kind of damage --------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+
+
+def lose_entry(bench: Bench) -> None:
+    bench.edit_head(lambda head: replace(head, tail=(*head.tail[:1], *head.tail[2:])))
+
+
+def lose_last_entry(bench: Bench) -> None:
+    bench.edit_head(lambda head: replace(head, tail=head.tail[:-1]))
+
+
+def list_offsets_twice(bench: Bench) -> None:
+    bench.edit_head(lambda head: replace(head, tail=(*head.tail[:2], head.tail[1], *head.tail[2:])))
+
+
+def list_an_object_twice(bench: Bench) -> None:
+    bench.edit_entry(2, location=bench.log.head().tail[1].location)
+
+
+def list_a_trimmed_object(bench: Bench) -> None:
+    (gone,) = bench.log.head().trimmed
+    listed = {entry.location for entry in bench.entries()}
+    trimmed = next(path for path in paths(bench.store, "batches/") if path not in listed)
+    assert gone
+    bench.edit_entry(2, location=trimmed)
+
+
+def swap_batches(bench: Bench) -> None:
+    first, second = bench.log.head().tail[:2]
+    bench.store.put(first.location, bytes(bench.store.get(second.location).data))
+
+
+def swap_chunks(bench: Bench) -> None:
+    first, second = bench.chunks(0)[:2]
+    bench.store.put(first, bytes(bench.store.get(second).data))
+
+
+def edit_reference(bench: Bench, level: int, change: Callable[[ChunkRef], dict[str, int]]) -> None:
+    def edit(head: Head) -> Head:
+        levels = [list(refs) for refs in head.levels]
+        reference = levels[level][-1]
+        changed = replace(reference, **change(reference))
+        bench.store.put(chunk_path(changed, level), bytes(bench.store.get(chunk_path(reference, level)).data))
+        levels[level][-1] = changed
+        return replace(head, levels=tuple(map(tuple, levels)))
+
+    bench.edit_head(edit)
+
+
+def edit_writer(bench: Bench, writer: WriterId, **changes) -> None:
+    bench.edit_head(
+        lambda head: replace(head, writers={**head.writers, writer: replace(head.writers[writer], **changes)})
+    )
+
+
+def edit_slot(bench: Bench, old: bytes, new: bytes) -> None:
+    def change(data: bytes) -> bytes:
+        assert old in data
+        return data.replace(old, new)
+
+    bench.spoil("slots/billing.json", change)
+
+
+SOMEBODY = writer_named(1)
+
+DAMAGE: dict[str, tuple[Kind, Callable[[Bench], object]]] = {
+    "the head is gone": (Kind.HEAD, lambda b: b.store.delete("head")),
+    "the head is damaged": (Kind.HEAD, lambda b: b.spoil("head", flipped)),
+    "the head is another log's": (
+        Kind.HEAD,
+        lambda b: b.store.put("head", bytes(open_log(other := PlainStore(), create=True) and other.get("head").data)),
+    ),
+    "the generations are out of order": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, min_generation=9))),
+    "more was swept than could be": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, swept_generation=9))),
+    "the floor is past the end": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset + 1))),
+    "an empty log lists batches": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset))),
+    "a writer is ahead of the log": (Kind.HEAD, lambda b: edit_writer(b, SOMEBODY, sequence=99)),
+    "the floor is within a batch": (Kind.LISTING, lambda b: b.edit_head(lambda h: replace(h, floor=21))),
+    "an entry is gone": (Kind.LISTING, lose_entry),
+    "the last entry is gone": (Kind.LISTING, lose_last_entry),
+    "offsets are listed twice": (Kind.LISTING, list_offsets_twice),
+    "an object is listed twice": (Kind.LISTING, list_an_object_twice),
+    "a trimmed object is listed": (Kind.LISTING, list_a_trimmed_object),
+    "an entry holds too many": (Kind.LISTING, lambda b: b.edit_entry(1, count=2)),
+    "an entry holds nothing": (Kind.LISTING, lambda b: b.edit_entry(1, count=0)),
+    "a sequence is wrong": (Kind.LISTING, lambda b: b.edit_entry(1, sequence=77)),
+    "listing time goes back": (Kind.LISTING, lambda b: b.edit_entry(1, listed=5)),
+    "times are the wrong way round": (Kind.LISTING, lambda b: b.edit_entry(1, oldest=9)),
+    "metadata without records": (Kind.LISTING, lambda b: b.edit_entry(1, metadata=(MetadataRange(1, 0, b""),))),
+    "an object is elsewhere": (Kind.LISTING, lambda b: b.edit_entry(1, location="head")),
+    "a generation goes back": (
+        Kind.LISTING,
+        lambda b: (
+            b.edit_entry(0, location=f"batches/{2:016d}/{'a' * 32}.batch"),
+            b.edit_entry(1, location=f"batches/{0:016d}/{'a' * 32}.batch"),
+        ),
+    ),
+    "a number is repeated": (Kind.WRITER, lambda b: b.edit_entry(2, number=b.log.head().tail[1].number)),
+    "a number is missing": (Kind.WRITER, lambda b: b.edit_entry(1, number=99)),
+    "a writer is remembered wrongly": (Kind.WRITER, lambda b: edit_writer(b, SOMEBODY, number=5)),
+    "a writer is not remembered": (Kind.WRITER, lambda b: b.edit_head(lambda h: replace(h, writers={}))),
+    "a chunk is gone": (Kind.CHUNK, lambda b: b.store.delete(b.chunks(0)[0])),
+    "a chunk is damaged": (Kind.CHUNK, lambda b: b.spoil(b.chunks(0)[0], flipped)),
+    "a chunk of chunks is gone": (Kind.CHUNK, lambda b: b.store.delete(b.chunks(1)[0])),
+    "a chunk is another one": (Kind.CHUNK, swap_chunks),
+    "a chunk's size is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"size": ref.size + 1})),
+    "a chunk's time is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 1, lambda _: {"listed_last": 5})),
+    "a chunk's end is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"next": ref.next + 1})),
+    "a batch is gone": (Kind.BATCH, lambda b: b.store.delete(b.log.head().tail[0].location)),
+    "a batch in a chunk is gone": (Kind.BATCH, lambda b: b.store.delete(b.entries()[0].location)),
+    "a batch is cut off": (Kind.BATCH, lambda b: b.spoil(b.entries()[3].location, lambda data: data[:-1])),
+    "a slot is gone": (Kind.SLOT, lambda b: b.store.delete("slots/billing.json")),
+    "a slot is damaged": (Kind.SLOT, lambda b: b.spoil("slots/billing.json", lambda data: data[:-5])),
+    "a slot is another one": (Kind.SLOT, lambda b: edit_slot(b, b"billing", b"milling")),
+    "a slot is past the end": (Kind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 200')),
+    "a slot needs what is gone": (Kind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 19')),
+    "a listed slot was dropped": (Kind.SLOT, lambda b: edit_slot(b, b'"epoch"', b'"dropped": true, "epoch"')),
+    "a pin is outside of the log": (
+        Kind.SLOT,
+        lambda b: b.edit_head(lambda h: replace(h, slots={**h.slots, "billing": Pin(3, 1)})),
+    ),
+    "a trim is damaged": (Kind.TRIM, lambda b: b.spoil(b.log.head().trimmed[0].location, flipped)),
+    "a trim went past the floor": (Kind.TRIM, lambda b: b.edit_head(lambda h: replace(h, floor=18))),
+    "a trim is listed twice": (Kind.TRIM, lambda b: b.edit_head(lambda h: replace(h, trimmed=h.trimmed * 2))),
+}
+
+ONLY_IN_FULL: dict[str, Callable[[Bench], object]] = {
+    "a batch is damaged": lambda b: b.spoil(b.entries()[3].location, flipped),
+    "a batch is another one": swap_batches,
+    "a batch's times are wrong": lambda b: b.edit_entry(1, newest=9),
+    "a batch's writer is wrong": lambda b: b.edit_entry(1, writer=writer_named(9)),
+}
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(("kind", "break_it"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_damage_is_found_and_named(bench: Bench, kind: Kind, break_it: Callable[[Bench], object], quick: bool):
+    break_it(bench)
+    found = damage(bench.reopened(), quick=quick)
+    assert kind in {finding.kind for finding in found}
+    for finding in found:
+        assert finding.where in finding.message
+        assert bench.store.url in finding.message
+        assert finding.message.endswith(".")
+
+
+@pytest.mark.parametrize("break_it", ONLY_IN_FULL.values(), ids=ONLY_IN_FULL.keys())
+def test_damage_within_a_batch_is_found_by_reading_it(bench: Bench, break_it: Callable[[Bench], object]):
+    break_it(bench)
+    found = [finding for finding in damage(bench.reopened()) if finding.kind is Kind.BATCH]
+    assert found
+    assert all("offsets" in finding.message for finding in found)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_one_damaged_batch_is_one_finding(bench: Bench, quick: bool):
+    location = bench.entries()[5].location
+    bench.store.delete(location)
+    (finding,) = verified(bench.reopened(), quick=quick)
+    assert (finding.severity, finding.kind, finding.where) == (Severity.DAMAGE, Kind.BATCH, location)
+    assert "is listed as offsets" in finding.message
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_behind_a_chunk_that_is_gone_everything_else_is_still_looked_at(bench: Bench, quick: bool):
+    """And what that chunk listed is not taken for garbage."""
+    chunk = bench.chunks(0)[0]
+    bench.store.delete(chunk)
+    location = bench.log.head().tail[-1].location
+    bench.store.delete(location)
+    found = verified(bench.reopened(), quick=quick)
+    assert [(one.severity, one.where) for one in found] == [
+        (Severity.DAMAGE, chunk),
+        (Severity.DAMAGE, location),
+        (Severity.NOTE, "head"),
+    ]
+    assert "not looked for" in found[-1].message
+
+
+# --- waste and notes -------------------------------------------------------------------------------------------
+
+
+def orphan(bench: Bench, generation: int) -> str:
+    path = f"batches/{generation:016d}/{'f' * 32}.batch"
+    bench.store.put(path, b"never listed")
+    return path
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize(
+    ("behind", "severity", "rounds", "everything"),
+    [
+        (0, Severity.NOTE, 2, False),
+        (1, Severity.NOTE, 1, False),
+        (2, Severity.WASTE, 1, True),
+    ],
+)
+def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
+    bench: Bench, behind: int, severity: Severity, rounds: int, everything: bool, quick: bool
+):
+    path = orphan(bench, bench.log.head().generation - behind)
+    (finding,) = verified(bench.reopened(), quick=quick)
+    assert (finding.severity, finding.kind, finding.where) == (severity, Kind.ORPHAN, path)
+    assert ("--everything" in finding.message) is everything
+    assert ("collection after the next" in finding.message) is (rounds == 2)
+    for _ in range(rounds):
+        assert path in paths(bench.store, "batches/")
+        bench.log.collect(everything=everything)
+    assert path not in paths(bench.store, "batches/")
+    assert verified(bench.reopened(), quick=quick) == []
+
+
+def test_what_a_collection_that_died_left_to_be_swept_is_waste(bench: Bench):
+    """The generation was raised, and nothing was deleted yet."""
+    path = orphan(bench, bench.log.head().generation)
+    for _ in range(2):
+        bench.edit_head(lambda head: replace(head, generation=head.generation + 1, min_generation=head.generation))
+    (finding,) = verified(bench.reopened())
+    assert (finding.severity, finding.where) == (Severity.WASTE, path)
+    assert "the next collection deletes it" in finding.message
+    bench.reopened().collect()
+    assert path not in paths(bench.store, "batches/")
+
+
+@pytest.mark.parametrize("folder", ["chunks", "trimmed"])
+def test_chunks_and_trims_that_nothing_refers_to_are_found(bench: Bench, folder: str):
+    name = {"chunks": f"00-{7:020d}-{9:020d}.chunk", "trimmed": f"{'a' * 32}.cut"}[folder]
+    path = f"{folder}/{0:016d}/{name}"
+    bench.store.put(path, b"?")
+    (finding,) = verified(bench.reopened())
+    assert (finding.severity, finding.kind, finding.where) == (Severity.WASTE, Kind.ORPHAN, path)
+
+
+@pytest.mark.parametrize("path", ["batches/README", "chunks/x", "trimmed/0/x.cut", "slots/notes.txt"])
+def test_what_is_not_the_log_s_is_noted(bench: Bench, path: str):
+    bench.store.put(path, b"mine")
+    (finding,) = verified(bench.reopened())
+    assert (finding.severity, finding.kind, finding.where) == (Severity.NOTE, Kind.STRANGER, path)
+
+
+def test_invalid_slots_ended_holds_and_dead_letters_are_told(bench: Bench):
+    bench.log.set_retention("consumed", SlotLimits(idle_seconds=60))
+    bench.clock.advance(61)
+    bench.log.collect()
+    bench.store.put("slots/hold-abc.json", b"{}")
+    bench.store.put("dead-letter/billing/00000000000000000003.json", b"{}")
+    found = {(one.severity, one.kind, one.where) for one in verified(bench.reopened())}
+    assert found == {
+        (Severity.NOTE, Kind.SLOT, "slots/billing.json"),
+        (Severity.NOTE, Kind.SLOT, "slots/reports.json"),
+        (Severity.WASTE, Kind.SLOT, "slots/hold-abc.json"),
+        (Severity.NOTE, Kind.DEAD_LETTER, "dead-letter"),
+    }
+
+
+# --- while the log is used -------------------------------------------------------------------------------------
+
+
+def interfered(bench: Bench, when: Callable[[Call], bool], act: Callable[[], object]) -> ObjectLog:
+    """The log through a store on which, once, something happens just before an operation."""
+    store = FaultyStore(bench.store)
+    happened: list[object] = []
+
+    def meddle(call: Call) -> None:
+        if call.stage == "before" and when(call) and not happened:
+            happened.append(True)
+            act()
+
+    store.hook(meddle)
+    return bench.open(store)
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", ["batches/", "chunks/", "slots/"])
+def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Bench, name: str, quick: bool):
+    def collect() -> None:
+        for slot in ("billing", "reports"):
+            bench.log.reset_slot(slot, 58)
+        bench.log.collect(grace=0)
+        bench.log.drop_slot("reports")
+        append(bench.log, b"more", number=40)
+
+    reads = {"list", "get"}
+    log = interfered(bench, lambda call: call.name in reads and call.path.startswith(name), collect)
+    assert damage(log, quick=quick) == []
+    assert bench.log.bounds().first == 58
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_appended_meanwhile_is_no_orphan(bench: Bench, quick: bool):
+    def use() -> None:
+        for number in range(40, 60):
+            append(bench.log, b"more", number=number)
+
+    log = interfered(bench, lambda call: call.name == "list" and call.path == "batches/", use)
+    assert verified(log, quick=quick) == []
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_upload_that_outlived_a_collection_is_listed_among_younger_ones_and_is_no_orphan(bench: Bench, quick: bool):
+    def collect() -> None:
+        bench.log.collect()
+        append(bench.log, b"younger", number=40)
+
+    log = interfered(bench, lambda call: call.name == "put_if" and call.path == "head", collect)
+    append(log, b"older", writer=writer_named(3), number=0)
+    append(bench.log, b"youngest", number=41)
+    generations = [int(entry.location.split("/")[1]) for entry in bench.log.head().tail[-3:]]
+    assert generations == [3, 2, 3]
+    found = verified(bench.reopened(), quick=quick)
+    assert [one for one in found if one.where.startswith("batches/")] == []
+
+
+class Chaos:
+    """A log that is used at random."""
+
+    STEPS = ("append", "append", "append", "create", "reset", "move", "drop", "hold", "collect", "collect_late")
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.bench = Bench()
+
+    def steps(self) -> Iterator[Bench]:
+        """The log after each of many steps, most of which die somewhere."""
+        for _ in range(40):
+            store = FaultyStore(self.bench.store)
+            seed = self.chance.getrandbits(60)
+            log = open_log(store, clock=self.bench.clock, chance=SeededChance(seed))
+            if self.chance.random() < 0.7:
+                store.crash_at(self.chance.randint(1, 12), after=self.chance.random() < 0.5)
+            with contextlib.suppress(Crash, StrandlineError):
+                getattr(self, self.chance.choice(self.STEPS))(log)
+            yield self.bench
+
+    def name(self) -> str:
+        return self.chance.choice(["billing", "reports", "third"])
+
+    def somewhere(self, log: ObjectLog) -> int:
+        bounds = log.bounds()
+        return self.chance.randint(bounds.first, bounds.next)
+
+    def append(self, log: ObjectLog) -> None:
+        writer = writer_named(self.chance.randint(100, 102))
+        last = log.head().writers.get(writer)
+        values = [b"v"] * self.chance.randint(1, 4)
+        append(log, *values, writer=writer, number=0 if last is None else last.number + 1)
+
+    def create(self, log: ObjectLog) -> None:
+        log.create_slot(self.name(), self.somewhere(log))
+
+    def reset(self, log: ObjectLog) -> None:
+        log.reset_slot(self.name(), self.somewhere(log))
+
+    def move(self, log: ObjectLog) -> None:
+        log.claim_slot(self.name(), "me").advance(Cursor(log.log_id, self.somewhere(log)))
+
+    def drop(self, log: ObjectLog) -> None:
+        log.drop_slot(self.name())
+
+    def hold(self, log: ObjectLog) -> None:
+        hold = log.hold(self.somewhere(log), 60)
+        if self.chance.random() < 0.5:
+            hold.release()
+
+    def collect(self, log: ObjectLog) -> None:
+        log.collect(grace=self.chance.choice([0, GRACE]))
+
+    def collect_late(self, log: ObjectLog) -> None:
+        self.bench.clock.advance(GRACE)
+        log.collect()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(seed: int):
+    chaos = Chaos(seed)
+    for bench in chaos.steps():
+        log = bench.reopened()
+        assert damage(log) == damage(log, quick=True) == []
+    for _ in range(3):
+        chaos.bench.clock.advance(GRACE)
+        chaos.bench.reopened().collect(everything=True)
+    left = [one for one in verified(chaos.bench.reopened()) if one.kind is not Kind.SLOT]
+    assert left == []
+
+
+# --- the parts -------------------------------------------------------------------------------------------------
+
+
+def entry(writer: int, number: int, sequence: int) -> Entry:
+    return Entry(sequence, "x", sequence, 1, 10, 0, 0, 0, writer_named(writer), number)
+
+
+def test_a_writer_whom_the_head_has_forgotten_may_begin_anew_and_others_may_not():
+    writers = Writers()
+    assert list(writers.check(entry(1, 0, 0))) == []
+    assert [severity for severity, _ in writers.check(entry(1, 0, 1))] == [Severity.DAMAGE]
+    for other in range(512):
+        assert list(writers.check(entry(2 + other, 0, 2 + other))) == []
+    assert [severity for severity, _ in writers.check(entry(1, 0, 600))] == [Severity.NOTE]
+
+
+def test_what_is_listed_is_held_against_what_is_stored_by_name_size_and_place():
+    listed, stored = Names(3), Names(3)
+    one, two, three, four, five = (bytes([number]) * 16 for number in range(5))
+    for name, size, sequence in [(one, 10, 7), (two, 10, 8), (three, 10, 9), (two, 10, 10), (four, 0, -1)]:
+        listed.add(name, size, sequence)
+    for name, size in [(one, 10), (two, 11), (five, 10)]:
+        stored.add(name, size)
+    found = compare(listed, stored)
+    assert found.absent == [9]
+    assert found.resized == [8, 10]
+    assert found.doubled == [10]
+    assert found.unlisted == [f"batches/{3:016d}/{five.hex()}.batch"]
+
+
+def test_a_million_objects_are_compared_in_little_memory():
+    """Only that it is possible at all in one go; docs state what it takes."""
+    listed, stored = Names(0), Names(0)
+    for number in range(100_000):
+        name = UUID(int=number).bytes
+        listed.add(name, number, number)
+        if number != 77:
+            stored.add(name, number)
+    assert compare(listed, stored).absent == [77]
