@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import append, backlog, decode, memory, spark_read
+from benchmarks import append, backlog, collect, decode, memory, spark_read
 from benchmarks.harness import Result, save, show
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -13,6 +13,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "append_single": append.singles,
     "decode": decode.run,
     "backlog": backlog.run,
+    "collect": collect.run,
     "memory": memory.run,
     "spark_read": spark_read.run,
 }

@@ -23,7 +23,7 @@ _MANY = 100_000
 _APPENDS = 400
 
 
-def _filled(folder: str, entries: int) -> ObjectLog:
+def filled(folder: str, entries: int) -> ObjectLog:
     """A log that lists so many batches, as real appends would have; the batches themselves are not there."""
     log = sl.open(folder, create=True)
     store = LocalStore(folder)
@@ -46,8 +46,8 @@ def _filled(folder: str, entries: int) -> ObjectLog:
 def _append_cost(folder: str) -> Result:
     """The mean, spills included: one large log, and many small ones that get ten appends each."""
     row = record_batch(timestamps=[1], ops=[0], keys=[b"k"], values=[b"v" * 100])
-    small = [_filled(f"{folder}/small-{number}", _FEW) for number in range(_APPENDS // _FEW)]
-    large = _filled(f"{folder}/large", _MANY)
+    small = [filled(f"{folder}/small-{number}", _FEW) for number in range(_APPENDS // _FEW)]
+    large = filled(f"{folder}/large", _MANY)
     writer = WriterId(UUID(int=2))
     times: list[list[float]] = [[], []]
     for number in range(_APPENDS):
@@ -71,7 +71,7 @@ def _plan_last(log: ObjectLog) -> None:
 
 
 def _plan_costs(folder: str) -> list[Result]:
-    large, small = _filled(f"{folder}/plan-large", _MANY), _filled(f"{folder}/plan-small", 100)
+    large, small = filled(f"{folder}/plan-large", _MANY), filled(f"{folder}/plan-small", 100)
     for log in (large, small):
         _plan_last(log)
     warm = in_turns([lambda: _plan_last(large), lambda: _plan_last(small)], 300)
