@@ -76,6 +76,15 @@ def fetching() -> Iterator[Callable[[int, int], None]]:
         yield count
 
 
+def count_written(records: int, size: int, seconds: float | None = None) -> None:
+    """Count one batch that was listed, and how long that took if it was on its way with others."""
+    BATCHES_WRITTEN.inc()
+    ENTRIES_WRITTEN.inc(records)
+    BYTES_WRITTEN.inc(size)
+    if seconds is not None:
+        FLUSH_SECONDS.observe(seconds)
+
+
 def count_writes(role: Role, *, landed: int = 0, lost: int = 0) -> None:
     """Count conditional writes of a head."""
     if landed:

@@ -12,7 +12,8 @@ from strandline.log.object.buffer import CLOSED, Buffer, Failure
 from strandline.log.object.outbox import Outbox, Sent
 from strandline.log.object.workers import Bell
 from strandline.model.errors import ExpectationFailed, ProducerClosed
-from strandline.storage.ambient import Clock
+from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.metrics import count_written
 
 _DROPPED: Final = "The producer was dropped without closing it, before this was listed: it is not in the log."
 
@@ -144,6 +145,7 @@ class Committer:
             for receipt in delivery.receipts:
                 sent = self._outbox.take()
                 self._buffer.account(-sent.size)
+                count_written(receipt.count, sent.size, CLOCK.monotonic() - sent.began)
                 sent.outcome.set_result(receipt)
             refused = self._outbox.take_refused(delivery.failure)
             if refused is not None:

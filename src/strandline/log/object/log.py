@@ -21,6 +21,7 @@ from strandline.log.object.edits import bounds_of
 from strandline.log.object.handles import settled
 from strandline.log.object.index import Chunks, StoredChunks, entries_from, entries_listed_since
 from strandline.log.object.producer import Producer
+from strandline.log.object.shipper import ship
 from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Lister, ObjectShipper
@@ -260,7 +261,7 @@ class ObjectLog:
         shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
         draft = shipper.new_draft()
         draft.add(batches)
-        return settled(shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=expect))])[0])
+        return settled(ship(shipper, draft, number=number, expect=expect))
 
     def producer(
         self,

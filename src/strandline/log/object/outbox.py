@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Any
 
@@ -14,6 +14,7 @@ from strandline.log.object.handles import Outcome, new_outcome
 from strandline.log.object.shipper import Drafting, Sealed, Shipper
 from strandline.log.object.workers import Workers
 from strandline.model.errors import ExpectationFailed
+from strandline.storage.ambient import CLOCK
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class Sent:
     sealed: Sealed[Any] | None = None
     number: int = -1
     uploaded: Future[Sealed[Any]] | None = None
+    began: float = field(default_factory=CLOCK.monotonic)
 
     def done(self) -> bool:
         """Whether its upload has ended, well or badly."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from strandline.log.contract import Receipt
 from strandline.model.head import MetadataRange
+from strandline.storage.metrics import count_written
 
 L = TypeVar("L")
 
@@ -82,3 +83,11 @@ class Shipper(Protocol[D, L]):
         Doing it again with the same batches is safe after every error: what is listed already is recognised, and
         listed once. ``ExpectationFailed`` if the first of them expected another end: nothing was listed.
         """
+
+
+def ship(shipper: Shipper[D, L], draft: D, *, number: int, expect: int | None = None) -> Receipt:
+    """Seal, upload and list one batch by itself; durable when it returns."""
+    sealed = shipper.upload(shipper.seal(draft, number=number, expect=expect))
+    (receipt,) = shipper.enlist([sealed])
+    count_written(receipt.count, sum(map(len, sealed.parts)))
+    return receipt

@@ -137,7 +137,7 @@ class Lister:
             listed = list_batches(head, listings, self._clock.now())
             return listed if listed is head else apply_spills(listed, spills)
 
-        return self.cell.update(OpId(self._chance.uuid()), edit)
+        return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
 
 
 class ObjectShipper:

@@ -15,6 +15,7 @@ from strandline.log.contract import Handle
 from strandline.log.fetch import fetch_in_order
 from strandline.log.object.handles import settled
 from strandline.log.object.producer import Producer
+from strandline.log.object.shipper import ship
 from strandline.log.v1 import edits
 from strandline.log.v1.collect import GRACE, Collection, QueueCollector
 from strandline.log.v1.manifest import ManifestCell
@@ -251,7 +252,7 @@ class QueueLog:
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
         draft.attach(MetadataRange(0, now, b""))
-        return settled(shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=expect))])[0])
+        return settled(ship(shipper, draft, number=number, expect=expect))
 
     def producer(
         self,
