@@ -137,7 +137,7 @@ def test_notes_and_sentences_tell_each_state_apart() -> None:
     assert note_on(replace(row, expires_in=-1.0), 10)[0] == "expired"
     seen = Slots("u", 0, 10, 5, Consumed(), SlotLimits(), (replace(row, pending=3),), {"new": 4})
     assert [text.split(":")[0] for text in sentences(seen)] == [
-        "This log lets go of what every valid slot is past.",
+        "This log lets go of what every valid slot is past; slots have no limits.",
         "Slot 'a' was being put to 3 by someone who has not finished",
         "Slot 'new' is being created, or someone died doing so",
     ]

@@ -1,4 +1,4 @@
-"""The command line: ``strandline produce``, ``tail``, ``lag``, ``quickstart`` and ``demo``."""
+"""The command line: what ``strandline`` does in a shell (docs/cli.md)."""
 
 from __future__ import annotations
 

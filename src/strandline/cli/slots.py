@@ -293,6 +293,8 @@ def sentences(seen: Slots) -> Sequence[str]:
         rules.append(f"a slot may be {show.size(seen.limits.lag_bytes)} behind")
     if seen.limits.idle_seconds:
         rules.append(f"its holder may be silent for {show.seconds(seen.limits.idle_seconds)}")
+    if len(rules) == 1:
+        rules.append("slots have no limits")
     said = ["; ".join(rules) + "."]
     said += [
         f"Slot {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) and pins nothing: "

@@ -2,7 +2,8 @@
 
 Only objects of the current generation and of the one before can be listed. So along the listing an entry of generation
 ``g`` ends all generations below ``g - 1``, and the store's own listing, whose names sort by generation, can be followed
-beside it: what is held is about 60 bytes for each object of the generations that are not ended.
+beside it. What is held are 64 bytes for each object of the generations that are not ended, and about twice that while
+one is compared.
 """
 
 from __future__ import annotations
