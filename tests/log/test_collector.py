@@ -614,6 +614,24 @@ def test_a_hold_that_is_renewed_in_the_last_moment_holds(bench: Bench):
     assert bench.log.bounds().first == 2
 
 
+def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything_is_looked_through(bench: Bench):
+    bench.append(3)
+    hold = bench.log.hold(1, 30)
+    store = FaultyStore(bench.store)
+
+    def die(call: Call) -> None:
+        if call.name == "delete" and call.stage == "before":
+            raise Crash
+
+    store.hook(die)
+    with pytest.raises(Crash):
+        type(hold)(bench.open(store)._keeper, hold.name, 30).release()
+    other = bench.log.hold(1, 30)
+    assert len(bench.paths("slots/")) == 2
+    bench.log.collect(everything=True)
+    assert bench.paths("slots/") == [f"slots/{other.name}.json"]
+
+
 def test_a_released_hold_holds_nothing(bench: Bench):
     bench.append(3)
     bench.log.create_slot("done", 3)

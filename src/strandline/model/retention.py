@@ -12,6 +12,9 @@ DEFAULT_LAG: Final = 64 << 30
 """How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""
 
 
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
 @dataclass(frozen=True, slots=True)
 class Forever:
     """Nothing is ever trimmed."""
@@ -39,7 +42,8 @@ class MaxAge:
             raise InvalidInput(f"Batches cannot be kept for {self.seconds} seconds: use at least 1.")
 
     def __str__(self) -> str:
-        return f"age:{self.seconds}s"
+        unit, length = next(item for item in reversed(_SECONDS.items()) if self.seconds % item[1] == 0)
+        return f"age:{self.seconds // length}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,6 @@ FOREVER: Final = Forever()
 
 Retention = Forever | Consumed | MaxAge | MaxBytes
 
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _BYTES: Final = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _QUANTITY = re.compile(r"([0-9]{1,18})([A-Za-z]*)")
 
@@ -70,6 +73,8 @@ def parse_retention(text: str) -> Retention:
 
     >>> parse_retention("age:7d")
     MaxAge(seconds=604800)
+    >>> str(parse_retention("age:36h"))
+    'age:36h'
     >>> parse_retention(str(parse_retention("bytes:2GiB")))
     MaxBytes(bytes=2147483648)
     """

@@ -26,14 +26,13 @@ from strandline.log.object.index import (
     MissingChunk,
     bytes_from,
     entries_from,
-    entries_listed_since,
     is_listed,
     newest_first,
     objects_of,
     references_of,
-    start_of_newest,
 )
 from strandline.log.object.slots import Members, SlotKeeper
+from strandline.log.object.standing import policy_start
 from strandline.log.object.trimming import (
     Outdated,
     Trim,
@@ -47,7 +46,7 @@ from strandline.log.retention import invalidate, judge, trim_to
 from strandline.log.slots import has_expired
 from strandline.model.errors import Contended, NotFound
 from strandline.model.head import Cut, Entry, Head
-from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
+from strandline.model.retention import SlotLimits
 from strandline.model.slots import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
@@ -161,7 +160,9 @@ class Collector:
             # The head comes first: a slot that is created or moved after this read makes the trim fail.
             members = self._judged(head, identity.limits, done)
             done.floor = head.floor
-            upto = self._boundary(head, trim_to(self._policy(head, identity.retention, members), members.floor()))
+            floor = members.floor()
+            policy = policy_start(head, identity.retention, floor, self._chunks, self._clock.now())
+            upto = self._boundary(head, trim_to(policy, floor))
             if upto <= head.floor or self._try_trim(head, members, upto, done):
                 return
         raise Contended(f"{self._cell.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed.")
@@ -184,20 +185,6 @@ class Collector:
         done.trimmed_records += cut.upto - cut.since
         done.trimmed_bytes += cut_size(cut)
         return True
-
-    def _policy(self, head: Head, retention: Retention, members: Members) -> int:
-        match retention:
-            case Forever():
-                return head.floor
-            case Consumed():
-                floor = members.floor()
-                return head.floor if floor is None else floor
-            case MaxAge(seconds):
-                oldest = self._clock.now() - seconds * _MICROSECONDS
-                kept = next(entries_listed_since(head, oldest, self._chunks), None)
-                return head.next_offset if kept is None else kept.first
-            case MaxBytes(size):
-                return start_of_newest(head, size, self._chunks)
 
     def _boundary(self, head: Head, offset: int) -> int:
         """The offset, or where the batch that holds it begins: batches go as a whole."""
@@ -303,9 +290,17 @@ class Collector:
         for item in self._of_generations("trimmed", low, high):
             if item.path not in listed:
                 yield item
+        if low == 0:  # everything is looked through: also for what readers left that died while ending a hold
+            yield from self._ended_holds(head)
         roots = [references_of(head), *(cut.chunks for cut in known)]
         for item in self._of_generations("chunks", low, high):
             if not any(self._has_chunk(item.path, root) for root in roots):
+                yield item
+
+    def _ended_holds(self, head: Head) -> Iterator[ObjectInfo]:
+        for item in self._store.list("slots/hold-"):
+            name = item.path.removeprefix("slots/").removesuffix(".json")
+            if name not in head.slots and self._keeper.was_dropped(name):
                 yield item
 
     def _recent(self, references: Listed, entries: Iterable[Entry], since: int, low: int) -> Iterator[str]:

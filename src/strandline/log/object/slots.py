@@ -203,6 +203,11 @@ class SlotKeeper:
         now = self._clock.now()
         return self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch) if rules.has_expired(slot, now) else slot)
 
+    def was_dropped(self, name: str) -> bool:
+        """Whether the cell of this name says that its slot is no longer listed."""
+        known = _known(self.cell(name))
+        return known is not None and known.dropped
+
     def _end_hold(self, name: str, end: Callable[[SlotState], SlotState]) -> bool:
         # First the cell: its reader can no longer renew it, and so is told before anything is trimmed.
         with contextlib.suppress(NotFound):
