@@ -14,6 +14,7 @@ from strandline.cli.doctor.command import doctor
 from strandline.cli.lag import lag, with_default_interval
 from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
+from strandline.cli.retention import retention
 from strandline.cli.slots import slots
 from strandline.cli.tail import tail
 from strandline.cli.upgrade import upgrade
@@ -57,6 +58,7 @@ app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
 app.add_typer(slots, name="slots")
+app.command()(retention)
 app.command()(gc)
 app.command()(verify)
 app.command()(doctor)

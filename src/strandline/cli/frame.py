@@ -20,7 +20,7 @@ from strandline.log.v1.collect import GRACE
 from strandline.log.v1.log import QueueLog, open_queue
 from strandline.model.cursor import Start
 from strandline.model.errors import InvalidInput, NotALog, NotFound, StrandlineError
-from strandline.model.retention import parse_retention, parse_seconds
+from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,6 +69,11 @@ def start(text: str) -> Start:
 def length_of_time(text: str) -> int:
     """An option's text as seconds."""
     return _understood(parse_seconds, text)
+
+
+def size_in_bytes(text: str) -> int:
+    """An option's text as bytes."""
+    return _understood(parse_bytes, text)
 
 
 def retention(text: str) -> str:

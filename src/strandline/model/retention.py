@@ -42,7 +42,7 @@ class MaxAge:
             raise InvalidInput(f"Batches cannot be kept for {self.seconds} seconds: use at least 1.")
 
     def __str__(self) -> str:
-        unit, length = next(item for item in reversed(_SECONDS.items()) if self.seconds % item[1] == 0)
+        unit, length = next((unit, _SECONDS[unit]) for unit in "dhms" if self.seconds % _SECONDS[unit] == 0)
         return f"age:{self.seconds // length}{unit}"
 
 
