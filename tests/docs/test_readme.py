@@ -21,7 +21,7 @@ def example(heading: str) -> str:
 
 def run(heading: str, folder: Path, **names: object) -> dict[str, object]:
     code = example(heading).replace("s3://bucket", str(folder))
-    assert len(code.splitlines()) <= 10, "an example is under ten lines"
+    assert len(code.splitlines()) <= 10, "an example is ten lines at most"
     scope = dict(names)
     exec(compile(code, f"README: {heading}", "exec"), scope)
     return scope
@@ -36,6 +36,12 @@ def test_appending_and_following_work_as_the_readme_shows_them(tmp_path, monkeyp
     rows = pa.table(DeltaTable(str(tmp_path / "tables/orders")).to_pyarrow_table()).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(b"order-1", b'{"state": "new"}')]
     assert sl.open(str(tmp_path / "orders")).slot("billing").position == 2
+
+
+def test_a_queue_works_as_the_readme_shows_it(tmp_path, capsys):
+    run("Use it as a queue", tmp_path)
+    assert capsys.readouterr().out == "[b'first job', b'second job']\n"
+    assert sl.open(str(tmp_path / "jobs")).slot("workers").position == 2
 
 
 def test_every_link_leads_somewhere():
