@@ -15,7 +15,6 @@ from strandline.formats.head import HeadCodec
 from strandline.formats.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
-from strandline.log.fetch import fetch_in_order
 from strandline.log.object.collector import GRACE, Collected, Collector
 from strandline.log.object.edits import bounds_of
 from strandline.log.object.handles import settled
@@ -25,6 +24,7 @@ from strandline.log.object.shipper import ship
 from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.log.reading import read_between, wait_past
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import (
     AlreadyExists,
@@ -34,7 +34,6 @@ from strandline.model.errors import (
     InvalidInput,
     NotALog,
     NotFound,
-    NotReady,
     TransientStorageError,
 )
 from strandline.model.head import Head, WriterId
@@ -49,9 +48,6 @@ from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import open_store
 
 _IDENTITY: Final = "log.json"
-_FIRST_POLL: Final = 0.005
-_LAST_POLL: Final = 0.25
-_PLANNED: Final = 64
 
 
 def open_log(
@@ -210,33 +206,13 @@ class ObjectLog:
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
-        deadline = self._clock.monotonic() + timeout
-        pause = _FIRST_POLL
-        while self.bounds().next <= past.next:
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
-                return False
-            self._clock.sleep(min(pause, left))
-            pause = min(pause * 1.5, _LAST_POLL)
-        return True
+        return wait_past(self, past, timeout, self._clock)
 
     def read(
         self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
-        cursor = self.start() if since is None else since
-        end = self.bounds().next if upto is None else upto
-        while cursor.next < end:
-            spans = self.plan(cursor, Limit(batches=_PLANNED, upto=end))
-            if not spans:
-                raise NotReady(f"{self.url} does not reach offset {end} yet; it ends at {cursor.next}.")
-            try:
-                for span, batches in fetch_in_order(spans, columns=columns):
-                    yield from batches
-                    cursor = cursor.at(span.next)
-            except NotFound:
-                self.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
-                raise
+        return read_between(self, since, upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------
 

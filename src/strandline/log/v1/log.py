@@ -12,10 +12,10 @@ import pyarrow as pa
 from strandline.formats.block import Compression
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
-from strandline.log.fetch import fetch_in_order
 from strandline.log.object.handles import settled
 from strandline.log.object.producer import Producer
 from strandline.log.object.shipper import ship
+from strandline.log.reading import read_between, wait_past
 from strandline.log.v1 import edits
 from strandline.log.v1.collect import GRACE, Collection, QueueCollector
 from strandline.log.v1.manifest import ManifestCell
@@ -23,7 +23,7 @@ from strandline.log.v1.names import checked_path, time_of
 from strandline.log.v1.shipper import QueueShipper
 from strandline.log.v1.span import QueueSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.errors import AlreadyExists, InvalidInput, NotFound, NotReady
+from strandline.model.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import RecordSource, conform
@@ -36,9 +36,6 @@ SLOT: Final = "queue"
 """The name of the one slot that a queue has: its consumer."""
 
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
-_FIRST_POLL: Final = 0.005
-_LAST_POLL: Final = 0.25
-_PLANNED: Final = 64
 _PAGE: Final = 512
 """How many batches are asked for their sizes at a time."""
 
@@ -190,33 +187,13 @@ class QueueLog:
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
-        deadline = self.clock.monotonic() + timeout
-        pause = _FIRST_POLL
-        while self.bounds().next <= past.next:
-            left = deadline - self.clock.monotonic()
-            if left <= 0:
-                return False
-            self.clock.sleep(min(pause, left))
-            pause = min(pause * 1.5, _LAST_POLL)
-        return True
+        return wait_past(self, past, timeout, self.clock)
 
     def read(
         self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
-        cursor = self.start() if since is None else since
-        end = self.bounds().next if upto is None else upto
-        while cursor.next < end:
-            spans = self.plan(cursor, Limit(batches=_PLANNED, upto=end))
-            if not spans:
-                raise NotReady(f"{self.url} does not reach batch {end} yet; it ends at {cursor.next}.")
-            try:
-                for span, batches in fetch_in_order(spans, columns=columns):
-                    yield from batches
-                    cursor = cursor.at(span.next)
-            except NotFound:
-                self.plan(cursor, Limit(batches=1))  # if it was acknowledged since it was planned, this says so
-                raise
+        return read_between(self, since, upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------
 

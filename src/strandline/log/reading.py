@@ -1,0 +1,53 @@
+"""Reading and waiting on any log that is looked at rather than told: by planning, fetching and looking again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from strandline.log.contract import Log
+from strandline.log.fetch import fetch_in_order
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.errors import NotFound, NotReady
+from strandline.storage.ambient import Clock
+
+_FIRST_POLL: Final = 0.005
+_LAST_POLL: Final = 0.25
+_PLANNED: Final = 64
+
+
+def wait_past(log: Log, past: Cursor, timeout: float, clock: Clock) -> bool:
+    """Block until the log reaches past the cursor (True) or the time is over (False), looking ever more rarely."""
+    deadline = clock.monotonic() + timeout
+    pause = _FIRST_POLL
+    while log.bounds().next <= past.next:
+        left = deadline - clock.monotonic()
+        if left <= 0:
+            return False
+        clock.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LAST_POLL)
+    return True
+
+
+def read_between(
+    log: Log, since: Cursor | None, upto: int | None, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of the call).
+
+    ``NotReady`` if the log does not reach so far, ``CursorExpired`` if it was trimmed while it was read.
+    """
+    cursor = log.start() if since is None else since
+    end = log.bounds().next if upto is None else upto
+    while cursor.next < end:
+        spans = log.plan(cursor, Limit(batches=_PLANNED, upto=end))
+        if not spans:
+            raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
+        try:
+            for span, batches in fetch_in_order(spans, columns=columns):
+                yield from batches
+                cursor = cursor.at(span.next)
+        except NotFound:
+            log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
+            raise
