@@ -20,7 +20,7 @@ from strandline.model.errors import (
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.metrics import Role, count_writes
+from strandline.storage.metrics import Role, count_write
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore, Payload, Version
 
@@ -147,14 +147,6 @@ class StoreCell(Generic[T]):
 
     def update(self, op: OpId, edit: Callable[[T], T], *, role: Role | None = None) -> T:
         """Apply a pure edit exactly once; see :class:`Cell`. With ``role`` its writes are counted for Prometheus."""
-        writes, conflicts = self.writes, self.conflicts
-        try:
-            return self._update(op, edit)
-        finally:
-            if role is not None:
-                count_writes(role, landed=self.writes - writes, lost=self.conflicts - conflicts)
-
-    def _update(self, op: OpId, edit: Callable[[T], T]) -> T:
         held, fresh, tries = self._held, False, 0
         while True:
             if held is None:
@@ -174,7 +166,7 @@ class StoreCell(Generic[T]):
                 held = None  # it may have judged an outdated value
                 continue
             if value is not state.value:
-                written = self._write(op, held, value)
+                written = self._write(op, held, value, role)
                 if written is not None:
                     self._held = written
                     return value
@@ -184,7 +176,7 @@ class StoreCell(Generic[T]):
                 return value
             held = None
 
-    def _write(self, op: OpId, held: _Held[T], value: T) -> _Held[T] | None:
+    def _write(self, op: OpId, held: _Held[T], value: T, role: Role | None) -> _Held[T] | None:
         """Try once to replace ``held``; None if that failed, or if its answer was lost."""
         state = held.state.stamp(value, op)
         data = self._codec.encode(state)
@@ -199,11 +191,13 @@ class StoreCell(Generic[T]):
             # this too is resolved by reading the object and looking for the operation. But where the object has
             # forgotten, a conflict is believed: a writer that was idle for long could never go on otherwise.
             self.conflicts += 1
+            count_write(role, landed=False)
             if doubt is None:
                 self._doubts.pop(op, None)
             return None
         self._doubts.pop(op, None)
         self.writes += 1
+        count_write(role, landed=True)
         return _Held(state, version)
 
     def _settle(self, op: OpId, state: Stamped[T]) -> None:

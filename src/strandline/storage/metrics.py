@@ -85,9 +85,7 @@ def count_written(records: int, size: int, seconds: float | None = None) -> None
         FLUSH_SECONDS.observe(seconds)
 
 
-def count_writes(role: Role, *, landed: int = 0, lost: int = 0) -> None:
-    """Count conditional writes of a head."""
-    if landed:
-        HEAD_WRITES.labels(role).inc(landed)
-    if lost:
-        HEAD_CONFLICTS.labels(role).inc(lost)
+def count_write(role: Role | None, *, landed: bool) -> None:
+    """Count a conditional write of a head that was answered; without a role it was of something else."""
+    if role is not None:
+        (HEAD_WRITES if landed else HEAD_CONFLICTS).labels(role).inc()

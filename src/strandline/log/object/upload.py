@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 from uuid import UUID
@@ -17,11 +18,12 @@ from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.index import chunk_path
 from strandline.log.object.shipper import Sealed
-from strandline.model.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder
+from strandline.model.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
 from strandline.model.head import Head, MetadataRange, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 
 PAGE_ROWS: Final = 1 << 16
@@ -29,6 +31,9 @@ PAGE_ROWS: Final = 1 << 16
 
 _RANGE: Final = 16
 """What a metadata range takes in the head beside its payload."""
+
+_AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
+"""Patience with other writers. Who waits much longer than a write takes, loses to those who do not wait."""
 
 _RESOLVES: Final = 5
 """How often an append whose outcome is unknown is asked for again before its caller is told so."""
@@ -102,7 +107,10 @@ class Lister:
         self._clock = clock
         self._chance = chance
         self._log_id = log_id
-        self.cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
+        self.cell: StoreCell[Head] = StoreCell(
+            store, "head", HeadCodec(), backoff=_AMONG_OTHERS, clock=clock, chance=chance
+        )
+        self._crowded = False
 
     def known(self) -> Head:
         """The head as this lister last saw it; read if it never did."""
@@ -122,6 +130,8 @@ class Lister:
         Each time it is a new operation: what became of the last one does not matter, the head knows the numbers.
         ``check`` may refuse to list them in the head that it is given, and is never given one that this call has made.
         """
+        self._look_if_crowded()
+        lost = self.cell.conflicts
         spills = plan_spills(self.known())  # also one who lists a single batch must keep the head small
         for spill in spills:
             # A plain put: whoever else writes this chunk writes the same bytes under the same name.
@@ -137,7 +147,18 @@ class Lister:
             listed = list_batches(head, listings, self._clock.now())
             return listed if listed is head else apply_spills(listed, spills)
 
-        return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
+        try:
+            return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
+        finally:
+            self._crowded = self._crowded or self.cell.conflicts > lost
+
+    def _look_if_crowded(self) -> None:
+        """Read the head first for as long as others list too: cheaper than to lose, and then to read it."""
+        if not self._crowded:
+            return
+        known = self.cell.held
+        with suppress(TransientStorageError):  # then it shows when it is written
+            self._crowded = self.cell.read().value is not known
 
 
 class ObjectShipper:

@@ -12,7 +12,7 @@ from strandline.model.queue import QueueManifest
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
-from strandline.storage.metrics import Role, count_writes
+from strandline.storage.metrics import Role, count_write
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 
@@ -72,7 +72,7 @@ class ManifestCell:
                 if attempt == _CREATIONS:
                     raise
             else:
-                count_writes(role, landed=1)
+                count_write(role, landed=True)
                 return created
         raise Contended(f"{self.where} was created and removed at each of {_CREATIONS} tries. Try again.")
 
