@@ -12,6 +12,11 @@ from strandline.storage.urls import open_store
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, fresh_prefix
 
+# The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
+# imports one of them.
+SUITES = ("cells", "histories", "logs", "queues", "sinks", "slots", "stores")
+pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

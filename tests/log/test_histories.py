@@ -16,7 +16,7 @@ from strandline.testing.faulty import Faults
 from strandline.testing.slots import append
 from tests.log.histories import AppendTo, append_numbered, play
 
-HISTORIES = 1200
+HISTORIES = 800
 
 
 def played(seeds: range) -> None:
@@ -36,7 +36,7 @@ def test_no_history_of_racing_failing_and_dying_writers_and_holders_loses_or_dou
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_same_for_many_more_histories() -> None:
-    played(range(HISTORIES, 10 * HISTORIES))
+    played(range(HISTORIES, 15 * HISTORIES))
 
 
 LOSSY = Faults(after=0.15, before=0.05)
