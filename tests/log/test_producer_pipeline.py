@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import pytest
 from strandline.formats.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.object.committer import Pace
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.model.cursor import Bounds
 from strandline.model.errors import BufferFull, Contended, InvalidInput
@@ -21,7 +23,7 @@ from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
-from strandline.testing.logs import content, fetched, records
+from strandline.testing.logs import content, fetched, records, writer_named
 from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append
 from strandline.testing.stores import together
@@ -295,6 +297,81 @@ class TestConflicts:
         always = False
         assert producer.retry(SOON) == [Receipt(0, 1)]
         producer.close()
+
+
+class Crowded(ObjectShipper):
+    """One that always sees others list."""
+
+    crowded = True  # type: ignore[assignment]
+
+
+class TestAmongOthers:
+    def test_after_a_lost_race_the_head_is_read_before_it_is_written_until_nobody_else_lists(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        other = open_log(line._inner)
+        with log.producer(linger=NEVER, batch_bytes=1) as producer:
+
+            def reads_of_one_listing() -> int:
+                before = len(line.named("get"))
+                producer.append(value=bytes(LARGE)).result(SOON)
+                return len(line.named("get")) - before
+
+            reads_of_one_listing()
+            assert reads_of_one_listing() == 0
+            append(other, b"x", number=0)
+            assert reads_of_one_listing() == 1  # it lost, and looked
+            cell = producer._committer._outbox._shipper._lister.cell
+            append(other, b"x", number=1)
+            lost = cell.conflicts
+            assert reads_of_one_listing() == 1  # it looked, and did not lose
+            assert cell.conflicts == lost
+            assert [reads_of_one_listing() for _ in range(18)] == [1] * 16 + [0] * 2
+
+    def test_others_are_left_as_much_time_as_a_listing_takes(self) -> None:
+        pace = Pace()
+        assert pace.rest(0.02, crowded=False) == 0.0
+        assert pace.rest(0.03, crowded=True) == 0.03
+        assert pace.rest(0.1, crowded=True) == pytest.approx(0.0484)  # twice the shortest of late
+        assert [pace.rest(9.0, crowded=True) for _ in range(50)][-1] == 0.25
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock(auto=False)
+
+    @pytest.fixture
+    def resting(self, line: FaultyStore, clock: ManualClock) -> Iterator[Producer]:
+        """A producer that has listed one batch in an eighth of a second, and then leaves others as much time."""
+        log = open_log(line, create=True, clock=clock)
+        lister = Lister(line, log.log_id, clock=clock, chance=CHANCE)
+        shipper = Crowded(lister, writer=writer_named(1), born=0, compression=Compression.named("none"))
+        with Producer(shipper, writer=writer_named(1), number=0, clock=clock, linger=NEVER, batch_bytes=1) as producer:
+            listing = Gate(line, "head")
+            first = producer.append(value=bytes(LARGE))
+            listing.wait_for(1)
+            clock.advance(0.125)
+            listing.open()
+            assert first.result(SOON) == Receipt(0, 1)
+            yield producer
+
+    def test_meanwhile_batches_gather_and_are_listed_together(
+        self, resting: Producer, line: FaultyStore, clock: ManualClock
+    ) -> None:
+        handles = [resting.append(value=bytes(LARGE)) for _ in range(3)]
+        while not all(sent.done() for sent in resting._committer._outbox._sent):
+            threading.Event().wait(0.001)
+        assert clock.wait_until_blocked(2)
+        assert not any(handle.done() for handle in handles)
+        before = len(line.named("put_if"))
+        clock.advance(0.125)
+        assert [handle.result(SOON).first for handle in handles] == [1, 2, 3]
+        assert len(line.named("put_if")) == before + 1
+
+    def test_closing_does_not_wait_for_it(self, resting: Producer, clock: ManualClock) -> None:
+        last = resting.append(value=bytes(LARGE))
+        assert clock.wait_until_blocked(2)
+        resting.close()
+        assert last.result(0) == Receipt(1, 1)
 
 
 def raise_generation(log: ObjectLog, *, floor: int) -> None:

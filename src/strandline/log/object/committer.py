@@ -15,7 +15,26 @@ from strandline.model.errors import ExpectationFailed, ProducerClosed
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.metrics import count_written
 
+_LONGEST_REST: Final = 0.25
+
 _DROPPED: Final = "The producer was dropped without closing it, before this was listed: it is not in the log."
+
+
+class Pace:
+    """For how long to leave the head to others, if there are any: about as long as a listing takes.
+
+    One who lists again at once always knows the head, and wins every race; the others have to read it first, and would
+    never get in. What becomes ready meanwhile is listed together, so that resting costs no throughput.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was listed yet."""
+        self._shortest = _LONGEST_REST
+
+    def rest(self, took: float, *, crowded: bool) -> float:
+        """Seconds to rest after a listing that took so many."""
+        self._shortest = min(took, 1.1 * self._shortest)  # the store may have become slower for good
+        return min(took, 2 * self._shortest, _LONGEST_REST) if crowded else 0.0
 
 
 class Committer:
@@ -32,6 +51,9 @@ class Committer:
         self._clock = clock
         self._ready = ready
         self._dropped = False
+        self._pace = Pace()
+        self._rested_at = 0.0
+        self._hurry = Bell()
         self._threads = [
             threading.Thread(target=self._close_in_time, name="strandline-closing", daemon=True),
             threading.Thread(target=self._list_in_order, name="strandline-listing", daemon=True),
@@ -81,6 +103,7 @@ class Committer:
             if failure is None:
                 last = self._outbox.last
         buffer.wake.set()
+        self._hurry.set()
         self._ready.set()
         try:
             _wait_for(last, None)
@@ -95,6 +118,7 @@ class Committer:
         """Have everything fail that is not listed, and the threads end. Takes no lock: see :class:`Bell`."""
         self._dropped = True
         self._buffer.refusing = True
+        self._hurry.set()
         self._ready.set()
 
     # --- in time -----------------------------------------------------------------------------------------------
@@ -127,7 +151,11 @@ class Committer:
         if self._dropped:
             self._abandon()
         while batches := self._uploaded():
-            self._deliver(batches)
+            left = self._rested_at - self._clock.monotonic()
+            if left > 0 and not self._hurry.is_set():
+                self._clock.wait(self._hurry, left)
+            else:
+                self._deliver(batches)
 
     def _finished(self) -> bool:
         with self._buffer.lock:
@@ -140,7 +168,10 @@ class Committer:
             return self._outbox.uploaded()
 
     def _deliver(self, batches: list[Sent]) -> None:
+        began = self._clock.monotonic()
         delivery = self._outbox.deliver(batches)
+        ended = self._clock.monotonic()
+        self._rested_at = ended + self._pace.rest(ended - began, crowded=delivery.crowded)
         with self._buffer.lock:
             for receipt in delivery.receipts:
                 sent = self._outbox.take()

@@ -41,10 +41,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What became of some batches: the first of them are listed, and the next one failed, or none did."""
+    """What became of some batches: the first of them are listed, and the next one failed, or none did.
+
+    ``crowded`` if others list at the same time.
+    """
 
     receipts: list[Receipt]
     failure: BaseException | None
+    crowded: bool = False
 
 
 class Outbox:
@@ -117,7 +121,8 @@ class Outbox:
         if not good:
             return Delivery([], failure)
         try:
-            return Delivery(self._shipper.enlist([sent.uploaded.result() for sent in good if sent.uploaded]), failure)
+            receipts = self._shipper.enlist([sent.uploaded.result() for sent in good if sent.uploaded])
+            return Delivery(receipts, failure, self._shipper.crowded)
         except BaseException as error:  # noqa: BLE001 - every reason must reach those who wait
             return Delivery([], error)
 

@@ -68,6 +68,10 @@ class Shipper(Protocol[D, L]):
         Times of records are not kept either.
         """
 
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too, as far as was seen lately. Then a producer leaves them room for theirs."""
+
     def new_draft(self) -> D:
         """An empty draft."""
 

@@ -35,6 +35,9 @@ _RANGE: Final = 16
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 """Patience with other writers. Who waits much longer than a write takes, loses to those who do not wait."""
 
+_ALONE: Final = 16
+"""After so many listings between which nobody else had listed, there is nobody else."""
+
 _RESOLVES: Final = 5
 """How often an append whose outcome is unknown is asked for again before its caller is told so."""
 
@@ -110,7 +113,7 @@ class Lister:
         self.cell: StoreCell[Head] = StoreCell(
             store, "head", HeadCodec(), backoff=_AMONG_OTHERS, clock=clock, chance=chance
         )
-        self._crowded = False
+        self._alone = _ALONE  # how often in a row nobody else had listed since we last did
 
     def known(self) -> Head:
         """The head as this lister last saw it; read if it never did."""
@@ -150,15 +153,20 @@ class Lister:
         try:
             return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
         finally:
-            self._crowded = self._crowded or self.cell.conflicts > lost
+            if self.cell.conflicts > lost:
+                self._alone = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too, as far as was seen lately."""
+        return self._alone < _ALONE
 
     def _look_if_crowded(self) -> None:
         """Read the head first for as long as others list too: cheaper than to lose, and then to read it."""
-        if not self._crowded:
-            return
-        known = self.cell.held
-        with suppress(TransientStorageError):  # then it shows when it is written
-            self._crowded = self.cell.read().value is not known
+        if self.crowded:
+            known = self.cell.held
+            with suppress(TransientStorageError):  # then it shows when it is written
+                self._alone = self._alone + 1 if self.cell.read().value is known else 0
 
 
 class ObjectShipper:
@@ -181,6 +189,11 @@ class ObjectShipper:
         self._sole = sole
         self._names: dict[int, set[str]] = {}  # of what was uploaded and is not known to be listed
         self._asked: set[int] = set()  # the numbers among them that may be listed
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too, as far as was seen lately."""
+        return self._lister.crowded
 
     def new_draft(self) -> Draft:
         """An empty draft."""

@@ -100,6 +100,11 @@ class QueueShipper:
         self._patience = grace / 2
         self._clock = clock
 
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too; a queue does not keep count of that."""
+        return False
+
     def new_draft(self) -> QueueDraft:
         """An empty draft."""
         return QueueDraft()
