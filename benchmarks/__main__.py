@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import append, backlog, collect, decode, memory, spark_read
+from benchmarks import append, backlog, collect, contention, decode, memory, spark_read
 from benchmarks.harness import Result, save, show
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -14,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "decode": decode.run,
     "backlog": backlog.run,
     "collect": collect.run,
+    "contention": contention.run,
     "memory": memory.run,
     "spark_read": spark_read.run,
 }
