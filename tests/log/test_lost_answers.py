@@ -261,6 +261,49 @@ class TestSlots:
         assert [state.position for state in theirs.slots()] == [4]
         assert theirs.floor() == 4
 
+    def test_a_slow_creator_does_not_put_back_a_slot_that_another_finished_and_advanced(
+        self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
+    ) -> None:
+        def finish_claim_and_advance() -> None:
+            with pytest.raises(AlreadyExists, match="finished"):
+                theirs.create_slot("s", 4)
+            theirs.claim_slot("s", "h").advance(theirs.start().at(7))
+
+        once(line, "slots/", finish_claim_and_advance, stage="before")
+        ours.create_slot("s", 4)
+        (state,) = theirs.slots()
+        assert (state.position, state.holder, state.epoch) == (7, "h", 1)
+        assert theirs.head().slots == {"s": None}
+
+    def test_a_creator_whose_pin_was_settled_by_another_before_it_heard_is_told_that_the_slot_is_there(
+        self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
+    ) -> None:
+        def finish() -> None:
+            with pytest.raises(AlreadyExists, match="finished"):
+                theirs.create_slot("s", 4)
+
+        once(line, "head", finish)
+        line.lose_answers(1, path_prefix="head")
+        assert ours.create_slot("s", 4).position == 4
+        assert theirs.head().slots == {"s": None}
+
+    def test_a_name_whose_re_creation_was_broken_off_can_be_created_again(
+        self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
+    ) -> None:
+        def die() -> None:
+            raise Crash("before the cell was written")
+
+        theirs.create_slot("s", 2)
+        former = theirs.claim_slot("s", "h")
+        theirs.drop_slot("s")
+        once(line, "slots/", die, stage="before")
+        with pytest.raises(Crash):
+            ours.create_slot("s", 4)
+        with pytest.raises(AlreadyExists, match=r"at 4.*finished"):
+            theirs.create_slot("s", 5)
+        assert [(state.position, state.dropped) for state in theirs.slots()] == [(4, False)]
+        assert theirs.claim_slot("s", "h").epoch > former.epoch
+
     def test_two_creators_at_once_make_one_slot(self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore) -> None:
         results: list[object] = []
 

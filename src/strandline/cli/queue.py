@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,7 +57,7 @@ def look_at_queue(queue: QueueLog) -> QueueLag:
             continue  # acknowledged between the two
         break
     manifest = queue.manifest()
-    now = time.time() * 1e6
+    now = queue.clock.now()
     oldest = _ingested(spans[0].entry) if spans else now
     return QueueLag(
         url=queue.url,
