@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from strandline.model.cursor import SECOND
 from strandline.model.retention import SlotLimits
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
-
-_MICROSECONDS = 1_000_000
 
 
 def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now: int) -> InvalidReason | None:
@@ -22,7 +21,7 @@ def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now:
         return InvalidReason.WAL_REMOVED
     if limits.lag_bytes and behind > limits.lag_bytes:
         return InvalidReason.HORIZON
-    if limits.idle_seconds and now - state.last_seen > limits.idle_seconds * _MICROSECONDS:
+    if limits.idle_seconds and now - state.last_seen > limits.idle_seconds * SECOND:
         return InvalidReason.IDLE_TIMEOUT
     return None
 

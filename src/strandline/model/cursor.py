@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -50,6 +50,10 @@ class Cursor:
 Start = Literal["beginning", "now"] | int | datetime | Cursor
 """Where a newcomer asks to begin: with all that is retained, with what comes from now on, at an offset, with what was
 listed at a time or later, or at a cursor, such as that of a snapshot it was given."""
+
+
+SECOND: Final = 1_000_000
+"""A second as the log counts time."""
 
 
 def microseconds(time: datetime) -> int:

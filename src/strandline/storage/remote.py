@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import obstore
 from obstore import exceptions as refusals
 from obstore.store import MemoryStore, from_url
 
+from strandline.model.cursor import microseconds
 from strandline.model.errors import (
     AlreadyExists,
     Conflict,
@@ -31,7 +31,6 @@ _ONE_REQUEST: Final = 16 << 20
 """Up to here an object is put in one request; above, in pieces: a slow line then loses a piece and not the whole."""
 _PIECE: Final = 8 << 20
 _PIECES_AT_ONCE: Final = 4
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CLIENT_OPTIONS = frozenset(
     {
@@ -241,7 +240,7 @@ class ObstoreStore:
             for meta in page:
                 # Not every server knows where to start: Azure's emulator gives the whole listing.
                 if meta["path"].startswith(prefix) and meta["path"] > start_after:
-                    yield ObjectInfo(meta["path"], meta["size"], _microseconds(meta["last_modified"]))
+                    yield ObjectInfo(meta["path"], meta["size"], microseconds(meta["last_modified"]))
 
     def delete(self, path: str) -> None:
         """Remove the object; absent is fine."""
@@ -249,10 +248,6 @@ class ObstoreStore:
             self._call(path, lambda client: obstore.delete(client, path))
         except NotFound:
             return
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _client_option(name: str) -> str | None:

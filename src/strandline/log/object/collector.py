@@ -44,6 +44,7 @@ from strandline.log.object.trimming import (
 )
 from strandline.log.retention import invalidate, judge, trim_to
 from strandline.log.slots import has_expired
+from strandline.model.cursor import SECOND
 from strandline.model.errors import Contended, NotFound
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import SlotLimits
@@ -71,7 +72,6 @@ _TRIES: Final = 16
 WORKERS: Final = 8
 """How many objects are deleted at once."""
 
-_MICROSECONDS: Final = 1_000_000
 
 _NAME: Final = re.compile(r"(?:batches|trimmed|chunks)/([0-9]{16})/[0-9a-f-]{32,64}\.(?:batch|cut|chunk)")
 _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
@@ -141,7 +141,7 @@ class Collector:
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
         head, done = self._read_head(), Collected(dry_run=dry_run)
-        if self._clock.now() - head.collected < pause * _MICROSECONDS:
+        if self._clock.now() - head.collected < pause * SECOND:
             done.floor, done.skipped = head.floor, True
             return done
         with timed(GC_SECONDS, self._clock.monotonic):
@@ -261,7 +261,7 @@ class Collector:
 
     def _is_ripe(self, head: Head, location: str) -> bool:
         at = next(gone.at for gone in head.trimmed if gone.location == location)
-        return at + self._grace * _MICROSECONDS <= self._clock.now()
+        return at + self._grace * SECOND <= self._clock.now()
 
     def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
         """The trims whose objects are not all deleted yet, oldest first; None for one that another collector ended."""

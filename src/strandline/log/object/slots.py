@@ -12,7 +12,7 @@ from typing import Final, Self
 from strandline.formats.identity import SlotCodec
 from strandline.log import slots as rules
 from strandline.log.object.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
-from strandline.model.cursor import Bounds, Cursor
+from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import Head, Pin
 from strandline.model.slots import SlotState
@@ -26,8 +26,6 @@ _RESETS: Final = 8
 """How often a reset begins again because the slot moved meanwhile."""
 
 _NOT_LISTED: Final = Pin(0, 0)
-
-_MICROSECONDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +216,7 @@ class SlotKeeper:
         return True
 
     def _until(self, seconds: float) -> int:
-        return self._clock.now() + int(seconds * _MICROSECONDS)
+        return self._clock.now() + int(seconds * SECOND)
 
     # --- advancing ---------------------------------------------------------------------------------------------
 

@@ -10,11 +10,10 @@ from strandline.log.object.index import Chunks, bytes_from, entries_from, entrie
 from strandline.log.retention import trim_to
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
+from strandline.model.cursor import SECOND
 from strandline.model.head import Head
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
 from strandline.model.slots import SlotState
-
-_MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +103,11 @@ def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Ch
         case Consumed():
             return head.floor if floor is None else floor
         case MaxAge(seconds):
-            kept = next(entries_listed_since(head, now - seconds * _MICROSECONDS, chunks), None)
+            kept = next(entries_listed_since(head, now - seconds * SECOND, chunks), None)
             return head.next_offset if kept is None else kept.first
         case MaxBytes(size):
             return start_of_newest(head, size, chunks)
 
 
 def _seconds(microseconds: int) -> float:
-    return microseconds / _MICROSECONDS
+    return microseconds / SECOND

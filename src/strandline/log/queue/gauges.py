@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from strandline.log.queue.contract import Look
+from strandline.model.cursor import SECOND
 from strandline.model.queue import Descriptor
 from strandline.storage.metrics import (
     ACKNOWLEDGED,
@@ -15,8 +14,6 @@ from strandline.storage.metrics import (
     LAG_SECONDS,
     QUEUE_LENGTH,
 )
-
-_MICROSECONDS: Final = 1e6
 
 
 class Gauges:
@@ -49,7 +46,7 @@ class Gauges:
     def fetched(self, descriptor: Descriptor, now: int) -> None:
         """A batch was read."""
         if descriptor.metadata:
-            self.lag = max(0.0, (now - descriptor.metadata[-1].ingested) / _MICROSECONDS)
+            self.lag = max(0.0, (now - descriptor.metadata[-1].ingested) / SECOND)
             LAG_SECONDS.labels(*self._labels).set(self.lag)
 
     def acknowledged(self, batches: int) -> None:

@@ -16,7 +16,7 @@ from strandline.log.object.slots import ObjectSlot
 from strandline.log.object.span import ObjectSpan
 from strandline.log.queue.contract import Look, Writes
 from strandline.log.queue.letters import keep_letter
-from strandline.model.cursor import Cursor, Start
+from strandline.model.cursor import SECOND, Cursor, Start
 from strandline.model.errors import (
     AlreadyExists,
     Contended,
@@ -33,8 +33,6 @@ from strandline.storage.store import ObjectStore
 
 _CLAIMS: Final = 8
 """How often opening begins again because someone else moved the slot meanwhile."""
-
-_MICROSECONDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +210,7 @@ class OwnQueue:
         head = self._log.head()
         state = self._own_state()  # after the head: what that lists was ours to read when it was read
         idle = self._log.identity.limits.idle_seconds
-        if idle and self._clock.now() - state.last_seen > idle * _MICROSECONDS // 2:
+        if idle and self._clock.now() - state.last_seen > idle * SECOND // 2:
             self._slot.touch()
         return Look(
             tuple(islice(self._entries(head, since), limit)),

@@ -13,6 +13,7 @@ from typing import Final
 
 from strandline.formats.queue import decode_manifest
 from strandline.log.v1.names import time_of
+from strandline.model.cursor import SECOND
 from strandline.model.errors import NotFound
 from strandline.model.queue import QueueManifest
 from strandline.storage.ambient import Clock
@@ -20,8 +21,6 @@ from strandline.storage.store import ObjectInfo, ObjectStore
 
 GRACE: Final = 600.0
 """Seconds that an unlisted object is kept."""
-
-_MICROSECONDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
     A time in the future is a clock that is wrong: such an object is kept.
     """
     named = time_of(item.path)
-    before = now - int(grace * _MICROSECONDS)
+    before = now - int(grace * SECOND)
     return item.modified <= before and (named is None or named <= before)
 
 
