@@ -1,117 +1,116 @@
-"""The heart of following, driven by hand."""
+"""The heart of following, driven by hand: a log and its sink. What watches add is in test_watch_engine.py."""
 
 import pytest
 
-from strandline.follow.engine import (
-    Advance,
+from strandline.follow.engine import Engine
+from strandline.follow.steps import (
     Applied,
     Apply,
     Batching,
     Began,
-    Engine,
-    Fetch,
-    Fetched,
     Finish,
-    Plan,
-    Planned,
-    Stopping,
-    Wait,
-    Woken,
+    Nothing,
+    Open,
+    Opened,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Store,
+    Stored,
 )
-from strandline.log.memory import MemorySpan
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
-from strandline.testing.sinks import LOG, changes
+from strandline.testing.sinks import LOG
 
 AT = Cursor(LOG, 0)
 
 
-def span(first: int, rows: int = 1) -> MemorySpan:
-    table = changes(first, *[(b"k", b"v")] * rows)
-    return MemorySpan(tuple(table.to_batches()), first, first + rows, 10)
-
-
-def fetched(*spans: MemorySpan) -> Fetched:
-    return Fetched(spans, [batch for one in spans for batch in one.fetch()])
+def received(first: int, rows: int = 1) -> Received:
+    return Received(f"{first}+{rows}", rows, AT.at(first + rows), since=AT.at(first), size=10)
 
 
 def begun(**batching: float) -> Engine:
     engine = Engine(Batching(**batching))
-    (plan,) = engine.step(Began(AT), 0.0)
-    assert isinstance(plan, Plan)
-    assert plan.since == AT
+    assert engine.step(Began(AT), 0.0) == Open(AT)
+    take = engine.step(Opened(), 0.0)
+    assert isinstance(take, Receive)
+    assert take.since == AT
     return engine
 
 
-def test_what_is_fetched_is_applied_from_the_sinks_cursor_and_only_then_is_the_slot_advanced():
+def test_what_is_received_is_applied_then_stored_from_the_sinks_cursor_and_only_then_reported():
     engine = begun(records=3)
-    assert engine.step(Planned([span(0, 3)]), 0.0) == [Fetch([span(0, 3)])]
-    (apply,) = engine.step(fetched(span(0, 3)), 0.0)
-    assert isinstance(apply, Apply)
-    assert (apply.since, apply.upto) == (AT, AT.at(3))
-    advance, plan = engine.step(Applied(AT.at(3)), 0.0)
-    assert advance == Advance(AT.at(3))
-    assert isinstance(plan, Plan)
-    assert plan.since == AT.at(3)
+    assert engine.step(received(0, 3), 0.0) == Apply(["0+3"])
+    assert engine.step(Applied(), 0.0) == Store(Range(["0+3"], AT, AT.at(3)))
+    assert engine.applied == AT
+    assert engine.step(Stored(), 0.0) == Report(AT.at(3))
+    assert engine.applied == AT.at(3)
+    take = engine.step(Reported(), 0.0)
+    assert isinstance(take, Receive)
+    assert take.since == AT.at(3)
 
 
-def test_receipt_alone_never_advances_anything():
+def test_receipt_alone_never_reports_anything():
     engine = begun(records=10, window=5.0)
-    engine.step(Planned([span(0)]), 0.0)
-    assert not any(isinstance(action, Advance) for action in engine.step(fetched(span(0)), 0.0))
-    assert not any(isinstance(action, Advance) for action in engine.step(Woken(), 1.0))
+    assert isinstance(engine.step(received(0), 0.0), Receive)
+    assert isinstance(engine.step(Nothing(), 1.0), Receive)
+    assert engine.applied == AT
 
 
 def test_a_small_batch_is_applied_when_its_window_since_the_first_record_has_passed():
     engine = begun(records=10, window=1.0)
-    engine.step(Planned([span(0)]), 0.0)
-    engine.step(fetched(span(0)), 10.0)
-    (wait,) = engine.step(Planned([]), 10.25)
-    assert wait == Wait(AT.at(1), 0.75)
-    engine.step(Woken(), 10.5)
-    engine.step(fetched(span(1)), 10.5)
-    (apply,) = engine.step(Woken(), 11.0)
-    assert isinstance(apply, Apply)
-    assert apply.upto == AT.at(2)
+    engine.step(received(0), 10.0)
+    take = engine.step(Nothing(), 10.25)
+    assert isinstance(take, Receive)
+    assert (take.since, take.seconds) == (AT.at(1), 0.75)
+    engine.step(received(1), 10.5)
+    assert engine.step(Nothing(), 11.0) == Apply(["0+1", "1+1"])
 
 
-def test_a_plan_never_asks_for_more_than_the_batch_still_has_room_for():
+def test_it_never_asks_for_more_than_the_batch_still_has_room_for():
     engine = begun(records=10, window=5.0)
-    (plan,) = engine.step(fetched(span(0, 4)), 0.0)
-    assert isinstance(plan, Plan)
-    assert plan.limit.records == 6
+    take = engine.step(received(0, 4), 0.0)
+    assert isinstance(take, Receive)
+    assert take.limit.records == 6
 
 
-def test_a_request_to_stop_applies_what_was_fetched_and_then_finishes():
+def test_a_request_to_stop_applies_what_was_received_and_then_finishes():
     engine = begun(records=10, window=5.0)
-    engine.step(fetched(span(0)), 0.0)
-    assert engine.step(Stopping(), 0.0) == []
-    (apply,) = engine.step(Woken(), 0.0)
-    assert isinstance(apply, Apply)
-    assert engine.step(Applied(apply.upto), 0.0) == [Advance(AT.at(1)), Finish(AT.at(1))]
+    engine.step(received(0), 0.0)
+    engine.stop()
+    assert engine.step(Nothing(), 0.0) == Apply(["0+1"])
+    assert engine.step(Applied(), 0.0) == Store(Range(["0+1"], AT, AT.at(1)))
+    assert engine.step(Stored(), 0.0) == Report(AT.at(1))
+    assert engine.step(Reported(), 0.0) == Finish(AT.at(1))
 
 
-def test_it_finishes_at_the_offset_it_was_given_and_plans_no_further():
+def test_it_finishes_at_the_offset_it_was_given_and_asks_no_further():
     engine = Engine(Batching(), until=2)
-    (plan,) = engine.step(Began(AT), 0.0)
-    assert isinstance(plan, Plan)
-    assert plan.limit.upto == 2
-    (apply,) = engine.step(fetched(span(0, 2)), 0.0)
-    assert isinstance(apply, Apply)
-    assert engine.step(Applied(AT.at(2)), 0.0) == [Advance(AT.at(2)), Finish(AT.at(2))]
+    assert engine.step(Began(AT), 0.0) == Open(AT)
+    take = engine.step(Opened(), 0.0)
+    assert isinstance(take, Receive)
+    assert take.limit.upto == 2
+    assert engine.step(received(0, 2), 0.0) == Apply(["0+2"])
+    engine.step(Applied(), 0.0)
+    assert engine.step(Stored(), 0.0) == Report(AT.at(2))
+    assert engine.step(Reported(), 0.0) == Finish(AT.at(2))
 
 
 def test_it_finishes_at_once_when_it_is_there_already():
-    assert Engine(Batching(), until=0).step(Began(AT), 0.0) == [Finish(AT)]
+    assert Engine(Batching(), until=0).step(Began(AT), 0.0) == Finish(AT)
 
 
 def test_an_empty_log_is_waited_for():
-    assert isinstance(begun().step(Planned([]), 0.0)[0], Wait)
+    take = begun().step(Nothing(), 0.0)
+    assert isinstance(take, Receive)
+    assert take.seconds > 0
 
 
-def test_a_hole_in_what_was_fetched_is_refused():
-    with pytest.raises(InvalidInput, match="Fetched offset 1 where 0 was due"):
-        begun().step(fetched(span(1)), 0.0)
+def test_a_hole_in_what_was_received_is_refused():
+    with pytest.raises(InvalidInput, match="Received offset 1 where 0 was due"):
+        begun().step(received(1), 0.0)
 
 
 def test_batching_that_could_never_apply_is_refused():

@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.follow import run as running
 from strandline.follow.delta import DeltaSink
-from strandline.follow.engine import Advance, Applied, Engine, Fetched
+from strandline.follow.engine import Engine
 from strandline.follow.run import Batching, follow
+from strandline.follow.steps import Received, Report, Reported, Stored
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
@@ -280,26 +281,31 @@ def test_a_delta_table_under_the_same_treatment_is_exact(tmp_path, seed):
 
 
 class EagerEngine(Engine):
-    """A broken twin: it advances on receipt, before the sink has stored anything."""
+    """A broken twin: it reports on receipt, before the sink has stored anything."""
 
     def step(self, event, now):
-        actions = super().step(event, now)
-        if isinstance(event, Fetched):
-            return [Advance(self._position), *actions]
-        return [action for action in actions if not isinstance(event, Applied) or not isinstance(action, Advance)]
+        if isinstance(event, Received):
+            self.held = super().step(event, now)
+            return Report(event.upto)
+        if isinstance(event, Reported) and self.held is not None:
+            held, self.held = self.held, None
+            return held
+        action = super().step(event, now)
+        if isinstance(event, Stored) and isinstance(action, Report):
+            return super().step(Reported(), now)
+        return action
+
+    held = None
 
 
 def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
-    def advance(self, cursor):
-        self.slot.advance(cursor)
-
     monkeypatch.setattr(running, "Engine", EagerEngine)
     original = running._Follower._do
 
     def do(self, action):
-        if isinstance(action, Advance):
-            advance(self, action.cursor)
-            return []
+        if isinstance(action, Report):
+            self.slot.advance(action.cursor)
+            return Reported()
         return original(self, action)
 
     monkeypatch.setattr(running._Follower, "_do", do)

@@ -1,212 +1,301 @@
-"""The heart of following, without I/O: events in, actions out.
+"""The heart of following, without I/O: an event in, the next action out.
 
-The order that makes a follower right is here and nowhere else: fetch, then apply, and only when the sink has said
-that data and cursor are stored, move on and advance the slot. Threads drive it in production, a simulator in tests.
+The order that makes a follower right is here and nowhere else: receive, apply, store data and cursor, and only then
+say how far it got; after a gap, remove what vanished before anything is listed again, and sweep behind it. A thread
+drives it in production, a simulator and a model checker in tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
 
-import pyarrow as pa
-
-from strandline.model.cursor import Cursor, Limit, Span
+from strandline.follow.steps import (
+    Action,
+    Applied,
+    Apply,
+    Batching,
+    Began,
+    BeginResync,
+    Chunk,
+    Ended,
+    EndResync,
+    Event,
+    Expired,
+    Export,
+    Exported,
+    Failed,
+    FindGhosts,
+    Finish,
+    Ghosts,
+    GiveUp,
+    Listed,
+    Loose,
+    Nothing,
+    Open,
+    Opened,
+    Pause,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Store,
+    Stored,
+    Sweep,
+    Write,
+)
+from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import InvalidInput
+from strandline.storage.retry import Backoff
+
+_IDLE: Final = 1.0
+STORE_RETRIES: Final = Backoff(attempts=16, base=0.02, ceiling=2.0)
+"""How often in a row a store may fail, and how long to leave it alone in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """When fetched records are applied: at so many records or bytes, or so long after the first of them came."""
+class Phase(Enum):
+    """Where a follower is. All but the last three belong to a resync."""
 
-    records: int = 1_000_000
-    bytes: int = 64 << 20
-    window: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.records < 1 or self.bytes < 1 or self.window < 0:
-            raise InvalidInput("Batching needs at least one record and one byte, and no negative window.")
-
-
-# --- events ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Began:
-    """The sink is at this cursor."""
-
-    cursor: Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The log's answer to :class:`Plan`."""
-
-    spans: Sequence[Span]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """The records of the spans of one :class:`Fetch`, in order."""
-
-    spans: Sequence[Span]
-    batches: Sequence[pa.RecordBatch]
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The sink has stored data and cursor."""
-
-    cursor: Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """A wait is over, for whatever reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopping:
-    """Somebody asked to stop: what is fetched is still applied."""
-
-
-Event = Began | Planned | Fetched | Applied | Woken | Stopping
-
-
-# --- actions ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Ask the log what comes next."""
-
-    since: Cursor
-    limit: Limit
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Read these spans, and report them together."""
-
-    spans: Sequence[Span]
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Hand this range to the sink."""
-
-    batches: Sequence[pa.RecordBatch]
-    since: Cursor
-    upto: Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """Move the slot; the cursor is one that the sink has stored."""
-
-    cursor: Cursor
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait until the log reaches past the cursor, but no longer than so many seconds."""
-
-    past: Cursor
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Nothing is left to do; the sink is at this cursor."""
-
-    cursor: Cursor
-
-
-Action = Plan | Fetch | Apply | Advance | Wait | Finish
-
-_IDLE = 1.0
+    CLEARING = "removing what vanished"
+    RELISTING = "taking everything anew"
+    SWEEPING = "removing what was not listed again"
+    OPENING = "opening the stream"
+    LIVE = "following"
+    DONE = "finished"
 
 
 @dataclass(slots=True)
 class Engine:
-    """One follower's state. ``until`` is an offset to stop at; without it, it follows until told to stop."""
+    """One follower's state. ``until`` is an offset to stop at; without it, it follows until told to stop.
+
+    ``armed`` says that a resync is possible: there are a store, and a reader to compare it with.
+    """
 
     batching: Batching
     until: int | None = None
+    armed: bool = False
+    retries: Backoff = STORE_RETRIES
+    phase: Phase = Phase.OPENING
     _applied: Cursor | None = None
     _read: Cursor | None = None
     _due: float | None = None
-    _pending: list[pa.RecordBatch] = field(default_factory=list)
+    _pending: list[Chunk] = field(default_factory=list)
     _records: int = 0
     _bytes: int = 0
+    _applying: Write | None = None
+    _unstored: deque[Write] = field(default_factory=deque)
+    _behind: int = 0
+    _failures: int = 0
+    _retry: float | None = None
+    _removals: deque[Chunk] = field(default_factory=deque)
+    _compared: bool = False
+    _marks: set[bytes] = field(default_factory=set)
+    _listed: Cursor | None = None
+    _exports: deque[Any] = field(default_factory=deque)
     _stopping: bool = False
+    _tried: bool = False
 
-    def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event and say what to do, in order. ``now`` is in seconds on a clock that never goes back."""
-        match event:
-            case Began(cursor):
-                self._applied = self._read = cursor
-                return self._onward(now)
-            case Planned(spans):
-                return [Fetch(spans)] if spans else self._at_the_end(now)
-            case Fetched():
-                return self._fetched(event, now)
-            case Applied(cursor):
-                self._applied = cursor
-                return [Advance(cursor), *self._onward(now)]
-            case Woken():
-                return self._onward(now)
-            case Stopping():
-                self._stopping = True
-                return []
+    # --- what may be said at any time ---------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Somebody asked to stop: what is batched is still applied, nothing more is received."""
+        self._stopping = True
+
+    def ask(self, request: Any) -> None:
+        """Somebody asks for an export; it is served after the next flush, and after a resync that is under way."""
+        self._exports.append(request)
 
     @property
-    def _position(self) -> Cursor:
-        if self._read is None:
-            raise InvalidInput("An engine begins with Began.")
-        return self._read
+    def applied(self) -> Cursor | None:
+        """Everything below has been applied, and taken by the store."""
+        return self._applied
 
-    def _fetched(self, event: Fetched, now: float) -> list[Action]:
-        position = self._position
-        for span in event.spans:
-            if span.first != position.next:
-                raise InvalidInput(f"Fetched offset {span.first} where {position.next} was due.")
-            position = position.at(span.next)
-        self._records += position.next - self._position.next
-        self._bytes += sum(batch.nbytes for batch in event.batches)
-        self._pending += event.batches
-        self._read = position
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> Action:  # noqa: C901, PLR0912 - one case for each event
+        """Take one event and say what to do next. ``now`` is in seconds on a clock that never goes back."""
+        match event:
+            case Received():
+                self._receive(event, now)
+            case Applied():
+                self._enqueue()
+            case Stored():
+                report = self._stored()
+                if report is not None:
+                    return report
+            case Reported() | Nothing() | Exported():
+                pass
+            case Failed():
+                self._failures += 1
+                self._tried = self._done()
+                if self._failures >= self.retries.attempts and not self._done():
+                    return GiveUp(self._failures)
+                self._retry = now + self.retries.pause(self._failures - 1, 1.0)
+            case Began(cursor, unsettled):
+                self._applied = self._read = cursor
+                if not unsettled:
+                    return self._next(now) if self._done() else Open(cursor)
+                self._resync()
+            case Opened():
+                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING else Phase.LIVE
+            case Expired():
+                if not self.armed:
+                    self._applied = self._read = None  # what is current comes in the order of its versions, from below
+                    return Open(None)
+                self._resync()
+            case Ghosts(chunks):
+                self._removals.extend(chunks)
+            case Listed(cursor):
+                self._list_ends(cursor, now)
+            case Ended():
+                self._stopping = True
+        return self._next(now)
+
+    def _receive(self, event: Received, now: float) -> None:
+        if event.since is not None and self._read is not None and event.since.next != self._read.next:
+            raise InvalidInput(f"Received offset {event.since.next} where {self._read.next} was due.")
+        if self.phase is Phase.RELISTING:
+            self._marks.update(event.chunk.keys)
+        self._pending.append(event.chunk)
+        self._records += event.count
+        self._bytes += event.size
+        self._read = event.upto
         if self._due is None:
             self._due = now + self.batching.window
-        full = self._records >= self.batching.records or self._bytes >= self.batching.bytes
-        return [self._apply()] if full else self._onward(now)
 
-    def _apply(self) -> Apply:
-        if self._applied is None:
-            raise InvalidInput("An engine begins with Began.")
-        batches, self._pending = self._pending, []
-        self._records = self._bytes = 0
-        self._due = None
-        return Apply(batches, since=self._applied, upto=self._position)
+    def _list_ends(self, cursor: Cursor, now: float) -> None:
+        self._read = cursor
+        if self.phase is Phase.RELISTING:
+            self._listed = cursor
+        elif self._due is None and self._applied is not None:  # of an empty listing there is nothing to say
+            self._due = now + self.batching.window
+
+    def _resync(self) -> None:
+        self.phase = Phase.CLEARING
+        self._unstored.append(BeginResync())
+
+    # --- after apply: the store --------------------------------------------------------------------------------
+
+    def _enqueue(self) -> None:
+        """What was applied is the store's next; behind a write that failed it waits, and goes with it."""
+        write, self._applying = self._applying, None
+        last = self._unstored[-1] if self._unstored else None
+        match last, write:
+            case (_, None):
+                raise InvalidInput("Nothing was being applied.")
+            case (Range(), Range()):
+                self._unstored[-1] = Range([*last.chunks, *write.chunks], last.since, write.upto)
+            case (Loose(), Loose()):
+                self._unstored[-1] = Loose([*last.chunks, *write.chunks])
+            case _:
+                self._unstored.append(write)
+
+    def _stored(self) -> Action | None:
+        self._failures, self._retry, self._behind = 0, None, 0
+        match self._unstored.popleft():
+            case Range(upto=cursor) | EndResync(cursor):
+                if self.phase is Phase.SWEEPING:
+                    self.phase, self._listed = Phase.LIVE, None
+                    self._marks.clear()
+                if cursor != self._applied:
+                    self._applied = cursor
+                    return Report(cursor)
+        return None
+
+    def _storable(self) -> Write | None:
+        """The oldest write that the store has not taken. A range that moves no cursor waits for one that does."""
+        if not self._unstored:
+            return None
+        head = self._unstored[0]
+        return None if isinstance(head, Range) and head.upto == self._applied else head
+
+    # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
+
+    def _next(self, now: float) -> Action:
+        write = self._storable()
+        if self._flushes(now):
+            return self._flush()
+        if write is not None and self._store_due(now):
+            self._retry = None
+            return Store(write)
+        if self._done():
+            self.phase = Phase.DONE
+            return Finish(self._applied, doubtful=write is not None)
+        return self._resync_step(write, now) or self._calm(write, now)
+
+    def _calm(self, write: Write | None, now: float) -> Action:
+        if self._exports and self.phase is Phase.LIVE and write is None:
+            return Export(self._exports.popleft())
+        if write is not None and self._behind >= self.retries.attempts:
+            return Pause(self._patience(now))  # enough has been applied that the store has not taken
+        return self._take(now)
+
+    def _store_due(self, now: float) -> bool:
+        if self._done():
+            return not self._tried  # once more, and then its own word counts
+        return self._retry is None or now >= self._retry
 
     def _done(self) -> bool:
-        return self._stopping or (self.until is not None and self._position.next >= self.until)
+        return self._stopping or (self.until is not None and self._read is not None and self._read.next >= self.until)
 
-    def _onward(self, now: float) -> list[Action]:
-        due = self._due is not None and now >= self._due
-        if self._pending and (due or self._done()):
-            return [self._apply()]
-        return [Finish(self._position)] if self._done() else self._plan()
+    def _flushes(self, now: float) -> bool:
+        if self._due is None:
+            return False
+        full = self._records >= self.batching.records or self._bytes >= self.batching.bytes
+        asked = self._done() or self._listed is not None or (self._exports and self.phase is Phase.LIVE)
+        return full or now >= self._due or bool(asked)
 
-    def _plan(self) -> list[Action]:
-        limit = Limit(
+    def _flush(self) -> Apply:
+        chunks, self._pending = self._pending, []
+        self._records = self._bytes = 0
+        self._due = None
+        self._behind += 1
+        if self.phase is Phase.RELISTING:
+            return self._apply(Loose(chunks))
+        if self._read is None:
+            raise InvalidInput("A batch without a cursor behind it cannot be applied.")
+        since = next((write.upto for write in reversed(self._unstored) if isinstance(write, Range)), self._applied)
+        return self._apply(Range(chunks, since, self._read))
+
+    def _apply(self, write: Range | Loose) -> Apply:
+        self._applying = write
+        return Apply(write.chunks)
+
+    def _resync_step(self, write: Write | None, now: float) -> Action | None:
+        """The next thing that a resync needs. Nothing of it happens before the store has taken what was before."""
+        if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
+            return None
+        if write is not None:
+            return Pause(self._patience(now))
+        return self._resync_onward()
+
+    def _resync_onward(self) -> Action:
+        if self._removals:
+            return self._apply(Loose([self._removals.popleft()]))
+        if self.phase is Phase.CLEARING:
+            if self._compared:
+                return Open(None)
+            self._compared = True
+            return FindGhosts()
+        if self.phase is Phase.RELISTING:
+            self.phase = Phase.SWEEPING
+            return Sweep(frozenset(self._marks))
+        if self._listed is None:
+            raise InvalidInput("A sweep ends where its listing ended.")
+        self._unstored.append(EndResync(self._listed))
+        return Store(self._unstored[0])
+
+    def _take(self, now: float) -> Receive:
+        room = Limit(
             records=max(1, self.batching.records - self._records),
             bytes=max(1, self.batching.bytes - self._bytes),
             upto=self.until,
         )
-        return [Plan(self._position, limit)]
+        return Receive(self._read, room, self._patience(now))
 
-    def _at_the_end(self, now: float) -> list[Action]:
-        if self._due is None:
-            return [Wait(self._position, _IDLE)]
-        return [self._apply()] if now >= self._due else [Wait(self._position, self._due - now)]
+    def _patience(self, now: float) -> float:
+        due = [time - now for time in (self._due, self._retry) if time is not None]
+        return max(0.0, min([_IDLE, *due]))

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from dataclasses import dataclass
 from threading import Event as StopEvent
 from typing import Literal
 
 import pyarrow as pa
 
-from strandline.follow.engine import (
+from strandline.follow.engine import Engine
+from strandline.follow.sink import Sink
+from strandline.follow.steps import (
     Action,
-    Advance,
     Applied,
     Apply,
     Batching,
     Began,
-    Engine,
     Event,
-    Fetch,
-    Fetched,
     Finish,
-    Plan,
-    Planned,
-    Stopping,
-    Wait,
-    Woken,
+    Nothing,
+    Open,
+    Opened,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Store,
+    Stored,
 )
-from strandline.follow.sink import Sink
 from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Start
@@ -113,34 +114,41 @@ class _Follower:
 
     def run(self, cursor: Cursor) -> Cursor:
         self.seen = self.clock.monotonic()
-        actions = deque(self._tell(Began(cursor)))
+        event: Event = Began(cursor)
         while True:
             if self._told_to_stop():
-                actions.extend(self._tell(Stopping()))
-            action = actions.popleft()
-            if isinstance(action, Finish):
+                self.engine.stop()
+            action = self.engine.step(event, self.clock.monotonic())
+            if isinstance(action, Finish) and action.cursor is not None:
                 return action.cursor
-            actions.extend(self._do(action))
+            event = self._do(action)
 
-    def _tell(self, event: Event) -> list[Action]:
-        return self.engine.step(event, self.clock.monotonic())
-
-    def _do(self, action: Plan | Fetch | Apply | Advance | Wait) -> list[Action]:
+    def _do(self, action: Action) -> Event:
         match action:
-            case Plan(since, limit):
-                return self._tell(Planned(self.log.plan(since, limit)))
-            case Fetch(spans):
-                fetched = [batch for _, batches in fetch_in_order(spans) for batch in batches]
-                return self._tell(Fetched(spans, fetched))
-            case Apply(batches, since, upto):
+            case Open():
+                return Opened()  # a log is planned anew each time
+            case Receive(since, limit, seconds) if since is not None:
+                return self._receive(since, limit, seconds)
+            case Apply():
+                return Applied()  # the sink does both in one step
+            case Store(Range(chunks, since, upto)) if since is not None:
+                batches = [batch for chunk in chunks for batch in chunk]
                 self.sink.apply(pa.Table.from_batches(batches, READ_SCHEMA), since=since, upto=upto)
-                return self._tell(Applied(upto))
-            case Advance():
+                return Stored()
+            case Report():
                 self._advance()
-                return []
-            case Wait(past, seconds):
-                self._wait(past, seconds)
-                return self._tell(Woken())
+                return Reported()
+        raise AssertionError(f"a log's follower has no use for {action}")
+
+    def _receive(self, since: Cursor, limit: Limit, seconds: float) -> Event:
+        spans = self.log.plan(since, limit)
+        if not spans:
+            self._wait(since, seconds)
+            return Nothing()
+        batches = [batch for _, part in fetch_in_order(spans) for batch in part]
+        size = sum(batch.nbytes for batch in batches)
+        upto = since.at(spans[-1].next)
+        return Received(batches, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours

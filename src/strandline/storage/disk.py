@@ -6,6 +6,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +22,30 @@ class FolderRow(NamedTuple):
     size: int = 0
     modified: int = 0
     """When the file was last written, in microseconds since the epoch."""
+    is_link: bool = False
+    """Whether the name is a symbolic link, whatever it leads to."""
+    links: int = 1
+    """How many names the file has; 0 for what is no plain file, and for a link that leads nowhere."""
+
+
+@runtime_checkable
+class AppendFile(Protocol):
+    """An open file that grows at its end. One thread at a time; nothing is durable before :meth:`sync`."""
+
+    def size(self) -> int:
+        """How many bytes it has."""
+
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Add all parts at the end. When it raises, any part of them may be there: :meth:`cut` them off."""
+
+    def sync(self) -> None:
+        """Make everything written durable. When it raises, nothing that was not synced before may be trusted."""
+
+    def cut(self, size: int) -> None:
+        """Shorten the file to this size."""
+
+    def close(self) -> None:
+        """Let go of it, without syncing. Closing twice is fine."""
 
 
 @runtime_checkable
@@ -35,8 +61,17 @@ class Disk(Protocol):
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create a file that did not exist, write all parts, and fsync it. ``DiskFull`` if there is no room."""
 
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it, creating it if there is none; the folder is not synced."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Create a file that did not exist with the bytes of another, and fsync it."""
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; links in it are removed, not followed. Absent is fine."""
+
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``."""
+        """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; ``AlreadyExists`` if that is taken."""
@@ -58,6 +93,9 @@ class Disk(Protocol):
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind."""
+
+    def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
+        """The same without waiting: the block is given True if it holds the lock, False if someone else does."""
 
 
 _VECTOR: Final = 512
@@ -111,6 +149,40 @@ def _strokes(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
         yield group
 
 
+class _LocalAppendFile:
+    """A file of the machine's own file system."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with _speaking(path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def size(self) -> int:
+        with _speaking(self._path):
+            return os.fstat(self._descriptor).st_size
+
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        with _speaking(self._path):
+            _write_all(self._descriptor, parts)
+
+    def sync(self) -> None:
+        with _speaking(self._path):
+            _sync_data(self._descriptor)
+
+    def cut(self, size: int) -> None:
+        with _speaking(self._path):
+            os.ftruncate(self._descriptor, size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+# macOS has no fdatasync; what it leaves out there is only the time of the last change.
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+
 class LocalDisk:
     """The machine's own file system."""
 
@@ -155,8 +227,36 @@ class LocalDisk:
             finally:
                 os.close(descriptor)
 
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it, creating it if there is none."""
+        return _LocalAppendFile(path)
+
+    def copy(self, source: str, target: str) -> None:
+        """Create a file with the bytes of another, and fsync it; a link is copied as what it leads to."""
+        with _speaking(source):
+            found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with _speaking(target):
+                made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                try:
+                    while piece := os.read(found, _STROKE):
+                        _write_all(made, [piece])
+                    os.fsync(made)
+                except BaseException:
+                    os.unlink(target)
+                    raise
+                finally:
+                    os.close(made)
+        finally:
+            os.close(found)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; absent is fine."""
+        with _speaking(path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
     def rename(self, source: str, target: str) -> None:
-        """Atomically move a file over whatever is at ``target``."""
+        """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
         with _speaking(target):
             os.replace(source, target)
 
@@ -208,11 +308,16 @@ class LocalDisk:
             for entry in entries:
                 # A file may go away between the listing and the look at it; then it is simply not there.
                 with contextlib.suppress(FileNotFoundError):
+                    link = entry.is_symlink()
                     if entry.is_dir():
-                        rows.append(FolderRow(entry.name, is_folder=True))
+                        rows.append(FolderRow(entry.name, is_folder=True, is_link=link))
+                        continue
+                    if link and not os.path.exists(entry.path):
+                        rows.append(FolderRow(entry.name, is_link=True, links=0))
                         continue
                     found = entry.stat()
-                    rows.append(FolderRow(entry.name, size=found.st_size, modified=found.st_mtime_ns // 1000))
+                    when, names = found.st_mtime_ns // 1000, found.st_nlink if stat.S_ISREG(found.st_mode) else 0
+                    rows.append(FolderRow(entry.name, size=found.st_size, modified=when, is_link=link, links=names))
         return sorted(rows)
 
     @contextlib.contextmanager
@@ -224,6 +329,22 @@ class LocalDisk:
             with _speaking(path):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def try_locked(self, path: str) -> Iterator[bool]:
+        """Hold the same lock if nobody else does; the block is told whether."""
+        with _speaking(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held = False
+            else:
+                held = True
+            yield held
         finally:
             os.close(descriptor)
 

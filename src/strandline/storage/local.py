@@ -126,9 +126,13 @@ class LocalStore:
 
     def _walk(self, below: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         folder = os.path.join(self._root, *below.split("/")) if below else self._root
-        rows = [row for row in self._disk.scan(folder) if not row.name.startswith(_HIDDEN)]
+        rows = [
+            row
+            for row in self._disk.scan(folder)
+            if not row.name.startswith(_HIDDEN) and (row.links or not row.is_link)  # a link to nowhere is no object
+        ]
         # Path order compares "a/b" with "a.c" by "/", so a folder sorts as its name with the slash.
-        for name, is_folder, size, modified in sorted(
+        for name, is_folder, size, modified, *_ in sorted(
             rows, key=lambda row: row.name + "/" if row.is_folder else row.name
         ):
             path = f"{below}/{name}" if below else name

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strandline.model.errors import DiskFull
-from strandline.storage.disk import DISK, Disk, FolderRow
+from strandline.storage.disk import DISK, AppendFile, Disk, FolderRow
 
 
 class _PassingDisk:
@@ -29,6 +29,18 @@ class _PassingDisk:
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create, write and fsync a file."""
         self._inner.write_new(path, parts)
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it."""
+        return self._inner.open_append(path)
+
+    def copy(self, source: str, target: str) -> None:
+        """Create a file with the bytes of another, and fsync it."""
+        self._inner.copy(source, target)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it."""
+        self._inner.remove_folder(path)
 
     def rename(self, source: str, target: str) -> None:
         """Atomically move a file over whatever is at ``target``."""
@@ -61,6 +73,10 @@ class _PassingDisk:
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
         """Hold an exclusive lock."""
         return self._inner.locked(path)
+
+    def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
+        """Hold an exclusive lock, if nobody else does."""
+        return self._inner.try_locked(path)
 
 
 class FullDisk(_PassingDisk):

@@ -1,0 +1,1 @@
+"""Keyed values that can be watched: the contract, and its backends."""

@@ -1,0 +1,264 @@
+"""Keyed values: what a bucket holds, how a change of it looks, and which keys a watcher asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, starmap
+from typing import Any, Final, NamedTuple, TypeAlias, final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.cursor import Cursor
+from strandline.model.errors import InvalidInput
+from strandline.model.records import READ_SCHEMA, Op, record_batch
+
+KeyVersion: TypeAlias = int
+"""An opaque token: of two versions in one stream the higher is the newer. Nothing else may be read into it."""
+
+Key: TypeAlias = bytes | str
+"""What callers may name a key or a prefix with; text stands for its UTF-8 bytes."""
+
+
+class Entry(NamedTuple):
+    """A key that is present; its value may be empty. A version of None is one that the backend does not know."""
+
+    key: bytes
+    value: bytes
+    version: KeyVersion | None
+
+
+class Update(NamedTuple):
+    """One change of one key. ``value`` is None for a delete or purge. An unknown version is None."""
+
+    op: Op
+    key: bytes
+    value: bytes | None
+    version: KeyVersion | None
+
+
+def as_key(key: Key) -> bytes:
+    """The bytes of a key or prefix."""
+    return key.encode() if isinstance(key, str) else key
+
+
+@final
+class Prefix:
+    """The keys that begin with any of these bytes; overlapping prefixes count once. Hashable and picklable.
+
+    >>> scope = Prefix("node.", b"route.", "node.7")
+    >>> scope.prefixes
+    (b'node.', b'route.')
+    >>> b"node.1" in scope, b"other" in scope
+    (True, False)
+    """
+
+    __slots__ = ("prefixes",)
+
+    def __init__(self, *prefixes: Key) -> None:
+        if not prefixes:
+            raise InvalidInput("A scope needs at least one prefix; EVERYTHING is the empty one.")
+        wanted = sorted({as_key(prefix) for prefix in prefixes})
+        kept: list[bytes] = []
+        for prefix in wanted:
+            if not kept or not prefix.startswith(kept[-1]):
+                kept.append(prefix)
+        self.prefixes: Final[tuple[bytes, ...]] = tuple(kept)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key.startswith(self.prefixes)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prefix) and self.prefixes == other.prefixes
+
+    def __hash__(self) -> int:
+        return hash(self.prefixes)
+
+    def __repr__(self) -> str:
+        return f"Prefix({', '.join(map(repr, self.prefixes))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Prefix, self.prefixes)
+
+    @property
+    def everything(self) -> bool:
+        """Whether no key is outside."""
+        return self.prefixes == (b"",)
+
+    def mask(self, keys: pa.Array | pa.ChunkedArray) -> Any:
+        """Which of an Arrow column's keys are in scope; null keys are not."""
+        masks = [pc.starts_with(keys, prefix) for prefix in self.prefixes]
+        total = masks[0]
+        for mask in masks[1:]:
+            total = pc.or_(total, mask)
+        return pc.fill_null(total, False)
+
+
+Scope: TypeAlias = Prefix
+EVERYTHING: Final = Prefix(b"")
+
+UNKNOWN: Final = -1
+"""How a column of versions says None."""
+
+_TO_OP: Final = tuple(Op)
+
+
+@final
+class Updates(Sequence[Update]):
+    """Changes in the order of their stream, held as columns, and the cursor behind them; never changed.
+
+    ``upto`` is None for changes that no stream has numbered, such as the removals of a resync. It may lie beyond the
+    last version: what was out of scope counts as seen. Rows are made only when someone looks at them.
+    """
+
+    __slots__ = ("_columns", "_table", "upto")
+
+    def __init__(
+        self,
+        ops: Sequence[int],
+        keys: Sequence[bytes],
+        values: Sequence[bytes | None],
+        versions: Sequence[int],
+        upto: Cursor | None,
+    ) -> None:
+        self._columns: tuple[Sequence[Any], ...] | None = (ops, keys, values, versions)
+        self._table: pa.Table | None = None
+        self.upto = upto
+
+    @classmethod
+    def of(cls, rows: Iterable[Update], since: Cursor) -> Updates:
+        """From rows; the cursor moves behind the highest known version, or stays where it was.
+
+        >>> from uuid import UUID
+        >>> at = Cursor(UUID(int=1), 5)
+        >>> Updates.of([Update(Op.PUT, b"a", b"1", None)], at).upto == at
+        True
+        """
+        rows = list(rows)
+        versions = [UNKNOWN if row.version is None else row.version for row in rows]
+        upto = since.at(max(since.next, max(versions, default=UNKNOWN) + 1))
+        return cls([row.op for row in rows], [row.key for row in rows], [row.value for row in rows], versions, upto)
+
+    @classmethod
+    def of_table(cls, table: pa.Table, upto: Cursor) -> Updates:
+        """From records with offsets; nothing is turned into Python before someone looks."""
+        made = cls((), (), (), (), upto)
+        made._columns, made._table = None, table
+        return made
+
+    @classmethod
+    def removals(cls, keys: Sequence[bytes]) -> Updates:
+        """Deletes of these keys, which move no cursor."""
+        count = len(keys)
+        return cls([Op.DELETE] * count, keys, [None] * count, [UNKNOWN] * count, None)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Updates]) -> Updates:
+        """One after the other; the cursor is the last one that is known."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls((), (), (), (), None)
+        upto = next((part.upto for part in reversed(parts) if part.upto is not None), None)
+        if upto is not None and all(part.columnar for part in parts):
+            return cls.of_table(pa.concat_tables([part.table() for part in parts]), upto)
+        columns = zip(*(part.columns for part in parts), strict=True)
+        ops, keys, values, versions = (list(chain.from_iterable(column)) for column in columns)
+        return cls(ops, keys, values, versions, upto)
+
+    def split(self, count: int) -> tuple[Updates, Updates | None]:
+        """The first so many, and the rest or None; the first reach up to the version at which the rest begin.
+
+        The rest begin with a known version, so the first are more if need be.
+        """
+        if self.upto is None:
+            raise InvalidInput("Only changes of a stream can be split: the cursor between the parts must be known.")
+        if len(self) <= count:
+            return self, None
+        if self._columns is None and self._table is not None:
+            at = self.upto.at(self._table.column("offset")[count].as_py())
+            return Updates.of_table(self._table[:count], at), Updates.of_table(self._table[count:], self.upto)
+        ops, keys, values, versions = self.columns
+        while count < len(versions) and versions[count] == UNKNOWN:
+            count += 1
+        if count == len(versions):
+            return self, None
+        head = Updates(ops[:count], keys[:count], values[:count], versions[:count], self.upto.at(versions[count]))
+        return head, Updates(ops[count:], keys[count:], values[count:], versions[count:], self.upto)
+
+    @property
+    def columnar(self) -> bool:
+        """Whether it is still Arrow, untouched by Python."""
+        return self._columns is None
+
+    @property
+    def columns(self) -> tuple[Sequence[Any], ...]:
+        """Operations, keys, values and versions, the unknown ones as :data:`UNKNOWN`."""
+        if self._columns is None:
+            names = ("op", "key", "value", "offset")
+            assert self._table is not None  # noqa: S101 - one of the two forms is always there
+            self._columns = tuple(self._table.column(name).to_pylist() for name in names)
+        return self._columns
+
+    @property
+    def keys(self) -> Sequence[bytes]:
+        """The key of each change."""
+        keys: Sequence[bytes] = self.columns[1]
+        return keys
+
+    def table(self) -> pa.Table:
+        """The changes as records with offsets (:data:`~strandline.model.records.READ_SCHEMA`), for a sink.
+
+        A stream that tells no times gives the epoch. An unknown version stands at the last offset of the whole.
+        """
+        if self._table is None:
+            ops, keys, values, versions = self.columns
+            count = len(keys)
+            last = max(0, (self.upto.next if self.upto is not None else 0) - 1)
+            if UNKNOWN in versions:
+                versions = [last if version == UNKNOWN else version for version in versions]
+            offsets = pa.array(versions, pa.int64())
+            batch = record_batch(timestamps=_zeros(count), ops=ops, keys=keys, values=values)
+            self._table = pa.Table.from_arrays([offsets, *batch.columns], schema=READ_SCHEMA)
+        return self._table
+
+    def __len__(self) -> int:
+        return self._table.num_rows if self._columns is None and self._table is not None else len(self.columns[1])
+
+    def __iter__(self) -> Iterator[Update]:
+        return starmap(_row, zip(*self.columns, strict=True))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [_row(*row) for row in zip(*(column[index] for column in self.columns), strict=True)]
+        return _row(*(column[index] for column in self.columns))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Updates) and self.upto == other.upto and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Updates({list(self)!r}, upto={self.upto})"
+
+
+def _row(op: int, key: bytes, value: bytes | None, version: int) -> Update:
+    return Update(_TO_OP[op], key, value, None if version == UNKNOWN else version)
+
+
+def _zeros(count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))])
+
+
+__all__ = [
+    "EVERYTHING",
+    "UNKNOWN",
+    "Entry",
+    "Key",
+    "KeyVersion",
+    "Prefix",
+    "Scope",
+    "Update",
+    "Updates",
+    "as_key",
+]
