@@ -23,6 +23,9 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
 
+    def boot(self) -> float:
+        """Seconds on a clock that never goes back and also counts the time that the machine was suspended."""
+
     def sleep(self, seconds: float) -> None:
         """Block for about this long."""
 
@@ -41,6 +44,11 @@ class Chance(Protocol):
         """A number from 0 up to 1."""
 
 
+# On Linux the monotonic clock stands still while the machine is suspended, and this one does not; macOS has no such
+# clock, but there CLOCK_MONOTONIC (unlike what time.monotonic reads) goes on.
+_BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
 class SystemClock:
     """The machine's clock."""
 
@@ -53,6 +61,10 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
         return time.monotonic()
+
+    def boot(self) -> float:
+        """Seconds, also of suspension, where the system can tell; elsewhere as :meth:`monotonic`."""
+        return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
     def sleep(self, seconds: float) -> None:
         """Block for about this long."""

@@ -22,7 +22,7 @@ def _ticks(seconds: float) -> int:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved; wall time and monotonic time move together.
+    """A clock that stands still until it is moved; wall time and monotonic time move together, but for suspension.
 
     With ``auto`` (for one thread) sleeping moves the time itself and returns at once, and so does waiting for
     an event that is not set. Without it (for several) sleepers and waiters block until another thread calls
@@ -39,6 +39,7 @@ class ManualClock:
         self._auto = auto
         self._began = now
         self._passed = 0  # in microseconds: sums of floats would drift
+        self._suspended = 0
         self._moved = threading.Condition()
         self._blocked = 0
         self.slept: list[float] = []
@@ -47,7 +48,7 @@ class ManualClock:
     def now(self) -> int:
         """Wall-clock microseconds since the epoch."""
         with self._moved:
-            return self._began + self._passed
+            return self._began + self._passed + self._suspended
 
     def now_ns(self) -> int:
         """The same in nanoseconds."""
@@ -58,6 +59,11 @@ class ManualClock:
         with self._moved:
             return self._passed / 1e6
 
+    def boot(self) -> float:
+        """Seconds since this clock was made, suspended ones included."""
+        with self._moved:
+            return (self._passed + self._suspended) / 1e6
+
     def advance(self, seconds: float) -> None:
         """Move the time forward and wake whoever's time has come."""
         if seconds < 0:
@@ -66,10 +72,15 @@ class ManualClock:
             self._passed += _ticks(seconds)
             self._moved.notify_all()
 
+    def suspend(self, seconds: float) -> None:
+        """Let the machine sleep for so long: the wall clock and :meth:`boot` go on, all else does not notice."""
+        with self._moved:
+            self._suspended += _ticks(seconds)
+
     def set_wall(self, now: int) -> None:
         """Make the wall clock jump, back or forth, as a machine's may; monotonic time does not notice."""
         with self._moved:
-            self._began = now - self._passed
+            self._began = now - self._passed - self._suspended
 
     def sleep(self, seconds: float) -> None:
         """Move the time by this much (``auto``), or block until others have moved it so far."""

@@ -1,0 +1,344 @@
+"""One of many does the work: a lease that at no time two believe to hold.
+
+No clock is compared with another one's. The holder counts its term from *before* it asked for it; a challenger
+counts a full term from *after* it first saw the lease as it is now, and takes it only if it is still exactly so. Both
+count on a clock that goes on while the machine is suspended. So whatever was slow, lost, late or asleep, the holder
+has stopped believing when another one starts to. What must hold is that clocks run about equally fast: the holder
+stops :data:`MARGIN` of a term early for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.model.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.model.stamp import OpId, Stamped
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.cell import StoreCell
+from strandline.storage.retry import Backoff
+from strandline.storage.store import ObjectStore
+
+MARGIN: Final = 1 / 64
+"""The part of a term that the holder gives away, so that its clock may run slower than a challenger's."""
+
+_LONGEST: Final = 7 * 86400.0
+_LOOKS: Final = 8
+"""How often per term a waiting challenger looks."""
+
+
+# --- the rules: pure -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What is stored: who holds the lease, for how long from each beat, and the epoch of that holder."""
+
+    holder: str | None
+    token: UUID
+    """Of the :class:`Lease` that holds it: a process that comes back under its old name is somebody else."""
+    epoch: int
+    """Grows with each new holder, and with nothing else."""
+    beat: int
+    """Grows with each write, so that no two contents are alike."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a challenger saw, and when, by its own clock, it had first seen it so."""
+
+    state: LeaseState
+    since: float
+
+    def again(self, state: LeaseState, now: float) -> Sighting:
+        """After another look, which was over at ``now``: the time counts on only if nothing at all has changed."""
+        return self if state == self.state else Sighting(state, now)
+
+    def has_run_out(self, now: float) -> bool:
+        """Whether the lease stood still for a full term of its holder."""
+        return now - self.since >= self.state.seconds
+
+
+def taken(state: LeaseState, mine: LeaseState, run_out: LeaseState | None) -> LeaseState:
+    """The lease in my hands if it is mine, free, or still what ran out; otherwise as it is."""
+    if state.token == mine.token and state.holder is not None:
+        return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
+    if state.holder is None or state == run_out:
+        return replace(mine, epoch=state.epoch + 1, beat=state.beat + 1)
+    return state
+
+
+def renewed(state: LeaseState, mine: LeaseState, epoch: int) -> LeaseState:
+    """The lease with a new beat; ``Fenced`` if it is no longer mine."""
+    if state.token != mine.token or state.holder is None or state.epoch != epoch:
+        raise Fenced(
+            f"The lease of {mine.holder!r} (epoch {epoch}) was taken by {state.holder!r} (epoch {state.epoch}); stop "
+            "what it was for."
+        )
+    return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
+
+
+def released(state: LeaseState, mine: LeaseState) -> LeaseState:
+    """The lease free for everyone, if it is mine; otherwise as it is."""
+    if state.token != mine.token or state.holder is None:
+        return state
+    return replace(state, holder=None, beat=state.beat + 1)
+
+
+class LeaseCodec:
+    """A lease as a cell's content, in JSON."""
+
+    def encode(self, state: Stamped[LeaseState]) -> bytes:
+        """The bytes of a state."""
+        lease = state.value
+        fields = {
+            "kind": "strandline-lease",
+            "version": 1,
+            "holder": lease.holder,
+            "token": lease.token.hex,
+            "epoch": lease.epoch,
+            "beat": lease.beat,
+            "seconds": lease.seconds,
+            "revision": state.revision,
+            "recent": [op.hex for op in state.recent],
+        }
+        return json.dumps(fields, indent=1).encode() + b"\n"
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[LeaseState]:
+        """The state in these bytes; damage is an error, never a free lease."""
+        try:
+            fields = _known(json.loads(bytes(data)))
+            holder, seconds = fields["holder"], float(fields["seconds"])
+            lease = LeaseState(
+                holder=None if holder is None else str(holder),
+                token=UUID(hex=fields["token"]),
+                epoch=_natural(fields["epoch"]),
+                beat=_natural(fields["beat"]),
+                seconds=_term(seconds),
+            )
+            recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
+            return Stamped(lease, _natural(fields["revision"]), recent)
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise CorruptData(
+                f"The lease {where} is damaged: {error!r}. When nobody uses it any more, delete the object."
+            ) from error
+
+
+def _known(fields: dict[str, Any]) -> dict[str, Any]:
+    if (fields["kind"], fields["version"]) != ("strandline-lease", 1):
+        raise ValueError(f"{fields['kind']!r} of version {fields['version']!r} is not known")
+    return fields
+
+
+def _natural(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{str(value)[:80]} is no whole number")
+    return value
+
+
+def _term(seconds: float) -> float:
+    if not (math.isfinite(seconds) and 0 < seconds <= _LONGEST):
+        raise InvalidInput(f"A lease cannot be for {seconds} seconds: use more than 0 and at most {_LONGEST:.0f}.")
+    return seconds
+
+
+# --- the shell -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Grip:
+    epoch: int
+    deadline: float
+
+
+class Lease:
+    """A lease in one object of a store. At no time do two of them, anywhere, say that they hold it.
+
+    The holder renews well before ``seconds`` are over, asks :meth:`ensure` after its work is durable and before it
+    tells anybody, and stops when that raises. Threads may share one.
+
+    >>> from strandline.testing.plain import PlainStore
+    >>> store = PlainStore()
+    >>> one, two = Lease(store, "lease", "one"), Lease(store, "lease", "two")
+    >>> one.try_acquire(), two.try_acquire()
+    (True, False)
+    >>> one.release()
+    >>> two.try_acquire(), two.epoch
+    (True, 2)
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        path: str,
+        holder: str,
+        *,
+        seconds: float = 15.0,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Use the object ``path``; nothing is read or written yet. ``holder`` is what others are told."""
+        self._clock = clock
+        self._chance = chance
+        self._mine = LeaseState(holder, chance.uuid(), 0, 0, _term(seconds))
+        backoff = Backoff(attempts=8, base=0.01, ceiling=seconds / 16)
+        self._cell = StoreCell(store, path, LeaseCodec(), backoff=backoff, clock=clock, chance=chance)
+        self._lock = threading.RLock()
+        self._seen: Sighting | None = None
+        self._grip: _Grip | None = None
+
+    def __repr__(self) -> str:
+        return f"Lease({self._cell.where!r}, {self._mine.holder!r})"
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of this holding, which grows with each new holder; None if it was never held, or was lost."""
+        grip = self._grip
+        return None if grip is None else grip.epoch
+
+    @property
+    def seconds(self) -> float:
+        """The term."""
+        return self._mine.seconds
+
+    def held(self) -> bool:
+        """Whether this one holds the lease at this moment; no I/O."""
+        grip = self._grip
+        return grip is not None and self._clock.boot() < grip.deadline
+
+    def ensure(self) -> int:
+        """The epoch, if the lease is held at this moment, or ``Fenced``; no I/O.
+
+        Call it before each step that only the holder may do, and once more when the step is durable and before
+        anybody is told of it.
+        """
+        grip = self._grip
+        if grip is None:
+            raise Fenced(f"{self!r} is not held: it was never acquired, was released, or was lost. Acquire it first.")
+        if self._clock.boot() >= grip.deadline:
+            raise Fenced(
+                f"{self!r} was not renewed within {self.seconds:g} s, so that someone else may hold it; nothing may be "
+                "done or acknowledged under it. Acquire it again."
+            )
+        return grip.epoch
+
+    def try_acquire(self) -> bool:
+        """Take the lease if it is free or has run out, renew it if it is held; never waits for anybody.
+
+        Running out is seen, not read: a lease is taken when this object saw it stand still for a full term. So it
+        has to be called again and again, as :meth:`acquire` does. ``OutcomeUnknown`` or ``TransientStorageError`` if
+        the store failed: then it is not held, or as long as it was before.
+        """
+        with self._lock:
+            asked = self._clock.boot()
+            try:
+                state = self._cell.read().value
+            except NotFound:
+                return self._create(asked)
+            run_out = self._look(state)
+            if state.holder is not None and state.token != self._mine.token and run_out is None:
+                self._grip = None
+                return False
+            asked = self._clock.boot()
+            state = self._cell.update(self._op(), lambda now: taken(now, self._mine, run_out))
+            return self._granted(state, asked)
+
+    def _create(self, asked: float) -> bool:
+        mine = replace(self._mine, epoch=1, beat=1)
+        try:
+            return self._granted(self._cell.create(self._op(), mine), asked)
+        except AlreadyExists:
+            return False
+
+    def _look(self, state: LeaseState) -> LeaseState | None:
+        """Note what was seen, and return it if it has run out."""
+        # The time is asked after the look: a renewal may have landed while the look was under way, and its holder
+        # counts from before that.
+        now = self._clock.boot()
+        self._seen = Sighting(state, now) if self._seen is None else self._seen.again(state, now)
+        return state if self._seen.has_run_out(now) else None
+
+    def _granted(self, state: LeaseState, asked: float) -> bool:
+        if state.token != self._mine.token or state.holder is None:
+            self._grip = None
+            return False
+        # From before the question: how long its answer took, nobody knows. It may be over already.
+        self._grip = _Grip(state.epoch, asked + self.seconds * (1 - MARGIN))
+        return self.held()
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Try until it is held (True) or the time is over (False). Takes up to about a term after its holder died."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while not self.try_acquire():
+            pause = self.seconds / _LOOKS * (0.5 + self._chance.jitter())
+            if deadline is not None:
+                left = deadline - self._clock.monotonic()
+                if left <= 0:
+                    return False
+                pause = min(pause, left)
+            self._clock.sleep(pause)
+        return True
+
+    def renew(self) -> None:
+        """Hold the lease for another term, counted from now, or ``Fenced`` if someone else has it.
+
+        If the store fails, it is held as long as it was before.
+        """
+        with self._lock:
+            grip = self._grip
+            if grip is None:
+                self.ensure()
+                return
+            asked = self._clock.boot()
+            try:
+                state = self._cell.update(self._op(), lambda now: renewed(now, self._mine, grip.epoch))
+            except (Fenced, NotFound) as error:
+                self._grip = None
+                raise Fenced(f"{self._cell.where} was lost: {error}") from error
+            self._granted(state, asked)
+            self.ensure()  # the answer may have taken longer than the term
+
+    def release(self) -> None:
+        """Stop holding it, at once, and let others have it without waiting; not held is fine.
+
+        A store that fails is not told of: others then wait for a term.
+        """
+        with self._lock:
+            held, self._grip = self._grip is not None, None
+            if held:
+                with contextlib.suppress(StorageError):
+                    self._cell.update(self._op(), lambda now: released(now, self._mine))
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renew a held lease from a thread of its own, three times a term, until the block ends.
+
+        The block asks :meth:`ensure`: a lease that was lost is not renewed any more, and nothing else tells.
+        """
+        over = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(over,), name="strandline-lease", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+
+    def _keep(self, over: threading.Event) -> None:
+        while not self._clock.wait(over, self.seconds / 3):
+            try:
+                self.renew()
+            except Fenced:
+                return
+            except StorageError:
+                continue  # tried again; what is held runs out if that fails too
+
+    def _op(self) -> OpId:
+        return OpId(self._chance.uuid())
