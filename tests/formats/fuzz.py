@@ -22,13 +22,19 @@ from strandline.formats.batch import decode_batch
 from strandline.formats.block import Compression
 from strandline.formats.head import decode_cut, decode_entries, decode_head, decode_references, encode_chunk, encode_cut
 from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.formats.manifest import decode_snapshot, encode_snapshot
+from strandline.formats.pointer import PointerCodec
 from strandline.formats.queue import decode_manifest, decode_queue_batch, encode_manifest
+from strandline.model.artifacts import Artifact, Pointer, Superseded
+from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import MetadataRange
 from strandline.model.queue import QueueManifest
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId, Stamped
+from strandline.storage.lease import LeaseCodec, LeaseState
 from tests.formats.forging import (
     CHECKSUM,
     FOOTER,
@@ -87,6 +93,13 @@ def _unchanged(data: bytes) -> bytes:
 
 _SLOTS = SlotCodec("billing")
 _SLOT = Stamped(SlotState("billing", 17, "me", 4, 99, Invalidation(InvalidReason.HORIZON, 7)), 5, (OpId(UUID(int=9)),))
+_CURSOR = Cursor(UUID(int=7), 42, 1)
+_FILES = (SnapshotFile("state/all.log", 12, "0f" * 32), SnapshotFile("NOTE", 0, "a1" * 32))
+_SNAPSHOT = Snapshot("/s", "append-log", 1, _CURSOR, 99, _FILES)
+_PAYLOAD = f"payloads/{3:016d}/{42:020d}-1-{UUID(int=7).hex}-{'0f' * 32}"
+_ARTIFACT = Artifact(_PAYLOAD, _CURSOR, "append-log", 1, 12, 8 << 20, "0f" * 32, 99)
+_POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpId(UUID(int=9)),))
+_LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
 
 TARGETS = (
     *(
@@ -136,6 +149,14 @@ TARGETS = (
     Target(
         "identity", lambda data: decode_identity(data, "x"), (encode_identity(LogIdentity(UUID(int=7))),), _unchanged
     ),
+    Target("snapshot", lambda data: decode_snapshot(data, "x", "/s"), (encode_snapshot(_SNAPSHOT),), _unchanged),
+    Target(
+        "snapshot-pointer",
+        lambda data: PointerCodec().decode(data, "x"),
+        (PointerCodec().encode(_POINTER), PointerCodec().encode(Stamped(Pointer(), 1, ()))),
+        _unchanged,
+    ),
+    Target("lease", lambda data: LeaseCodec().decode(data, "x"), (LeaseCodec().encode(_LEASE),), _unchanged),
 )
 
 JSON_PIECES = [

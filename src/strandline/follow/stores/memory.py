@@ -1,0 +1,44 @@
+"""A fold in memory: gone with its process, and as fast as a store can be."""
+
+from __future__ import annotations
+
+from typing import final
+
+import pyarrow as pa
+
+from strandline.follow.store import Standing
+from strandline.follow.stores.state import KeyedStore
+from strandline.model.errors import InvalidInput
+from strandline.model.snapshot import Snapshot
+
+
+@final
+class MemoryStore(KeyedStore):
+    """Everything that a :class:`~strandline.follow.store.Store` promises, but nothing survives the process.
+
+    It cannot be exported: there are no files to seal.
+
+    >>> from uuid import UUID
+    >>> from strandline.model.cursor import Cursor
+    >>> from strandline.model.keyed import Update, Updates
+    >>> from strandline.model.records import Op
+    >>> start = Cursor(UUID(int=1), 0)
+    >>> updates = Updates.of([Update(Op.PUT, b"b", b"2", 0), Update(Op.PUT, b"a", b"1", 1)], start)
+    >>> store = MemoryStore()
+    >>> store.apply(updates.table(), since=start, upto=updates.upto)
+    >>> list(store.range()), store.get(b"c"), store.standing().cursor.next
+    ([(b'a', b'1'), (b'b', b'2')], None, 2)
+    """
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    def _keep(self, records: pa.Table | None, after: Standing) -> None:
+        """Nothing outlives the process."""
+
+    def export_to(self, folder: str) -> Snapshot:
+        """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
+        self._refuse_in_resync(self._standing)
+        raise InvalidInput(
+            f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."
+        )

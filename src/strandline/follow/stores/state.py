@@ -1,0 +1,283 @@
+"""Keyed state in memory, and the rules of a store around it: what the memory and the append-log store share."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self, final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.follow.sink import remaining, without_key
+from strandline.follow.store import Standing
+from strandline.model.cursor import Cursor
+from strandline.model.errors import Diverged, InvalidInput, NotReady
+from strandline.model.records import Op
+
+_ONE_BY_ONE: Final = 64
+"""So many new keys go into the sorted ones by a search each; more are cheaper to sort in together."""
+
+
+class Change(NamedTuple):
+    """Records as Python has them: the keys, their values, and the operations, None if all are puts."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    ops: bytes | None
+
+
+def change_of(records: pa.Table | pa.RecordBatch) -> Change:
+    """What records do to keyed state; a null value is the empty one, and a record without key is ``NullKey``."""
+    keys, values = records.column("key"), records.column("value")
+    if keys.null_count:
+        raise without_key(_first_without_key(records))
+    listed = values.to_pylist()
+    if values.null_count:
+        listed = [value or b"" for value in listed]
+    return Change(keys.to_pylist(), listed, _operations(records.column("op")))
+
+
+def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
+    """The operations as bytes, or None if all of them are puts."""
+    chunks = ops.chunks if isinstance(ops, pa.ChunkedArray) else [ops]
+    # An int8 column without nulls is its bytes; reading them so costs nothing per record.
+    plain = b"".join(memoryview(chunk.buffers()[1])[chunk.offset :][: len(chunk)] for chunk in chunks if len(chunk))
+    return plain if plain.count(Op.PUT) != len(plain) else None
+
+
+def _first_without_key(records: pa.Table | pa.RecordBatch) -> int:
+    if "offset" not in records.schema.names:
+        return -1
+    return int(pc.min(records.filter(pc.is_null(records.column("key"))).column("offset")).as_py())
+
+
+@final
+class KeyedState:
+    """Keys and values, and the order of the keys, made when it is first asked for and then kept. Not locked."""
+
+    __slots__ = ("_order", "_stale", "live")
+
+    def __init__(self) -> None:
+        self.live: dict[bytes, bytes] = {}
+        self._order: list[bytes] | None = None
+        self._stale: set[bytes] = set()  # keys that may have come or gone since the order was made
+
+    def take(self, change: Change) -> None:
+        """Apply a change; nothing is walked in Python if all are puts."""
+        keys, values, ops = change
+        before = len(self.live)
+        if ops is None:
+            self.live.update(zip(keys, values, strict=True))
+            if len(self.live) == before:
+                return  # only keys that were there: their order stands
+        else:
+            live = self.live
+            for op, key, value in zip(ops, keys, values, strict=True):
+                if op == Op.PUT:
+                    live[key] = value
+                else:
+                    live.pop(key, None)
+        if self._order is not None:
+            self._stale.update(keys)
+            if len(self._stale) > len(self._order):
+                self._order = None
+                self._stale.clear()
+
+    def size(self) -> int:
+        """The bytes of all keys and values; looks at each of them."""
+        return sum(map(len, self.live)) + sum(map(len, self.live.values()))
+
+    def view(self, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Keys that begin with the prefix, sorted, and their values, as they are now: references, not copies."""
+        order = self._sorted()
+        length = len(prefix)
+        first = bisect_left(order, prefix)
+        behind = bisect_right(order, prefix, lo=first, key=lambda key: key[:length])
+        keys = order[first:behind]
+        return keys, list(map(self.live.__getitem__, keys))
+
+    def _sorted(self) -> list[bytes]:
+        if self._order is None:
+            self._order = sorted(self.live)
+        elif self._stale:
+            self._refresh(self._order)
+        return self._order
+
+    def _refresh(self, order: list[bytes]) -> None:
+        came, went = [], set()
+        for key in self._stale:
+            at = bisect_left(order, key)
+            known = at < len(order) and order[at] == key
+            if known and key not in self.live:
+                went.add(key)
+            elif not known and key in self.live:
+                came.append(key)
+        self._stale.clear()
+        if len(went) > _ONE_BY_ONE:
+            order[:] = [key for key in order if key not in went]
+        else:
+            for key in went:
+                del order[bisect_left(order, key)]
+        if len(came) > _ONE_BY_ONE:
+            order.extend(came)
+            order.sort()  # long runs that are sorted already are merged, not sorted again
+        else:
+            for key in came:
+                insort(order, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A store's state at one moment: references to its keys and values, and how far it had got."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    standing: Standing
+
+
+class KeyedStore(ABC):
+    """A store with its state in memory, all of :class:`~strandline.follow.store.Store` but exporting.
+
+    A subclass says what is to be written before the state changes (:meth:`_keep`). One write at a time; readers wait
+    for the change of the state itself, never for a disk.
+    """
+
+    def __init__(self) -> None:
+        self._state = KeyedState()
+        self._standing = Standing(None)
+        self._reading = threading.Lock()
+        """Held while the state changes or is looked at."""
+        self._writing = threading.Lock()
+        """Held through a whole write. Taken before the other one."""
+        self._closed = False
+
+    @abstractmethod
+    def _keep(self, records: pa.Table | None, after: Standing) -> None:
+        """Store records and standing, all or nothing; the state changes only if this returns."""
+
+    def _tidy(self) -> None:  # noqa: B027 - there may be nothing to tidy
+        """Called when a write is done and told to readers; the place to do what costs more now and then."""
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How far it has got, in whichever stream."""
+        return self._standing
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
+        standing = self._standing
+        self._refuse_in_resync(standing)
+        at = standing.cursor
+        if at is not None and at.log_id != log_id:
+            raise Diverged(
+                f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
+            )
+        return at
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, None if it is absent."""
+        with self._reading:
+            return self._state.live.get(key)
+
+    def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        with self._reading:
+            keys, values = self._state.view(prefix)
+        return zip(keys, values, strict=True)
+
+    def _copy(self) -> Copy:
+        with self._reading:
+            return Copy(list(self._state.live), list(self._state.live.values()), self._standing)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Store the range and its cursor, exactly once; see :class:`~strandline.follow.sink.Sink`."""
+        with self._writing:
+            at = self.cursor(since.log_id)
+            todo = remaining(records, since=since, upto=upto, at=at)
+            if todo is not None:
+                self._write(todo, Standing(upto))
+
+    def begin_resync(self, stream: UUID) -> None:
+        """Durably mark the state as being brought in step with a stream."""
+        with self._writing:
+            self._write(None, Standing(self._standing.cursor, stream))
+
+    def resync(self, records: pa.Table) -> None:
+        """Apply puts and removals outside the rule of offsets; the cursor stays."""
+        with self._writing:
+            self._refuse_without_resync()
+            self._write(records, self._standing)
+
+    def end_resync(self, cursor: Cursor) -> None:
+        """Atomically end the resync at a cursor of the stream that it began with."""
+        with self._writing:
+            stream = self._refuse_without_resync()
+            if cursor.log_id != stream:
+                raise InvalidInput(
+                    f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
+                )
+            self._write(None, Standing(cursor))
+
+    def _write(self, records: pa.Table | None, after: Standing) -> None:
+        self._refuse_closed()
+        change = None if records is None or not records.num_rows else change_of(records)
+        self._keep(records if change else None, after)
+        with self._reading:
+            if change:
+                self._state.take(change)
+            self._standing = after
+        self._tidy()
+
+    # --- refusals ----------------------------------------------------------------------------------------------
+
+    def _refuse_in_resync(self, standing: Standing) -> None:
+        if standing.resync is not None:
+            raise NotReady(
+                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the "
+                "resync has been done to its end."
+            )
+
+    def _refuse_without_resync(self) -> UUID:
+        if self._standing.resync is None:
+            raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
+        return self._standing.resync
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidInput(f"{self!r} is closed: open it again.")
+
+    def close(self) -> None:
+        """Let go of it; what was read stays readable. Closing twice is fine."""
+        with self._writing:
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[Change]:
+    """Keys and values as puts, in pieces of at most so many rows and, unless a single row is larger, bytes."""
+    some_keys: list[bytes] = []
+    some_values: list[bytes] = []
+    held = 0
+    for key, value in zip(keys, values, strict=True):
+        length = len(key) + len(value)
+        if some_keys and (len(some_keys) == rows or held + length > size):
+            yield Change(some_keys, some_values, None)
+            some_keys, some_values, held = [], [], 0
+        some_keys.append(key)
+        some_values.append(value)
+        held += length
+    if some_keys:
+        yield Change(some_keys, some_values, None)
