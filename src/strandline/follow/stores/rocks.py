@@ -1,0 +1,347 @@
+"""A fold in RocksDB, through ``rocksdict``: for state that outgrows memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self, final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.follow.sink import remaining
+from strandline.follow.snapshot import seal, unpack
+from strandline.follow.store import Standing
+from strandline.follow.stores.rocksfile import (
+    FAMILY,
+    FORMAT,
+    KIND,
+    KIND_VERSION,
+    STANDING,
+    VERSION,
+    Range,
+    cursor_in,
+    decoded,
+    encoded,
+    explained,
+    open_database,
+    rocksdict,
+)
+from strandline.follow.stores.state import change_of
+from strandline.model.cursor import Cursor
+from strandline.model.errors import (
+    Diverged,
+    InvalidInput,
+    NotReady,
+    StrandlineError,
+    UnsupportedVersion,
+    UsedAcrossFork,
+)
+from strandline.model.records import Op
+from strandline.model.snapshot import Snapshot
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+
+if TYPE_CHECKING:
+    from rocksdict import Rdict
+
+
+@final
+class RocksStore:
+    """A :class:`~strandline.follow.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
+
+    With ``sync`` a write is durable when it returns. Without it, a crash of the process loses nothing, and one of the
+    machine may lose the latest writes, each of them whole, cursor and all.
+
+    Any thread may read at any time; a range is read from a RocksDB snapshot. One opener at a time: a second one, in
+    whichever process, is ``Fenced``.
+    """
+
+    def __init__(self, folder: str, db: Rdict, *, sync: bool, disk: Disk, clock: Clock, chance: Chance) -> None:
+        """Use :meth:`open`."""
+        self._folder = folder
+        self._disk = disk
+        self._clock = clock
+        self._chance = chance
+        self._db = db
+        self._own: Rdict = db.get_column_family(FAMILY)
+        self._handle: Any = db.get_column_family_handle(FAMILY)
+        self._how = rocksdict().WriteOptions()
+        self._how.sync = sync
+        self._new_batch = rocksdict().WriteBatch
+        self._known: Standing | None = None
+        self._ranges: weakref.WeakSet[Range] = weakref.WeakSet()
+        self._writing = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+
+    @classmethod
+    def open(
+        cls,
+        folder: str,
+        *,
+        sync: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> RocksStore:
+        """Open the fold in this folder, which is made if there is none.
+
+        What a crash has left behind the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
+        while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
+        """
+        rocksdict()
+        disk.make_folders(folder)
+        db = open_database(folder, sync=sync)
+        try:
+            store = cls(folder, db, sync=sync, disk=disk, clock=clock, chance=chance)
+        except BaseException:
+            db.close()
+            raise
+        try:
+            store._check_format()
+            store._known = store.standing()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def import_from(
+        cls,
+        snapshot: str,
+        dest: str,
+        *,
+        sync: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> RocksStore:
+        """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
+        rocksdict()
+        unpack(
+            snapshot,
+            dest,
+            kind=KIND,
+            kind_version=KIND_VERSION,
+            verify=lambda data: cursor_in(data, disk=disk, chance=chance),
+            shared=True,  # a checkpoint's files are those of the store it was made from, as long as both are there
+            disk=disk,
+            chance=chance,
+        )
+        return cls.open(dest, sync=sync, disk=disk, clock=clock, chance=chance)
+
+    def __repr__(self) -> str:
+        return f"RocksStore({self._folder!r})"
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How far it has got, in whichever stream."""
+        known = self._known
+        if known is not None:
+            return known
+        try:
+            stored = self._own.get(STANDING)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        return decoded(stored, self._folder)
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
+        at = self._settled().cursor
+        if at is not None and at.log_id != log_id:
+            raise Diverged(
+                f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
+            )
+        return at
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, None if it is absent."""
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        return value
+
+    def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        try:
+            found = Range(self._db, prefix, self._folder)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        self._ranges.add(found)
+        return found
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Store the range and its cursor, exactly once; see :class:`~strandline.follow.sink.Sink`."""
+        with self._writing:
+            at = self.cursor(since.log_id)
+            todo = remaining(records, since=since, upto=upto, at=at)
+            if todo is not None and (todo.num_rows or at != upto):
+                self._write(todo, Standing(upto))
+
+    def begin_resync(self, stream: UUID) -> None:
+        """Durably mark the state as being brought in step with a stream."""
+        with self._writing:
+            self._write(None, Standing(self.standing().cursor, stream))
+
+    def resync(self, records: pa.Table) -> None:
+        """Apply puts and removals outside the rule of offsets; the cursor stays."""
+        with self._writing:
+            self._resyncing()
+            self._write(records, None)
+
+    def end_resync(self, cursor: Cursor) -> None:
+        """Atomically end the resync at a cursor of the stream that it began with."""
+        with self._writing:
+            stream = self._resyncing()
+            if cursor.log_id != stream:
+                raise InvalidInput(
+                    f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
+                )
+            self._write(None, Standing(cursor))
+
+    def _write(self, records: pa.Table | None, after: Standing | None) -> None:
+        """One batch with all of it; without ``after`` the standing stays."""
+        self._refuse_elsewhere()
+        batch = self._new_batch(raw_mode=True)
+        if records is not None and records.num_rows:
+            keys, values, ops = change_of(records)
+            if ops is None:
+                deque(map(batch.put, keys, values), maxlen=0)  # the quickest loop there is: none of it is in Python
+            else:
+                put, delete = batch.put, batch.delete
+                for op, key, value in zip(ops, keys, values, strict=True):
+                    if op == Op.PUT:
+                        put(key, value)
+                    else:
+                        delete(key)
+        if after is not None:
+            batch.put(STANDING, encoded(after), self._handle)
+        standing = after or self._known
+        self._known = None  # until it is known what became of it, the database itself is asked
+        try:
+            self._db.write(batch, self._how)
+        except Exception as error:
+            raise self._failed(error, "written to") from error
+        self._known = standing
+
+    # --- snapshots ---------------------------------------------------------------------------------------------
+
+    def export_to(self, folder: str) -> Snapshot:
+        """Seal the state as of the call, from a RocksDB checkpoint: large files are linked, not copied.
+
+        Writes wait while the checkpoint is made, and go on while it is hashed and opened.
+        """
+        with ExitStack() as held:
+            held.enter_context(self._writing)
+            self._refuse_elsewhere()
+            cursor = self._settled().cursor
+            if cursor is None:
+                raise NotReady(f"{self!r} has no cursor yet, and nothing to export: let it follow first.")
+
+            def fill(data: str) -> None:
+                self._checkpoint(data)
+                held.close()
+
+            return seal(
+                folder,
+                kind=KIND,
+                kind_version=KIND_VERSION,
+                cursor=cursor,
+                fill=fill,
+                verify=lambda data: cursor_in(data, disk=self._disk, chance=self._chance),
+                disk=self._disk,
+                clock=self._clock,
+                chance=self._chance,
+            )
+
+    def _checkpoint(self, data: str) -> None:
+        within = f"{data}/.checkpoint"  # RocksDB makes the folder itself
+        try:
+            rocksdict().Checkpoint(self._db).create_checkpoint(within)
+        except Exception as error:
+            raise self._failed(error, f"exported to {data}") from error
+        for row in self._disk.scan(within):
+            self._disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
+        self._disk.remove_folder(within)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the files; what was written is kept, and made durable. Ranges under way end. Twice is fine."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            for found in list(self._ranges):
+                found.close()  # as long as one holds its snapshot, nobody can open the folder again
+            try:
+                if self._process == os.getpid():
+                    self._db.flush_wal(True)
+            except Exception as error:
+                raise self._failed(error, "made durable") from error
+            finally:
+                self._handle = None
+                for part in (self._own, self._db):
+                    # It flushes once more, and tells of what failed long ago; the write-ahead log has everything.
+                    with suppress(Exception):
+                        part.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- refusals ----------------------------------------------------------------------------------------------
+
+    def _settled(self) -> Standing:
+        standing = self.standing()
+        if standing.resync is not None:
+            raise NotReady(
+                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the resync "
+                "has been done to its end."
+            )
+        return standing
+
+    def _resyncing(self) -> UUID:
+        stream = self.standing().resync
+        if stream is None:
+            raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
+        return stream
+
+    def _refuse_elsewhere(self) -> None:
+        if self._closed:
+            raise self._is_closed()
+        if self._process != os.getpid():
+            raise UsedAcrossFork(f"{self!r} was opened before a fork and cannot be used in the child: open it there.")
+
+    def _is_closed(self) -> InvalidInput:
+        return InvalidInput(f"{self!r} is closed: open it again.")
+
+    def _failed(self, error: Exception, what: str) -> StrandlineError:
+        return self._is_closed() if self._closed else explained(error, self._folder, what)
+
+    def _check_format(self) -> None:
+        try:
+            found = self._own.get(FORMAT)
+            used = found is None and next(iter(self._db.keys()), None) is not None
+            if found is None and not used:
+                self._own.put(FORMAT, VERSION, self._how)
+        except Exception as error:
+            raise self._failed(error, "opened") from error
+        if used:
+            raise InvalidInput(f"{self._folder} is a RocksDB database, but no fold of strandline: name another folder.")
+        if found not in (None, VERSION):
+            raise UnsupportedVersion(
+                f"The fold in {self._folder} is of version {found!r}, and this program reads version {KIND_VERSION}: "
+                "use the strandline that wrote it."
+            )
