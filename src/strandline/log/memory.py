@@ -62,9 +62,11 @@ class MemoryLog:
         with self._changed:
             head = self._head
             listing = Listing("", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect)
-            self._head = list_batches(head, [listing], self._clock.now())
-            if self._head is not head:
+            listed = list_batches(head, [listing], self._clock.now())
+            if listed is not head:
+                # The records before the head: planning takes no lock, and goes by the head.
                 self._batches[head.next_sequence] = tuple(with_offsets(batches, head.next_offset))
+                self._head = listed
                 self._changed.notify_all()
             last = self._head.writers[writer]
         if last.number == number:

@@ -1,0 +1,577 @@
+"""What is special about NATS: identities, clamped starts, each way to lose changes, and the line to the server."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from uuid import uuid4
+
+import pytest
+
+from strandline.follow.keyed import nats_feed
+from strandline.follow.keyed.contract import Listed
+from strandline.follow.keyed.nats import NatsBucket
+from strandline.follow.keyed.nats_feed import Feed
+from strandline.follow.keyed.nats_watch import removal, scope_filters
+from strandline.model.cursor import Cursor
+from strandline.model.errors import (
+    CursorExpired,
+    DiskFull,
+    Gap,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    TransientStorageError,
+    UsedAcrossFork,
+)
+from strandline.model.keyed import EVERYTHING, Prefix
+from strandline.model.records import Op
+from strandline.testing.buckets import Collected, churn, current, fill, fold
+from tests.line import NatsLine
+from tests.servers import NatsServer
+
+NODES = Prefix("node.")
+
+
+def fresh() -> str:
+    return f"nats-{uuid4().hex}"
+
+
+@contextmanager
+def opened(url: str, **options: object) -> Iterator[NatsBucket]:
+    with NatsBucket.connect(url, fresh(), create=True, **options) as bucket:
+        yield bucket
+        if not bucket._link.closed and not bucket._link.lost_for():
+            bucket._link.run(bucket._link.api(f"STREAM.DELETE.{bucket._stream}"), "Removing")
+
+
+@pytest.fixture
+def bucket(nats_url: str) -> Iterator[NatsBucket]:
+    with opened(nats_url, prefetch=8) as bucket:
+        yield bucket
+
+
+def purge(bucket: NatsBucket, what: dict[str, object]) -> None:
+    bucket._link.ask(f"STREAM.PURGE.{bucket._stream}", "Purging", what)
+
+
+def cursor_of(bucket: NatsBucket, scope: Prefix = EVERYTHING) -> Cursor:
+    with bucket.watch(scope) as subscription:
+        return Collected(subscription).until_listed().at()
+
+
+def until(condition) -> None:
+    """Wait for what the server does by itself."""
+    pause = threading.Event()
+    for _ in range(600):
+        if condition():
+            return
+        pause.wait(0.05)
+    raise AssertionError("it did not happen")
+
+
+# --- identity and clamped starts ---------------------------------------------------------------------------------
+
+
+def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_anew(bucket, nats_url):
+    before = bucket.stream
+    with NatsBucket.connect(nats_url, bucket._bucket) as other:
+        assert other.stream == before
+    bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
+    with NatsBucket.connect(nats_url, bucket._bucket, create=True) as anew:
+        assert anew.stream != before
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, NODES, Prefix("no")], ids=repr)
+@pytest.mark.parametrize("how", ["purged", "purged whole", "superseded", "too many", "too old"])
+def test_a_start_that_the_server_would_clamp_is_expired(nats_url, how, scope):
+    with opened(nats_url, history=1) as bucket:
+        if how == "too many":
+            limit(bucket, max_msgs=5)
+        if how == "too old":
+            limit(bucket, max_age=300_000_000, duplicate_window=100_000_000)
+        fill(bucket)
+        cursor = cursor_of(bucket, scope)
+        early = cursor.at(cursor.next - 3)
+        bucket.put("other", b"later")
+        match how:
+            case "purged":
+                purge(bucket, {"seq": cursor.next + 1})
+            case "purged whole":
+                purge(bucket, {})
+            case "superseded":
+                fill(bucket, b"2")
+            case "too many":
+                fill(bucket, b"2", [b"x.%d" % number for number in range(9)])
+            case "too old":
+                until(lambda: bucket._state().first > cursor.next)
+        for late in (cursor, early):
+            with pytest.raises(CursorExpired):
+                bucket.watch_from(scope, late)
+        with bucket.watch_from(scope, cursor.at(bucket._state().last + 1)) as subscription:
+            bucket.put("node.1", b"new")
+            Collected(subscription).until_key(b"node.1", b"new")
+
+
+def limit(bucket: NatsBucket, **limits: object) -> None:
+    """Have the server drop the oldest changes, as a bucket made by others may."""
+    config = bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["config"]
+    changed = config | {"discard": "old"} | limits
+    bucket._link.ask(f"STREAM.UPDATE.{bucket._stream}", "Limiting", changed)
+
+
+def test_a_front_that_passes_the_cursor_while_the_watch_is_opened_is_expired(bucket):
+    fill(bucket)
+    cursor = cursor_of(bucket)
+    fill(bucket, b"2")
+    state = bucket._state
+    asked = 0
+
+    def overtaken():
+        nonlocal asked
+        asked += 1
+        found = state()
+        if asked == 1:  # the first look found all in order; now retention strikes
+            purge(bucket, {"seq": cursor.next + 3})
+        return found
+
+    bucket._state = overtaken
+    with pytest.raises(CursorExpired):
+        bucket.watch_from(EVERYTHING, cursor)
+    assert asked == 2
+    until(lambda: consumers(bucket) == 0)
+
+
+def consumers(bucket: NatsBucket) -> int:
+    return bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["state"]["consumer_count"]
+
+
+def test_a_closed_watch_leaves_nothing_on_the_server(bucket):
+    fill(bucket)
+    with bucket.watch() as one, bucket.watch(NODES), bucket.watch_from(EVERYTHING, cursor_of(bucket)):
+        assert consumers(bucket) == 3
+        Collected(one).until_listed()
+    bucket.keys()
+    assert consumers(bucket) == 0
+
+
+# --- each way to lose changes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, NODES, Prefix("no")], ids=repr)
+@pytest.mark.parametrize("limits", [{"max_msgs": 20}, {"max_bytes": 2000}, {"max_age": 300_000_000}], ids=str)
+def test_a_limit_that_overruns_a_watch_is_a_gap(bucket, limits, scope):
+    limit(bucket, **limits, duplicate_window=100_000_000)
+    fill(bucket)
+    with bucket.watch(scope) as subscription:
+        taken = Collected(subscription).until_listed()
+        made = churn(bucket, 40)
+        until(lambda: bucket._state().first > made[100].version)
+        bucket.put("node.1", b"past the gap")
+        with pytest.raises(Gap, match="were dropped before this watch was given them"):
+            taken.until(lambda: False)
+    given = taken.since_listed()
+    assert given == [change for change in made if change.key in scope][: len(given)]
+
+
+def test_a_gap_is_told_although_nothing_new_comes(bucket):
+    with bucket.watch(NODES) as subscription:
+        taken = Collected(subscription).until_listed()
+        # What was dropped cannot be asked whether it was in scope.
+        fill(bucket, keys=[b"other.%d" % number for number in range(10)])
+        purge(bucket, {})
+        with pytest.raises(Gap):
+            taken.until(lambda: False)
+
+
+def test_that_the_newest_change_of_all_was_dropped_is_a_gap(bucket):
+    fill(bucket, keys=[b"k.%d" % number for number in range(8)])
+    with bucket.watch() as subscription:
+        taken = Collected(subscription).until_listed()
+        made = churn(bucket, 4)
+        purge(bucket, {"filter": f"{bucket._subjects}{made[-1].key.decode()}"})
+        with pytest.raises(Gap):
+            taken.until(lambda: False)
+    assert taken.since_listed() == made[:-1]
+
+
+def test_a_watch_in_step_does_not_mind_that_what_it_was_given_is_dropped(bucket):
+    fill(bucket)
+    with bucket.watch(NODES) as nodes, bucket.watch() as everything:
+        watches = [Collected(nodes).until_listed(), Collected(everything).until_listed()]
+        for number in range(3):
+            last = churn(bucket, 3, name=str(number))[-1].version
+            for taken in watches:
+                taken.until(lambda taken=taken, last=last: taken.at().next > last)
+            purge(bucket, {"seq": last + 1})
+        bucket.put("node.1", b"last")
+        for taken in watches:
+            taken.until_key(b"node.1", b"last")
+
+
+def test_what_was_superseded_before_it_was_given_is_no_gap(nats_url):
+    with opened(nats_url, history=1, prefetch=1) as bucket:
+        bucket.put("rarely.changed", b"1")
+        with bucket.watch() as subscription:
+            taken = Collected(subscription).until_listed()
+            for number in range(50):
+                bucket.put("node.1", b"%d" % number)
+            taken.until_key(b"node.1", b"49")
+        assert len(taken.since_listed()) < 50
+
+
+def test_keys_that_grew_too_old_are_told_to_watchers_and_not_listed_as_deleted(nats_url):
+    with opened(nats_url, ttl=1.0) as bucket:
+        bucket.put("node.1", b"1")
+        bucket.put("node.2", b"1")
+        with bucket.watch() as subscription:
+            taken = Collected(subscription).until_listed()
+            bucket.delete("node.2")
+            taken.until(lambda: {row.key for row in taken.rows if row.value is None} == {b"node.1", b"node.2"})
+        assert fold(taken.rows) == {}
+        listing = bucket.listing()
+        assert listing.live == frozenset()
+        assert b"node.1" not in listing.deleted
+
+
+def test_markers_of_clients_and_of_the_server_are_understood():
+    assert removal({"KV-Operation": "DEL"}) is Op.DELETE
+    assert removal({"KV-Operation": "PURGE", "Nats-Rollup": "sub"}) is Op.PURGE
+    assert removal({"Nats-Marker-Reason": "MaxAge"}) is Op.PURGE
+    assert removal({"Nats-Marker-Reason": "Remove"}) is Op.DELETE
+    assert removal({"Nats-Marker-Reason": "of a later server"}) is Op.DELETE
+    assert removal({"KV-Operation": "PUT"}) is removal({"Trace": "1"}) is None
+
+
+# --- the initial values -------------------------------------------------------------------------------------------
+
+
+def test_a_value_that_is_superseded_while_it_is_listed_is_given_before_the_listing_ends(nats_url):
+    with opened(nats_url, history=1, prefetch=2) as bucket:
+        keys = [b"k.%02d" % number for number in range(10)]
+        fill(bucket, keys=keys)
+        with bucket.watch() as subscription:
+            taken = Collected(subscription)
+            taken.take(1)
+            bucket.put(keys[5], b"2")
+            taken.until_listed(1)
+        # Else a resync would remove a key that was there all the time.
+        assert fold(taken.rows) == current(bucket)
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, Prefix("k."), Prefix("k")], ids=repr)
+def test_the_listing_ends_although_its_last_value_was_dropped(nats_url, scope):
+    with opened(nats_url, prefetch=2) as bucket:
+        keys = [b"k.%02d" % number for number in range(10)]
+        fill(bucket, keys=keys)
+        with bucket.watch(scope) as subscription:
+            taken = Collected(subscription)
+            taken.take(1)
+            purge(bucket, {"filter": f"{bucket._subjects}{keys[-1].decode()}"})
+            taken.until_listed(1)
+        assert sorted(fold(taken.rows)) == keys[:-1]
+
+
+def test_a_listing_ends_under_a_flood_of_writes(bucket):
+    fill(bucket)
+    stop = threading.Event()
+
+    def flood():
+        number = 0
+        while not stop.is_set():
+            bucket.put(f"flood.{number % 50}", b"1")
+            number += 1
+
+    writer = threading.Thread(target=flood)
+    writer.start()
+    try:
+        for scope in (EVERYTHING, NODES, Prefix("no")):
+            with bucket.watch(scope) as subscription:
+                Collected(subscription).until_listed(4)
+            assert {b"node.1", b"node.10"} <= set(bucket.keys("no"))
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_prefixes_become_filters_only_where_nats_can_tell_them_apart():
+    assert scope_filters(EVERYTHING, "$KV.b.") == ["$KV.b.>"]
+    assert scope_filters(Prefix("a.b.", "c."), "$KV.b.") == ["$KV.b.a.b.>", "$KV.b.c.>"]
+    for unaligned in ("a", "a.b", "*.", "a.>.", "..", "\xfc."):
+        assert scope_filters(Prefix("c.", unaligned), "$KV.b.") == ["$KV.b.>"]
+    assert scope_filters(Prefix(*(f"p{number}." for number in range(40))), "$KV.b.") == ["$KV.b.>"]
+
+
+def test_many_prefixes_are_one_watch(bucket):
+    fill(bucket, keys=[b"p%d.x" % number for number in range(60)])
+    with bucket.watch(Prefix(*(f"p{number}." for number in range(40)))) as subscription:
+        taken = Collected(subscription).until_listed()
+    assert sorted(fold(taken.rows)) == sorted(b"p%d.x" % number for number in range(40))
+
+
+def test_large_values_do_not_fill_the_memory_and_all_come(nats_url):
+    with opened(nats_url, history=1) as bucket:
+        value = b"x" * 900_000
+        fill(bucket, value, [b"big.%d" % number for number in range(40)])
+        with bucket.watch() as subscription:
+            waiting = subscription._feed._waiting
+            until(lambda: waiting and not waiting[-1].reply)  # the server says that it holds back the rest
+            assert 0 < sum(len(message.data) for message in waiting) <= 16 << 20
+            taken = Collected(subscription).until_listed()
+        assert len(taken.rows) == 40
+
+
+# --- the line -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(nats_server: NatsServer) -> Iterator[NatsLine]:
+    with NatsLine(nats_server.port) as line:
+        yield line
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(nats_feed, "_HEARTBEAT", 0.2)
+
+
+@pytest.fixture
+def far(bucket, line) -> Iterator[NatsBucket]:
+    """The same bucket through a line that the test may break."""
+    with NatsBucket.connect(line.url, bucket._bucket, timeout=0.5, prefetch=64) as far:
+        yield far
+
+
+def numbered(reply: str) -> int:
+    """A message's number in its consumer, 0 for others."""
+    return int(reply.split(".")[6]) if reply.startswith("$JS.ACK.") else 0
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, NODES], ids=repr)
+def test_a_change_that_was_lost_on_the_way_ends_the_watch_before_the_next(bucket, far, line, scope):
+    with far.watch(scope) as subscription:
+        taken = Collected(subscription).until_listed()
+        line.robs = lambda reply: numbered(reply) == 4
+        made = [change for change in churn(bucket, 10) if change.key in scope]
+        with pytest.raises(TransientStorageError, match="lost on the way"):
+            taken.until(lambda: False)
+        assert taken.rows == made[: len(taken.rows)]
+        assert len(taken.rows) <= 3
+        with pytest.raises(TransientStorageError, match="lost on the way"):
+            taken.take()
+    line.robs = lambda _: False
+    with far.watch_from(scope, taken.at()) as subscription:
+        assert Collected(subscription).until_key(made[-1].key, made[-1].value).rows == made[len(taken.rows) :]
+
+
+def test_that_the_last_change_was_lost_on_the_way_is_found_out(bucket, far, line, impatient):
+    with far.watch() as subscription:
+        taken = Collected(subscription).until_listed()
+        line.robs = lambda reply: numbered(reply) == 2
+        bucket.put("node.1", b"1")
+        bucket.put("node.1", b"2")
+        with pytest.raises(TransientStorageError, match="lost on the way"):
+            taken.until(lambda: False)
+        assert [row.value for row in taken.rows] == [b"1"]
+
+
+def test_a_loss_of_the_connection_that_loses_no_change_goes_unnoticed(bucket, far, line):
+    fill(bucket)
+    with far.watch(NODES) as subscription:
+        taken = Collected(subscription).until_listed()
+        for number in range(3):
+            line.cut()
+            until(lambda number=number: far._link.generation > number)
+            far.get("node.1")  # so that the server has heard that the watch listens again
+            bucket.put("node.1", b"after cut %d" % number)
+            taken.until_key(b"node.1", b"after cut %d" % number)
+        assert far.get("node.1") == b"after cut 2"
+
+
+def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(bucket, far, line):
+    with far.watch() as subscription:
+        taken = Collected(subscription).until_listed()
+        line.close()
+        with pytest.raises(TransientStorageError, match="no connection to NATS"):
+            taken.until(lambda: False)
+    for call in (lambda: far.put("a", b"1"), lambda: far.get("a"), far.keys, far.watch):
+        with pytest.raises(TransientStorageError):
+            call()
+
+
+def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(bucket, far, line, impatient):
+    with far.watch() as subscription:
+        taken = Collected(subscription).until_listed()
+        line.stopped = True
+        with pytest.raises(TransientStorageError):
+            taken.until(lambda: False)
+        line.stopped = False
+
+
+def test_a_pull_that_was_lost_is_repeated(bucket, far, impatient):
+    fill(bucket)
+    sent = []
+    far._link.post = lambda *pull: sent.append(pull)
+    with far.watch() as subscription:
+        del far._link.post
+        taken = Collected(subscription).until_listed()
+        assert len(sent) == 1
+        assert fold(taken.rows) == current(bucket)
+
+
+def test_a_watch_whose_consumer_is_gone_ends_with_an_error_that_may_pass(bucket):
+    with bucket.watch() as subscription:
+        taken = Collected(subscription).until_listed()
+        bucket._link.ask(f"CONSUMER.DELETE.{bucket._stream}.{subscription._feed._name}", "Removing")
+        with pytest.raises(TransientStorageError, match="resume from the applied cursor"):
+            taken.until(lambda: False)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_bucket_that_is_removed_under_a_watch_ends_it(bucket, nats_url, anew):
+    fill(bucket)
+    with bucket.watch(NODES) as subscription:
+        taken = Collected(subscription).until_listed()
+        bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
+        if anew:
+            NatsBucket.connect(nats_url, bucket._bucket, create=True).close()
+        with pytest.raises(NotFound):
+            taken.until(lambda: False)
+
+
+def test_a_number_is_found_in_either_form_of_a_reply(bucket):
+    feed = Feed(bucket._link, bucket._stream, window=8)
+    plain = "$JS.ACK.KV_b.w.1.70.1.1700000000.0"
+    domain = "$JS.ACK.hub.ACCT.KV_b.w.1.71.2.1700000000.0.token"
+    for reply in (plain, domain):
+        feed._waiting.append(SimpleNamespace(reply=reply, subject="$KV.b.a", headers=None, data=b""))
+    assert [message.sequence for message in feed.next(5)] == [70, 71]
+
+
+# --- the server dies ----------------------------------------------------------------------------------------------
+
+
+def test_after_a_crash_of_the_server_a_watch_resumes_with_exactly_what_it_missed():
+    with NatsServer() as server, opened(server.url, timeout=2.0) as bucket:
+        fill(bucket)
+        with bucket.watch(NODES) as subscription:
+            taken = Collected(subscription).until_listed()
+            identity, before = bucket.stream, current(bucket)
+            server.kill()
+            for _ in range(2):
+                with pytest.raises(TransientStorageError):
+                    bucket.put("node.1", b"into the void")
+            server.revive()
+            until(lambda: not bucket._link.lost_for())
+            with pytest.raises(TransientStorageError):  # a watch lives in the server's memory
+                taken.until(lambda: False)
+        assert bucket.stream == identity
+        assert current(bucket) == before, "what was given up landed after all"
+        bucket.put("node.1", b"2")
+        bucket.delete("node.10")
+        with bucket.watch_from(NODES, taken.at()) as subscription:
+            missed = Collected(subscription).until_key(b"node.10", None)
+        assert [(row.key, row.value) for row in missed.rows] == [(b"node.1", b"2"), (b"node.10", None)]
+
+
+def test_a_server_that_is_not_there_is_an_error_that_may_pass():
+    with NatsServer() as server:
+        url = server.url
+    with pytest.raises(TransientStorageError, match="Connecting to nats://"):
+        NatsBucket.connect(url, "bucket", timeout=0.3)
+
+
+# --- buckets and connections --------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_not_found(nats_url, bucket):
+    with pytest.raises(NotFound, match="create=True"):
+        NatsBucket.connect(nats_url, fresh())
+    bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
+    for call in (
+        lambda: bucket.put("a", b"1"),
+        lambda: bucket.get("a"),
+        bucket.keys,
+        bucket.watch,
+        lambda: bucket.stream,
+    ):
+        with pytest.raises(NotFound):
+            call()
+
+
+def test_a_bucket_that_is_there_is_left_as_it_is(nats_url, bucket):
+    fill(bucket)
+    with NatsBucket.connect(nats_url, bucket._bucket, create=True, history=3, max_bytes=10_000) as other:
+        assert current(other) == current(bucket)
+        assert other.stream == bucket.stream
+
+
+def test_a_full_bucket_refuses_changes_and_loses_nothing(nats_url):
+    with opened(nats_url, max_bytes=2000) as bucket:
+        with pytest.raises(DiskFull, match="maximum bytes exceeded"):
+            churn(bucket, 50)
+        kept = current(bucket)
+        assert kept
+        with pytest.raises(DiskFull):
+            bucket.put("node.1", b"x" * 500)
+        assert current(bucket) == kept
+
+
+def test_a_value_that_is_too_large_is_invalid(bucket):
+    with pytest.raises(InvalidInput, match="larger than the server takes"):
+        bucket.put("node.1", b"x" * (2 << 20))
+    assert bucket.keys() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.b", {}), ("", {}), ("a b", {}), ("ok", {"history": 0}), ("ok", {"history": 65}), ("ok", {"prefetch": 0})],
+)
+def test_what_can_never_work_is_said_before_anything_is_asked(name, options):
+    with pytest.raises(InvalidInput):
+        NatsBucket.connect("nats://127.0.0.1:1", name, **options)
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "nats", None)
+    with pytest.raises(MissingExtra, match=r"strandline\[nats\]"):
+        NatsBucket.connect("nats://127.0.0.1:1", "bucket")
+
+
+def test_a_closed_bucket_says_so_and_its_waiting_watch_ends(nats_url):
+    bucket = NatsBucket.connect(nats_url, fresh(), create=True)
+    subscription = bucket.watch()
+    assert isinstance(subscription.take(1, 5.0), Listed)
+    closing = threading.Timer(0.1, bucket.close)
+    closing.start()
+    with pytest.raises(InvalidInput, match="closed"):
+        Collected(subscription).until(lambda: False)
+    subscription.close()
+    closing.join()
+    bucket.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        bucket.put("a", b"1")
+    assert not [thread for thread in threading.enumerate() if thread is bucket._link._thread]
+
+
+def test_a_forked_child_is_told_to_connect_again(bucket):
+    with bucket.watch() as subscription:
+        Collected(subscription).until_listed()
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (lambda: bucket.put("a", b"1"), bucket.keys, bucket.watch):
+                try:
+                    call()
+                except UsedAcrossFork:
+                    told += 1
+            subscription.close()
+            bucket.close()
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    bucket.put("a", b"1")
+    assert bucket.get("a") == b"1"
