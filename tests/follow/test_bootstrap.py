@@ -1,0 +1,344 @@
+"""A newcomer gets the newest snapshot, a pin on what comes next, and follows on from there."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+from strandline.follow.artifacts import Artifacts
+from strandline.follow.bootstrap import bootstrap, pin
+from strandline.follow.run import follow
+from strandline.follow.snapshot import next_number, numbered
+from strandline.follow.stores.appendlog import AppendLogStore
+from strandline.log.memory import MemoryLog
+from strandline.model.errors import (
+    AlreadyExists,
+    CorruptData,
+    CursorExpired,
+    Diverged,
+    InvalidInput,
+    NotFound,
+    SlotInvalid,
+    StorageError,
+)
+from strandline.model.head import WriterId
+from strandline.model.records import READ_SCHEMA
+from strandline.model.retention import SlotLimits
+from strandline.storage.ambient import CHANCE
+from strandline.testing.clock import ManualClock
+from strandline.testing.faulty import Crash, FaultyStore
+from strandline.testing.plain import PlainStore
+from strandline.testing.sinks import changes
+from tests.follow.parts import DyingDisk, TinyStore, cursor, tiny
+
+
+def append(log, *rows: tuple[bytes, bytes]) -> None:
+    log.append(changes(0, *rows).drop_columns("offset"), writer=WriterId(CHANCE.uuid()), number=0).result()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+
+@pytest.fixture
+def log():
+    log = MemoryLog()
+    for number in range(4):
+        append(log, (b"a", b"%d" % number), (b"k%d" % number, b"x"))
+    return log
+
+
+@pytest.fixture
+def fold(log, tmp_path):
+    """A consumer that is in step."""
+    store = AppendLogStore.open(str(tmp_path / "veteran"), sync=False)
+    follow(log, store, until="end")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def artifacts():
+    return Artifacts(PlainStore())
+
+
+@pytest.fixture(params=["published", "numbered", "single"])
+def source(request, fold, artifacts, tmp_path):
+    """The consumer's snapshot, in each of the places that a newcomer can be sent to."""
+    many = str(tmp_path / "many")
+    fold.export_to(numbered(many, next_number(many)))
+    if request.param == "published":
+        artifacts.publish(numbered(many, 1))
+        return artifacts
+    return many if request.param == "numbered" else numbered(many, 1)
+
+
+class TestNewcomers:
+    def test_a_newcomer_gets_the_newest_snapshot_and_follows_on_from_its_cursor(self, source, log, fold, tmp_path):
+        append(log, (b"a", b"later"), (b"new", b"y"))
+        with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, sync=False) as store:
+            assert store.standing().cursor == fold.standing().cursor == log.start().at(8)
+            assert list(store.range()) == list(fold.range())
+            follow(log, store, until="end")
+            follow(log, fold, until="end")
+            assert list(store.range()) == list(fold.range())
+            assert store.get(b"a") == b"later"
+        assert not [name for name in names(tmp_path) if name.startswith(".")], "nothing hidden stays behind"
+
+    def test_it_needs_no_log(self, source, tmp_path):
+        with bootstrap(source, str(tmp_path / "dest"), AppendLogStore) as store:
+            assert store.standing().cursor.next == 8
+
+    def test_only_what_came_after_the_snapshot_is_read(self, source, log, tmp_path):
+        log.trim(8)
+        append(log, (b"late", b"1"))
+        with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new") as store:
+            follow(log, store, "new", until="end")
+            assert (store.get(b"late"), store.get(b"k0")) == (b"1", b"x")
+
+    def test_no_snapshot_at_all_says_what_to_do(self, artifacts, log, tmp_path):
+        for place in (artifacts, str(tmp_path / "nothing")):
+            with pytest.raises(NotFound, match="publish one from a consumer that is in step, or let the newcomer read"):
+                bootstrap(place, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new")
+        assert not (tmp_path / "dest").exists()
+        assert log.slots() == []
+
+    def test_the_newest_valid_one_of_many_is_taken(self, log, fold, tmp_path):
+        many = str(tmp_path / "many")
+        fold.export_to(numbered(many, 1))
+        append(log, (b"a", b"5"))
+        follow(log, fold, until="end")
+        fold.export_to(numbered(many, 2))
+        (Path(numbered(many, 2)) / "MANIFEST.json").unlink()
+        with bootstrap(many, str(tmp_path / "dest"), AppendLogStore, log=log) as store:
+            assert store.standing().cursor.next == 8
+
+    def test_a_snapshot_of_another_log_is_refused(self, source, tmp_path):
+        with pytest.raises(Diverged):
+            bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=MemoryLog(), slot="new")
+        assert not (tmp_path / "dest").exists()
+
+    def test_a_snapshot_of_another_kind_is_refused(self, source, tmp_path):
+        with pytest.raises(InvalidInput, match="cannot be imported as 'tiny'"):
+            bootstrap(source, str(tmp_path / "dest"), TinyKind)
+        assert not (tmp_path / "dest").exists()
+
+    def test_a_damaged_snapshot_leaves_nothing(self, fold, tmp_path):
+        single = tmp_path / "single"
+        fold.export_to(str(single))
+        next(path for path in (single / "data").iterdir()).write_bytes(b"")
+        with pytest.raises(CorruptData):
+            bootstrap(str(single), str(tmp_path / "dest"), AppendLogStore)
+        assert not (tmp_path / "dest").exists()
+
+    def test_a_slot_without_its_log_is_refused(self, source, tmp_path):
+        with pytest.raises(InvalidInput, match="pass log="):
+            bootstrap(source, str(tmp_path / "dest"), AppendLogStore, slot="new")
+
+
+class TinyKind:
+    open = staticmethod(TinyStore)
+    import_from = staticmethod(TinyStore.import_from)
+
+
+class TestSlots:
+    def test_a_missing_slot_is_created_at_the_snapshots_cursor(self, source, log, tmp_path):
+        bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
+        assert [(slot.name, slot.position) for slot in log.slots()] == [("new", 8)]
+
+    def test_a_slot_that_holds_it_already_stays_as_it_is(self, source, log, tmp_path):
+        log.create_slot("new", 3)
+        claimed = log.claim_slot("new", "me")
+        bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
+        claimed.touch()
+        assert log.slot("new").position == 3
+
+    def test_a_slot_that_is_past_the_snapshot_is_put_back(self, source, log, tmp_path):
+        append(log, (b"z", b"z"))
+        log.create_slot("new", 9)
+        bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
+        assert log.slot("new").position == 8
+
+    def test_the_pin_comes_before_the_snapshot_is_read(self, artifacts, fold, log, tmp_path):
+        line = FaultyStore(PlainStore())
+        published = Artifacts(line)
+        published.export(fold, scratch=str(tmp_path / "scratch"))
+        append(log, (b"z", b"z"))
+        pinned = []
+        line.hook(lambda call: pinned.append(log.floor()) if "payloads" in call.path else None)
+        bootstrap(published, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
+        assert set(pinned) == {8}
+
+    def test_a_snapshot_older_than_what_the_log_retains_says_what_to_do(self, source, log, tmp_path):
+        append(log, (b"z", b"z"))
+        log.trim(9)
+        log.create_slot("new", 9)
+        for slot in (None, "new", "absent"):
+            with pytest.raises(CursorExpired, match=r"retains only what is from offset 9 on.* Publish a snapshot"):
+                bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot=slot)
+        assert not (tmp_path / "dest").exists()
+        assert log.slot("new").position == 9
+
+    def test_an_invalidated_slot_is_healed_and_its_consumer_follows_on(self, fold, artifacts, tmp_path):
+        clock = ManualClock()
+        log = sl.open(
+            f"file://{tmp_path}/log",
+            create=True,
+            retention="bytes:1KiB",
+            limits=SlotLimits(lag_bytes=3000),
+            clock=clock,
+        )
+        for number in range(6):
+            append(log, (b"a", b"%d" % number * 400))
+        lagging = AppendLogStore.open(str(tmp_path / "lagging"))
+        follow(log, lagging, "lagging", until=2)
+        ahead = AppendLogStore.open(str(tmp_path / "ahead"))
+        follow(log, ahead, "ahead", until="end")
+        artifacts.export(ahead, scratch=str(tmp_path / "scratch"))
+        append(log, (b"later", b"1"))
+        log.collect()
+        assert log.bounds().first > 2
+        with pytest.raises((CursorExpired, SlotInvalid)):
+            follow(log, lagging, "lagging", until="end")
+        lagging.close()
+        with bootstrap(artifacts, str(tmp_path / "lagging"), AppendLogStore, log=log, slot="lagging") as healed:
+            assert healed.standing().cursor.next == 6
+            follow(log, healed, "lagging", until="end")
+            assert healed.get(b"later") == b"1"
+        assert all(slot.invalid is None for slot in log.slots())
+
+    def test_pinning_copes_with_another_that_creates_the_slot_at_once(self, log, monkeypatch):
+        create = log.create_slot
+
+        def raced(name: str, position: int):
+            create(name, 8)
+            return create(name, position)
+
+        monkeypatch.setattr(log, "create_slot", raced)
+        pin(log, "new", log.start().at(3))
+        assert log.slot("new").position == 3
+
+
+class TestWhatIsThere:
+    def test_a_store_whose_cursor_is_retained_is_used_as_it_is_and_says_so(self, source, log, tmp_path, caplog):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, until=4)
+        mine.close()
+        with (
+            caplog.at_level(logging.INFO),
+            bootstrap(source, dest, AppendLogStore, log=log, slot="new") as store,
+        ):
+            assert store.standing().cursor.next == 4
+        assert "is used as it is" in caplog.text
+        assert log.slot("new").position == 4
+
+    def test_a_store_that_is_too_old_is_replaced(self, source, log, tmp_path, caplog):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, until=4)
+        mine.close()
+        log.trim(6)
+        with caplog.at_level(logging.WARNING), bootstrap(source, dest, AppendLogStore, log=log) as store:
+            assert store.standing().cursor.next == 8
+        assert "too old to follow on" in caplog.text
+        assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+    def test_a_store_that_is_too_old_stays_if_there_is_nothing_better(self, artifacts, log, tmp_path):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, until=4)
+        mine.close()
+        log.trim(6)
+        with pytest.raises(NotFound):
+            bootstrap(artifacts, dest, AppendLogStore, log=log)
+        with AppendLogStore.open(dest) as store:
+            assert store.standing().cursor.next == 4
+
+    def test_a_store_that_is_too_old_comes_back_if_the_import_fails(self, source, log, tmp_path):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, until=4)
+        mine.close()
+        log.trim(6)
+
+        class Failing:
+            open = staticmethod(AppendLogStore.open)
+
+            @staticmethod
+            def import_from(snapshot, dest):
+                assert Path(snapshot).exists()
+                assert not Path(dest).exists()
+                raise StorageError("no")
+
+        with pytest.raises(StorageError, match="no"):
+            bootstrap(source, dest, Failing, log=log)
+        with AppendLogStore.open(dest) as store:
+            assert store.standing().cursor.next == 4
+        assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+    def test_a_store_of_another_log_is_refused_and_stays(self, source, log, tmp_path):
+        dest, other = str(tmp_path / "dest"), MemoryLog()
+        append(other, (b"a", b"1"))
+        mine = AppendLogStore.open(dest)
+        follow(other, mine, until="end")
+        mine.close()
+        with pytest.raises(Diverged):
+            bootstrap(source, dest, AppendLogStore, log=log)
+        with AppendLogStore.open(dest) as store:
+            assert store.standing().cursor == other.start().at(1)
+
+    def test_a_store_without_cursor_or_in_the_middle_of_a_resync_is_replaced(self, source, log, tmp_path):
+        AppendLogStore.open(str(tmp_path / "new")).close()
+        half = AppendLogStore.open(str(tmp_path / "half"))
+        follow(log, half, until=4)
+        half.begin_resync(log.log_id)
+        half.close()
+        for name in ("new", "half"):
+            with bootstrap(source, str(tmp_path / name), AppendLogStore, log=log) as store:
+                assert store.standing().cursor.next == 8
+
+    def test_a_store_is_replaced_when_asked(self, source, log, tmp_path):
+        dest = str(tmp_path / "dest")
+        mine = AppendLogStore.open(dest)
+        follow(log, mine, until=4)
+        mine.close()
+        with bootstrap(source, dest, AppendLogStore, log=log, replace=True) as store:
+            assert store.standing().cursor.next == 8
+
+    def test_a_death_at_any_operation_is_made_good_by_bootstrapping_again(self, tmp_path):
+        store = tiny(str(tmp_path / "veteran"), 5, a="1")
+        published = Artifacts(PlainStore())
+        published.export(store, scratch=str(tmp_path / "scratch"))
+        number = 0
+        while True:
+            place = tmp_path / str(number)
+            place.mkdir()
+            tiny(str(place / "dest"), 2, a="0")
+            disk = DyingDisk(number, dies=True)
+            source = Artifacts(published._store, disk=disk, workers=1)
+            try:
+                bootstrap(source, str(place / "dest"), TinyKind, replace=True, disk=disk)
+            except (Crash, StorageError, AlreadyExists):
+                found = bootstrap(published, str(place / "dest"), TinyKind, replace=True)
+                assert found.at == cursor(5)
+                assert names(place) == {"dest"}
+                number += 1
+            else:
+                break
+        assert number > 20
+
+
+def test_an_empty_apply_leaves_a_cursor_that_a_snapshot_can_be_taken_of(tmp_path):
+    log = MemoryLog()
+    with AppendLogStore.open(str(tmp_path / "a")) as store:
+        store.apply(READ_SCHEMA.empty_table(), since=log.start(), upto=log.start())
+        store.export_to(str(tmp_path / "snap"))
+    with bootstrap(str(tmp_path / "snap"), str(tmp_path / "b"), AppendLogStore, log=log) as copy:
+        assert copy.standing().cursor == log.start()
