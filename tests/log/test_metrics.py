@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +12,7 @@ from prometheus_client import REGISTRY
 
 import strandline as sl
 from strandline.log.object.log import ObjectLog, open_log
+from strandline.model.errors import TransientStorageError
 from strandline.model.retention import SlotLimits
 from strandline.storage import metrics
 from strandline.testing.clock import ManualClock
@@ -143,6 +145,42 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
         assert consumer.next_batch() is None  # the third one was set aside, and counts as acknowledged in its turn
         consumer.ack(1)
     assert moved.by == [1, 3, 1]
+
+
+def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
+    bucket, stop = sl.MemoryBucket(), threading.Event()
+
+    class Flaky(sl.MemoryStore):
+        failed = False
+
+        def apply(self, records, *, since, upto):
+            if not self.failed:
+                self.failed = True
+                raise TransientStorageError("once")
+            super().apply(records, since=since, upto=upto)
+
+    store = Flaky()
+    for key in ("a", "b", "bad"):
+        bucket.put(key, b"")
+
+    def parse(update: sl.Update) -> sl.Update | None:
+        return None if update.key == b"bad" else update
+
+    def watch() -> None:
+        sl.watch_applied(
+            bucket, len, parse=parse, store=store, reader=bucket, stop=stop, on_applied=lambda _: stop.set()
+        )
+        stop.clear()
+
+    names = ("updates_applied", "updates_rejected", "store_failures", "resyncs")
+    with Moved(*(f"strandline_{name}_total" for name in names)) as moved:
+        watch()
+    assert moved.by == [2, 1, 1, 0]
+    bucket.put("c", b"")
+    bucket.trim(4)
+    with Moved("strandline_resyncs_total") as moved:
+        watch()
+    assert moved.by == [1]
 
 
 def test_every_name_is_documented_and_every_documented_name_is_there():

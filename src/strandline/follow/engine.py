@@ -95,7 +95,9 @@ class Engine:
     _marks: set[bytes] = field(default_factory=set)
     _listed: Cursor | None = None
     _exports: deque[Any] = field(default_factory=deque)
+    _served: bool = False
     _stopping: bool = False
+    _ended: bool = False
     _tried: bool = False
 
     # --- what may be said at any time ---------------------------------------------------------------------------
@@ -130,8 +132,8 @@ class Engine:
                 pass
             case Failed():
                 self._failures += 1
-                self._tried = self._done()
-                if self._failures >= self.retries.attempts and not self._done():
+                self._tried = self._stopping
+                if self._failures >= self.retries.attempts and not self._stopping:
                     return GiveUp(self._failures)
                 self._retry = now + self.retries.pause(self._failures - 1, 1.0)
             case Began(cursor, unsettled):
@@ -140,18 +142,21 @@ class Engine:
                     return self._next(now) if self._done() else Open(cursor)
                 self._resync()
             case Opened():
-                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING else Phase.LIVE
-            case Expired():
-                if not self.armed:
-                    self._applied = self._read = None  # what is current comes in the order of its versions, from below
-                    return Open(None)
-                self._resync()
+                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.armed else Phase.LIVE
+            case Expired(anew):
+                if self.armed:
+                    self._resync()
+                else:
+                    self._applied = self._read = anew  # what is current comes in the order of its versions, from below
+                    if anew is None:
+                        return Open(None)
+                    self._rewind(anew)
             case Ghosts(chunks):
                 self._removals.extend(chunks)
             case Listed(cursor):
                 self._list_ends(cursor, now)
             case Ended():
-                self._stopping = True
+                self._ended = True
         return self._next(now)
 
     def _receive(self, event: Received, now: float) -> None:
@@ -176,6 +181,14 @@ class Engine:
     def _resync(self) -> None:
         self.phase = Phase.CLEARING
         self._unstored.append(BeginResync())
+
+    def _rewind(self, anew: Cursor) -> None:
+        """Put the store at the stream's beginning; it keeps what it holds.
+
+        At its old cursor, of another stream or past this one's end, it would refuse or pass over what comes anew.
+        """
+        self.phase, self._compared = Phase.CLEARING, True
+        self._unstored.extend((BeginResync(), EndResync(anew)))
 
     # --- after apply: the store --------------------------------------------------------------------------------
 
@@ -222,24 +235,31 @@ class Engine:
             self._retry = None
             return Store(write)
         if self._done():
+            if write is not None and not self._stopping:
+                return Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
             self.phase = Phase.DONE
             return Finish(self._applied, doubtful=write is not None)
         return self._resync_step(write, now) or self._calm(write, now)
 
     def _calm(self, write: Write | None, now: float) -> Action:
-        if self._exports and self.phase is Phase.LIVE and write is None:
+        askable = bool(self._exports) and self.phase is Phase.LIVE and write is None
+        if askable and not self._served:
+            self._served = True
             return Export(self._exports.popleft())
+        self._served = False  # between two exports something is received: a flood of requests starves nobody either
         if write is not None and self._behind >= self.retries.attempts:
             return Pause(self._patience(now))  # enough has been applied that the store has not taken
-        return self._take(now)
+        return self._take(0.0 if askable else self._patience(now))
 
     def _store_due(self, now: float) -> bool:
-        if self._done():
+        if self._stopping:
             return not self._tried  # once more, and then its own word counts
         return self._retry is None or now >= self._retry
 
     def _done(self) -> bool:
-        return self._stopping or (self.until is not None and self._read is not None and self._read.next >= self.until)
+        if self._stopping or self._ended:
+            return True
+        return self.until is not None and self._read is not None and self._read.next >= self.until
 
     def _flushes(self, now: float) -> bool:
         if self._due is None:
@@ -288,13 +308,13 @@ class Engine:
         self._unstored.append(EndResync(self._listed))
         return Store(self._unstored[0])
 
-    def _take(self, now: float) -> Receive:
+    def _take(self, seconds: float) -> Receive:
         room = Limit(
             records=max(1, self.batching.records - self._records),
             bytes=max(1, self.batching.bytes - self._bytes),
             upto=self.until,
         )
-        return Receive(self._read, room, self._patience(now))
+        return Receive(self._read, room, seconds)
 
     def _patience(self, now: float) -> float:
         due = [time - now for time in (self._due, self._retry) if time is not None]

@@ -53,7 +53,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The stream cannot serve the cursor any more."""
+    """The stream cannot serve the cursor any more.
+
+    ``anew`` is the stream's beginning, for a store that takes everything anew with no reader to compare it with.
+    """
+
+    anew: Cursor | None = None
 
 
 @dataclass(frozen=True, slots=True)

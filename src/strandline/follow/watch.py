@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from strandline.follow.exports import Exports
 from strandline.follow.keyed.contract import Reader, Watcher
@@ -14,13 +13,10 @@ from strandline.follow.steps import (
     Batching,
 )
 from strandline.follow.store import Store
-from strandline.follow.watching import Options, Resume, Watch
+from strandline.follow.watching import WATCHING, Options, Resume, Watch, awaiting, finishing
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update
 from strandline.storage.ambient import CLOCK, Clock
-
-WATCHING: Final = Batching(records=100, window=0.01)
-"""How a watch batches unless told otherwise."""
 
 T = TypeVar("T")
 
@@ -47,6 +43,10 @@ def watch_applied(
     A cursor moves only after ``apply`` has returned and the ``store``, if there is one, has taken the raw updates and
     the cursor in one atomic write; then ``on_applied`` hears it, once. So whatever dies at whatever moment, a restart
     delivers what was not applied, and perhaps again what was.
+
+    What ``apply`` keeps should live and die with its process, or be built from the store when the next one begins. In a
+    database of its own it may keep a key that the store never had: applied, not stored, and deleted before the restart,
+    by which time the cursor had expired.
 
     Args:
         watcher: Where the changes come from.
@@ -77,7 +77,7 @@ def watch_applied(
         StorageError: if the backend failed, or the store did too often.
     """
     options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
-    with _finishing() as finish:
+    with finishing() as finish:
         return Watch(watcher, apply, reader, store, options, stop, clock, finish).run(resume)
 
 
@@ -100,13 +100,13 @@ async def watch_applied_async(
 ) -> Cursor | None:
     """The same as :func:`watch_applied`, awaited: the watch runs in a thread, coroutines in the caller's loop.
 
-    Cancelling it stops the watch in good order, and waits for that.
+    Cancelling it stops the watch in good order, and waits for that. If the watch fails meanwhile, that is raised.
     """
     loop = asyncio.get_running_loop()
     halt = stop or threading.Event()
 
     def finish(awaitable: Awaitable[T]) -> T:
-        return asyncio.run_coroutine_threadsafe(_awaiting(awaitable), loop).result()
+        return asyncio.run_coroutine_threadsafe(awaiting(awaitable), loop).result()
 
     options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
     watch = Watch(watcher, apply, reader, store, options, halt, clock, finish)
@@ -116,25 +116,8 @@ async def watch_applied_async(
     except asyncio.CancelledError:
         halt.set()
         await asyncio.wait([running])
+        running.result()  # an error of the watch is not lost in the cancelling
         raise
-
-
-async def _awaiting(awaitable: Awaitable[T]) -> T:
-    return await awaitable
-
-
-@contextlib.contextmanager
-def _finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
-    """What runs a coroutine to its end in this thread, with one loop for all of them, made when it is needed."""
-    with contextlib.ExitStack() as stack:
-        runners: list[asyncio.Runner] = []
-
-        def finish(awaitable: Awaitable[T]) -> T:
-            if not runners:
-                runners.append(stack.enter_context(asyncio.Runner()))
-            return runners[0].run(_awaiting(awaitable))
-
-        yield finish
 
 
 __all__ = ["WATCHING", "Batching", "Exports", "Resume", "watch_applied", "watch_applied_async"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from itertools import chain
+from typing import Any, Final, Literal, TypeVar
 
 from strandline.follow.engine import Engine
 from strandline.follow.exports import ExportRequest, Exports, WatchEnded
@@ -50,8 +53,9 @@ from strandline.follow.steps import (
 from strandline.follow.store import Standing, Store
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError
-from strandline.model.keyed import Scope, Update, Updates
+from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.storage.ambient import Clock
+from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL: Final = 0.05
@@ -60,20 +64,47 @@ _POLL: Final = 0.05
 _GATHERING: Final = 0.001
 """How long a batch that has begun lets more updates gather, when they come one by one."""
 
+T = TypeVar("T")
 Resume = Cursor | Literal["stored"] | None
+
+
+WATCHING: Final = Batching(records=100, window=0.01)
+"""How a watch batches unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a watch was asked for; see :func:`~strandline.follow.watch.watch_applied`."""
 
-    scope: Scope
-    batching: Batching
-    parse: Callable[[Update], Any] | None
-    dead_letter: Callable[[Update, Exception], object] | None
-    on_applied: Callable[[Cursor], object] | None
-    evicted: Literal["drop", "keep"]
-    exports: Exports | None
+    scope: Scope = EVERYTHING
+    batching: Batching = WATCHING
+    parse: Callable[[Update], Any] | None = None
+    dead_letter: Callable[[Update, Exception], object] | None = None
+    on_applied: Callable[[Cursor], object] | None = None
+    evicted: Literal["drop", "keep"] = "drop"
+    exports: Exports | None = None
+    afloat: set[bytes] = field(default_factory=set)
+    """Keys that were given to ``apply`` and that the store has not taken since; kept from one run to the next. A resync
+    must remove those too that vanished: the store never had them, and whoever applied them still has."""
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
+    """What runs a coroutine to its end in this thread, with one loop for all of them, made when it is needed."""
+    with contextlib.ExitStack() as stack:
+        runners: list[asyncio.Runner] = []
+
+        def finish(awaitable: Awaitable[T]) -> T:
+            if not runners:
+                runners.append(stack.enter_context(asyncio.Runner()))
+            return runners[0].run(awaiting(awaitable))
+
+        yield finish
+
+
+async def awaiting(awaitable: Awaitable[T]) -> T:
+    """Any awaitable, as a coroutine."""
+    return await awaitable
 
 
 @dataclass(slots=True)
@@ -113,13 +144,13 @@ class Watch:
                     return self._finished(action)
                 event = self._do(action)
         finally:
-            if self.subscription is not None:
-                self.subscription.close()
             self._hear_exports()
             for request in self.waiting:
                 request.fail(WatchEnded("The watch ended before it served this export: ask again when it runs."))
+            if self.subscription is not None:
+                self.subscription.close()
 
-    def _begin(self, resume: Resume) -> Began:
+    def _begin(self, resume: Resume) -> Event:
         standing = Standing(None) if self.store is None else self.store.standing()
         cursor = standing.cursor if resume == "stored" else resume
         if standing.resync is not None:
@@ -137,9 +168,12 @@ class Watch:
         holding = standing.cursor is not None or next(self.store.range(), None) is not None
         if holding and not self.engine.armed:
             self._warn("Everything is asked for and the store is not empty")
-        return Began(
-            standing.cursor if holding and self.engine.armed else None, unsettled=holding and self.engine.armed
-        )
+            return Expired(self._beginning())
+        return Began(standing.cursor if holding else None, unsettled=holding)
+
+    def _beginning(self) -> Cursor | None:
+        """Where a store takes a stream from that it has no cursor of."""
+        return None if self.store is None else Cursor(self.watcher.stream, 0)
 
     def _warn(self, why: str) -> None:
         _LOGGER.warning(
@@ -169,6 +203,7 @@ class Watch:
             case Open(cursor):
                 return self._open(cursor)
             case FindGhosts():
+                RESYNCS.inc()
                 return Ghosts(self._ghosts(None))
             case Sweep(given):
                 return Ghosts(self._ghosts(given))
@@ -200,7 +235,7 @@ class Watch:
                 self._warn(f"The cursor {cursor} has expired ({error})")
             else:
                 _LOGGER.info("The cursor %s has expired: bringing the store in step. %s", cursor, error)
-            return Expired()
+            return Expired(self._beginning())
         return Opened()
 
     def _receive(self, room: int, seconds: float) -> Event:
@@ -211,7 +246,7 @@ class Watch:
             head, self.ahead = taken.split(room)
             if head.upto is None:
                 raise InvalidInput("A subscription gave updates without a cursor behind them.")
-            return Received(head, len(head), head.upto)
+            return Received(head, len(head), head.upto, size=head.size)
         return Nothing() if taken is None else taken
 
     def _take(self, seconds: float, *, begun: bool) -> Updates | Listed | Ended | None:
@@ -231,8 +266,12 @@ class Watch:
         batch: Sequence[Any] = updates
         if self.options.parse is not None:
             batch = self._parsed(updates, self.options.parse)
+            UPDATES_REJECTED.inc(len(updates) - len(batch))
         if batch:
+            if self.store is not None:
+                self.options.afloat.update(updates.keys)  # before: an apply that raises may have done a part
             self._call(self.apply, batch)
+            UPDATES_APPLIED.inc(len(batch))
 
     def _join(self, chunks: Sequence[Chunk]) -> Updates:
         if self.joined is None or self.joined[0] is not chunks:
@@ -247,7 +286,7 @@ class Watch:
             except Exception as error:
                 if self.options.dead_letter is None:
                     raise
-                self.options.dead_letter(update, error)
+                self._call(self.options.dead_letter, update, error)
                 continue
             if value is not None:
                 parsed.append(value)
@@ -262,8 +301,11 @@ class Watch:
             if isinstance(error, StrandlineError) and not isinstance(error, StorageError):
                 raise  # it refuses: trying again would not help
             _LOGGER.warning("The store has not taken a batch, which will be tried again: %s", error)
+            STORE_FAILURES.inc()
             self.failure = error
             return Failed()
+        if isinstance(write, Range | Loose):
+            self.options.afloat.difference_update(self._join(write.chunks).keys)
         return Stored()
 
     def _write(self, store: Store, write: Write) -> None:
@@ -275,7 +317,11 @@ class Watch:
             case Loose(chunks):
                 store.resync(self._join(chunks).table())
             case EndResync(cursor):
-                store.end_resync(cursor)
+                standing = store.standing()
+                if standing.resync not in (None, cursor.log_id):
+                    store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
+                if standing != Standing(cursor):  # it has ended if only the answer was lost
+                    store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
         """Removals of what the fold has and the stream has not: by the reader's listing, or by what a watch gave."""
@@ -284,12 +330,13 @@ class Watch:
         keep = self.options.evicted == "keep"
         listing = self.reader.listing(self.options.scope) if given is None or keep else None
         present = given if given is not None else frozenset() if listing is None else listing.live
+        candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
+        afloat = (key for key in sorted(self.options.afloat) if key in self.options.scope)
         ghosts = []
-        for prefix in self.options.scope.prefixes:
-            for key, _ in self.store.range(prefix):
-                evicted = listing is not None and listing.deleted is not None and key not in listing.deleted
-                if key not in present and not (keep and evicted):
-                    ghosts.append(key)
+        for key in dict.fromkeys(chain(candidates, afloat)):
+            evicted = listing is not None and listing.deleted is not None and key not in listing.deleted
+            if key not in present and not (keep and evicted):
+                ghosts.append(key)
         size = self.options.batching.records
         return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
 
@@ -312,6 +359,9 @@ class Watch:
             request.answer.set_result(self.store.export_to(request.folder))
         except Exception as error:  # noqa: BLE001 - it is the requester's, whatever it is
             request.answer.set_exception(error)
+        except BaseException:
+            request.answer.set_exception(WatchEnded("The watch was cut short while it served this export: ask again."))
+            raise
 
     def _pause(self, seconds: float) -> None:
         pause = min(seconds, _POLL)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
-from strandline.model.records import READ_SCHEMA, Op, record_batch
+from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op, no_headers
 
 KeyVersion: TypeAlias = int
 """An opaque token: of two versions in one stream the higher is the newer. Nothing else may be read into it."""
@@ -206,21 +206,40 @@ class Updates(Sequence[Update]):
         keys: Sequence[bytes] = self.columns[1]
         return keys
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the values have."""
+        if self._columns is None and self._table is not None:
+            return int(self._table.column("value").nbytes)
+        return sum(map(len, filter(None, self.columns[2])))
+
     def table(self) -> pa.Table:
         """The changes as records with offsets (:data:`~strandline.model.records.READ_SCHEMA`), for a sink.
 
-        A stream that tells no times gives the epoch. An unknown version stands at the last offset of the whole.
+        A stream that tells no times gives the epoch. An unknown version stands at the next known one's offset, behind
+        the last of them at the last offset of the whole; so offsets never fall, and what lies below a cursor comes
+        before what does not.
         """
         if self._table is None:
             ops, keys, values, versions = self.columns
             count = len(keys)
-            last = max(0, (self.upto.next if self.upto is not None else 0) - 1)
-            if UNKNOWN in versions:
-                versions = [last if version == UNKNOWN else version for version in versions]
-            offsets = pa.array(versions, pa.int64())
-            batch = record_batch(timestamps=_zeros(count), ops=ops, keys=keys, values=values)
-            self._table = pa.Table.from_arrays([offsets, *batch.columns], schema=READ_SCHEMA)
+            columns = [
+                self._offsets(versions),
+                pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]),
+                pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(ops))]),
+                pa.array(keys, pa.binary()),
+                pa.array(values, pa.binary()),
+                no_headers(count),
+            ]
+            self._table = pa.Table.from_arrays(columns, schema=READ_SCHEMA)
         return self._table
+
+    def _offsets(self, versions: Sequence[int]) -> pa.Array:
+        if isinstance(versions, range) and versions.step == 1:
+            return pa.arange(versions.start, versions.stop)
+        if UNKNOWN in versions:
+            versions = _standing_in(versions, max(0, (self.upto.next if self.upto is not None else 0) - 1))
+        return pa.array(versions, pa.int64())
 
     def __len__(self) -> int:
         return self._table.num_rows if self._columns is None and self._table is not None else len(self.columns[1])
@@ -246,8 +265,15 @@ def _row(op: int, key: bytes, value: bytes | None, version: int) -> Update:
     return Update(_TO_OP[op], key, value, None if version == UNKNOWN else version)
 
 
-def _zeros(count: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(bytes(8 * count))])
+def _standing_in(versions: Sequence[int], last: int) -> list[int]:
+    """Each unknown version as the known one that comes next, or the last offset if none does."""
+    offsets = list(versions)
+    following = last
+    for index in range(len(offsets) - 1, -1, -1):
+        if offsets[index] == UNKNOWN:
+            offsets[index] = following
+        following = offsets[index]
+    return offsets
 
 
 __all__ = [

@@ -52,6 +52,11 @@ LAG_SECONDS = Gauge(
     "strandline_lag_seconds", "Age of the last batch a consumer fetched, by its ingestion time.", ["log", "slot"]
 )
 
+UPDATES_APPLIED = Counter("strandline_updates_applied", "Updates of keys that watches of this process applied.")
+UPDATES_REJECTED = Counter("strandline_updates_rejected", "Updates that a watch's parse rejected or could not read.")
+STORE_FAILURES = Counter("strandline_store_failures", "Writes that the store of a watch did not take.")
+RESYNCS = Counter("strandline_resyncs", "Times a watch brought its store in step after its cursor had expired.")
+
 
 @contextmanager
 def timed(histogram: Histogram, monotonic: Callable[[], float]) -> Iterator[None]:

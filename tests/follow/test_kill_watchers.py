@@ -1,0 +1,134 @@
+"""``kill -9`` of a real watcher at random moments: after each restart its fold equals the source."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import strandline as sl
+from strandline.follow.keyed.log import LogBucket
+from strandline.follow.keyed.nats import NatsBucket
+from tests.follow.watchers import digest
+
+KILLS = 50
+PATIENCE = 30.0
+LOOK_EVERY = 0.002
+
+
+class Nursery:
+    """Starts watchers, one at a time, and kills them. A context manager that leaves none."""
+
+    def __init__(self, folder: Path, job: dict[str, object]) -> None:
+        self.notes = folder / "notes.txt"
+        self.notes.touch()
+        self._job = {**job, "notes": str(self.notes), "store": str(folder / "store")}
+        self._errors = open(folder / "errors.txt", "w+")  # noqa: SIM115 - closed with the rest
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.follow.watchers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._watcher: int | None = None
+        self._read = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        self._errors.close()
+
+    def start(self) -> None:
+        self._process.stdin.write(json.dumps(self._job) + "\n")
+        self._process.stdin.flush()
+        self._watcher = int(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        if self._watcher is not None:
+            os.kill(self._watcher, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                while True:  # its lock on the store goes with it
+                    os.kill(self._watcher, 0)
+                    time.sleep(LOOK_EVERY)
+            self._watcher = None
+
+    def wait_for(self, cursor: int) -> str:
+        """The digest that the watcher noted when it came so far."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            lines = [
+                line for line in self.notes.read_text().splitlines(keepends=True)[self._read :] if line[-1] == "\n"
+            ]
+            for line in reversed(lines):
+                at, state = line.split()
+                if int(at) == cursor:
+                    self._read += len(lines)
+                    return state
+            time.sleep(LOOK_EVERY)
+        self._errors.seek(0)
+        raise AssertionError(f"the watcher did not come to {cursor}: {self._errors.read()[-2000:]}")
+
+
+def change(bucket, dice: random.Random) -> None:
+    key = f"{dice.choice(['a', 'a.b', 'c'])}.{dice.randrange(12)}"
+    if dice.random() < 0.25:
+        bucket.delete(key)
+    else:
+        bucket.put(key, b"%d" % dice.randrange(1_000_000))
+
+
+def end_of(bucket) -> int:
+    """Where the stream of changes ends, by writing one more that is in every scope."""
+    return bucket.put("a.end", b"") + 1
+
+
+def survive(folder: Path, bucket, job: dict[str, object], *, seed: int) -> None:
+    dice = random.Random(seed)
+    prefixes = tuple(prefix.encode() for prefix in job["scope"])
+    with Nursery(folder, job) as nursery:
+        for _ in range(KILLS):
+            nursery.start()
+            deadline = time.monotonic() + dice.choice([0.0, 0.005, 0.02, 0.05])
+            while time.monotonic() < deadline:
+                change(bucket, dice)
+            nursery.kill()
+            change(bucket, dice)
+            end = end_of(bucket)
+            nursery.start()
+            truth = [(entry.key, entry.value) for entry in bucket.scan() if entry.key.startswith(prefixes)]
+            assert nursery.wait_for(end) == digest(truth)
+            if dice.random() < 0.5:
+                nursery.kill()  # idle, or in the middle of what it does when it is idle
+            else:
+                change(bucket, dice)
+                nursery.kill()
+
+
+@pytest.mark.parametrize(
+    "scope", [pytest.param([""], marks=pytest.mark.slow), ["a.", "c.1"]], ids=["everything", "prefixes"]
+)
+def test_over_the_own_log(tmp_path, scope):
+    log = sl.open(str(tmp_path / "log"), create=True)
+    job = {"kind": "log", "address": log.url, "scope": scope}
+    survive(tmp_path, LogBucket(log), job, seed=1)
+
+
+@pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_over_nats(tmp_path, nats_url, history):
+    name = f"kill-{tmp_path.name}-{history}".replace("_", "-").replace("[", "-").replace("]", "-")
+    with NatsBucket.connect(nats_url, name, create=True, history=history) as bucket:
+        job = {"kind": "nats", "address": f"{nats_url}/{name}", "scope": [""] if history == 1 else ["a."]}
+        survive(tmp_path, bucket, job, seed=2)

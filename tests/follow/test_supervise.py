@@ -1,0 +1,211 @@
+"""The supervisor: whatever ends a watch, it goes on where the store is."""
+
+import threading
+
+import pytest
+
+from strandline.follow.keyed.memory import MemoryBucket
+from strandline.follow.stores.memory import MemoryStore
+from strandline.follow.supervise import Supervisor
+from strandline.model.errors import InvalidInput, StorageError, TransientStorageError
+from strandline.storage.retry import Backoff
+from strandline.testing.clock import ManualClock
+
+PATIENCE = 30.0
+QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)
+
+
+@pytest.fixture
+def bucket():
+    bucket = MemoryBucket()
+    for number in range(10):
+        bucket.put(f"k{number}", b"%d" % number)
+    return bucket
+
+
+def ignore(batch):
+    pass
+
+
+class Failing:
+    """An apply that raises at its first so many calls."""
+
+    def __init__(self, failures, error=None):
+        self.failures, self.error, self.seen = failures, error or RuntimeError("no"), []
+
+    def __call__(self, batch):
+        if self.failures:
+            self.failures -= 1
+            raise self.error
+        self.seen.extend(batch)
+
+
+def run(supervisor, cursor):
+    supervisor._on_applied = lambda at: at.next >= cursor and supervisor.halt()
+    return supervisor.run()
+
+
+def test_after_an_error_it_restarts_and_nothing_is_missing_or_doubled(bucket):
+    apply, store = Failing(3), MemoryStore()
+    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    assert run(supervisor, 10).next == 10
+    assert [update.version for update in apply.seen] == list(range(10))
+    assert dict(store.range()) == {b"k%d" % number: b"%d" % number for number in range(10)}
+    assert supervisor.state().phase == "stopped"
+    assert supervisor.state().restarts == 3
+    assert isinstance(supervisor.state().error, RuntimeError)
+
+
+def test_it_resumes_from_the_stores_cursor_not_from_what_it_was_told_first(bucket):
+    store = MemoryStore()
+    first = Supervisor(bucket, ignore, store=store, reader=bucket)
+    run(first, 10)
+    resumed = []
+    real = bucket.watch_from
+    bucket.watch_from = lambda scope, cursor: resumed.append(cursor) or real(scope, cursor)
+    bucket.put("late", b"x")
+    apply = Failing(1)
+    later = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    run(later, 11)
+    assert [cursor.next for cursor in resumed] == [10, 10]
+    assert [update.key for update in apply.seen] == [b"late"]
+
+
+def test_without_a_store_it_resumes_from_the_last_applied_cursor(bucket):
+    seen, told = [], []
+
+    def apply(batch):
+        if seen and not told:
+            told.append("failed once")
+            raise RuntimeError("second batch")
+        seen.extend(batch)
+
+    def heard(cursor):
+        if cursor.next == 10:
+            bucket.put("late", b"x")
+        elif cursor.next == 11:
+            supervisor.halt()
+
+    supervisor = Supervisor(bucket, apply, on_applied=heard, restarts=QUICK)
+    assert supervisor.run().next == 11
+    assert [update.version for update in seen] == list(range(11))
+
+
+def test_a_gap_in_live_delivery_is_made_good_by_a_resync(bucket):
+    store = MemoryStore()
+
+    def apply(batch):
+        # While the first batch is being applied, retention overruns the watch.
+        if bucket.get("k0") is not None:
+            bucket.delete("k0")
+            bucket.put("new", b"n")
+            bucket.trim(12)
+
+    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    assert run(supervisor, 12).next == 12
+    assert dict(store.range()) == {entry.key: entry.value for entry in bucket.scan()}
+    assert b"k0" not in dict(store.range())
+
+
+def test_what_was_applied_and_never_stored_is_removed_if_it_vanished_meanwhile(bucket):
+    state, store = {}, MemoryStore()
+
+    def apply(batch):
+        for update in batch:
+            if update.value is None:
+                state.pop(update.key, None)
+            else:
+                state[update.key] = update.value
+        if b"late" in state:
+            # It has been applied. Before it can be stored, it is deleted, forgotten, and the try fails.
+            bucket.delete("late")
+            bucket.trim(12)
+            raise RuntimeError("died between apply and the store")
+
+    def heard(cursor):
+        if cursor.next == 10:
+            bucket.put("late", b"x")
+        else:
+            supervisor.halt()
+
+    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, on_applied=heard, restarts=QUICK)
+    supervisor.run()
+    assert state == dict(store.range()) == {entry.key: entry.value for entry in bucket.scan()}
+
+
+def test_the_pauses_grow_while_nothing_is_applied_and_begin_anew_after_progress(bucket):
+    clock = ManualClock()
+    pauses = []
+    real = clock.wait
+    clock.wait = lambda event, timeout: (timeout >= 1 and pauses.append(timeout)) or real(event, timeout)
+    calls = iter([True, True, True, False, True])
+
+    def apply(batch):
+        if next(calls, False):
+            raise RuntimeError("not yet")
+
+    class Even:
+        def jitter(self):
+            return 1.0
+
+    def heard(cursor):
+        if cursor.next == 10:
+            bucket.put("more", b"x")
+        else:
+            supervisor.halt()
+
+    supervisor = Supervisor(
+        bucket, apply, on_applied=heard, restarts=Backoff(base=1.0, ceiling=60.0), clock=clock, chance=Even()
+    )
+    supervisor.run()
+    assert pauses == [1.0, 2.0, 4.0, 1.0]
+
+
+def test_an_error_that_repeating_cannot_cure_ends_it(bucket):
+    supervisor = Supervisor(bucket, Failing(1, InvalidInput("never")), restarts=QUICK)
+    with pytest.raises(InvalidInput):
+        supervisor.run()
+    assert supervisor.state().phase == "failed"
+    assert supervisor.state().restarts == 0
+
+
+def test_too_many_failures_without_progress_end_it_with_the_last_error(bucket):
+    supervisor = Supervisor(bucket, Failing(99, TransientStorageError("down")), restarts=QUICK)
+    with pytest.raises(StorageError, match="down"):
+        supervisor.run()
+    assert supervisor.state().phase == "failed"
+    assert supervisor.state().restarts == 4
+
+
+def test_it_reports_each_state(bucket):
+    states = []
+    supervisor = Supervisor(bucket, Failing(1), restarts=QUICK, on_state=lambda state: states.append(state.phase))
+    run(supervisor, 10)
+    assert [phase for at, phase in enumerate(states) if at == 0 or states[at - 1] != phase] == [
+        "running",
+        "waiting",
+        "running",
+        "stopped",
+    ]
+
+
+def test_in_a_thread_of_its_own_it_stops_in_good_order(bucket):
+    store = MemoryStore()
+    with Supervisor(bucket, ignore, store=store, reader=bucket) as supervisor:
+        assert supervisor.wait_until(lambda state: state.cursor is not None and state.cursor.next == 10, PATIENCE)
+        with pytest.raises(InvalidInput):
+            supervisor.start()
+    assert supervisor.state().phase == "stopped"
+    assert store.standing().cursor.next == 10
+
+
+def test_a_stop_during_a_pause_is_heard_at_once(bucket):
+    supervisor = Supervisor(bucket, Failing(99), restarts=Backoff(base=1000.0, ceiling=1000.0)).start()
+    assert supervisor.wait_until(lambda state: state.phase == "waiting", PATIENCE)
+    assert supervisor.close(PATIENCE).phase == "stopped"
+    assert not any(thread.name == "strandline-watch" for thread in threading.enumerate())
+
+
+def test_the_end_of_the_stream_ends_it(bucket):
+    bucket.end()
+    assert Supervisor(bucket, ignore).run().next == 10
