@@ -20,9 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strandline import spark as spark
+    from strandline.follow.artifacts import Artifacts as Artifacts
+    from strandline.follow.bootstrap import bootstrap as bootstrap
     from strandline.follow.delta import DeltaSink as DeltaSink
+    from strandline.follow.exports import Exports as Exports
+    from strandline.follow.keyed.log import LogBucket as LogBucket
+    from strandline.follow.keyed.memory import MemoryBucket as MemoryBucket
+    from strandline.follow.keyed.nats import NatsBucket as NatsBucket
     from strandline.follow.run import Batching as Batching
     from strandline.follow.run import follow as follow
+    from strandline.follow.stores.appendlog import AppendLogStore as AppendLogStore
+    from strandline.follow.stores.memory import MemoryStore as MemoryStore
+    from strandline.follow.stores.rocks import RocksStore as RocksStore
+    from strandline.follow.supervise import Supervisor as Supervisor
+    from strandline.follow.watch import watch_applied as watch_applied
+    from strandline.follow.watch import watch_applied_async as watch_applied_async
     from strandline.log.contract import Log as Log
     from strandline.log.contract import Receipt as Receipt
     from strandline.log.memory import MemoryLog as MemoryLog
@@ -37,29 +49,49 @@ if TYPE_CHECKING:
     from strandline.model.cursor import Limit as Limit
     from strandline.model.errors import StrandlineError as StrandlineError
     from strandline.model.head import WriterId as WriterId
+    from strandline.model.keyed import EVERYTHING as EVERYTHING
+    from strandline.model.keyed import Prefix as Prefix
+    from strandline.model.keyed import Update as Update
     from strandline.model.records import READ_SCHEMA as READ_SCHEMA
     from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
     from strandline.model.records import Op as Op
+    from strandline.model.snapshot import Snapshot as Snapshot
 
 
 # Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
 _HOMES = {
+    "AppendLogStore": "strandline.follow.stores.appendlog",
+    "Artifacts": "strandline.follow.artifacts",
     "Batching": "strandline.follow.run",
+    "bootstrap": "strandline.follow.bootstrap",
     "Bounds": "strandline.model.cursor",
     "Consumer": "strandline.log.queue.consumer",
     "Cursor": "strandline.model.cursor",
     "DeltaSink": "strandline.follow.delta",
+    "EVERYTHING": "strandline.model.keyed",
+    "Exports": "strandline.follow.exports",
     "Limit": "strandline.model.cursor",
     "Log": "strandline.log.contract",
+    "LogBucket": "strandline.follow.keyed.log",
+    "MemoryBucket": "strandline.follow.keyed.memory",
     "MemoryLog": "strandline.log.memory",
+    "MemoryStore": "strandline.follow.stores.memory",
+    "NatsBucket": "strandline.follow.keyed.nats",
     "ObjectLog": "strandline.log.object",
     "Op": "strandline.model.records",
+    "Prefix": "strandline.model.keyed",
     "Producer": "strandline.log.object",
     "QueueLog": "strandline.log.v1",
     "READ_SCHEMA": "strandline.model.records",
-    "RECORD_SCHEMA": "strandline.model.records",
     "Receipt": "strandline.log.contract",
+    "RECORD_SCHEMA": "strandline.model.records",
+    "RocksStore": "strandline.follow.stores.rocks",
+    "Snapshot": "strandline.model.snapshot",
     "StrandlineError": "strandline.model.errors",
+    "Supervisor": "strandline.follow.supervise",
+    "Update": "strandline.model.keyed",
+    "watch_applied": "strandline.follow.watch",
+    "watch_applied_async": "strandline.follow.watch",
     "WriterId": "strandline.model.head",
 }
 _RENAMED = {"open": ("strandline.log.v1.front", "open_any")}
@@ -67,28 +99,44 @@ _RENAMED = {"open": ("strandline.log.v1.front", "open_any")}
 _ROOMS = {"errors": "strandline.model.errors", "follow": "strandline.follow", "spark": "strandline.spark"}
 
 __all__ = [
+    "EVERYTHING",
     "READ_SCHEMA",
     "RECORD_SCHEMA",
+    "AppendLogStore",
+    "Artifacts",
     "Batching",
     "Bounds",
     "Consumer",
     "Cursor",
     "DeltaSink",
+    "Exports",
     "Limit",
     "Log",
+    "LogBucket",
+    "MemoryBucket",
     "MemoryLog",
+    "MemoryStore",
+    "NatsBucket",
     "ObjectLog",
     "Op",
+    "Prefix",
     "Producer",
     "QueueLog",
     "Receipt",
+    "RocksStore",
+    "Snapshot",
     "StrandlineError",
+    "Supervisor",
+    "Update",
     "WriterId",
     "__version__",
+    "bootstrap",
     "errors",
     "follow",
     "open",
     "spark",
+    "watch_applied",
+    "watch_applied_async",
 ]
 
 

@@ -20,7 +20,7 @@ def example(heading: str) -> str:
 
 
 def run(heading: str, folder: Path, **names: object) -> dict[str, object]:
-    code = example(heading).replace("s3://bucket", str(folder))
+    code = example(heading).replace("s3://bucket", str(folder)).replace("/var/lib", str(folder))
     assert len(code.splitlines()) <= 10, "an example is ten lines at most"
     scope = dict(names)
     exec(compile(code, f"README: {heading}", "exec"), scope)
@@ -42,6 +42,14 @@ def test_a_queue_works_as_the_readme_shows_it(tmp_path, capsys):
     run("Use it as a queue", tmp_path)
     assert capsys.readouterr().out == "[b'first job', b'second job']\n"
     assert sl.open(str(tmp_path / "jobs")).slot("workers").position == 2
+
+
+def test_a_service_keeps_its_state_in_step_as_the_readme_shows_it(tmp_path):
+    seen = []
+    scope = run("Keep a service's state in step", tmp_path, apply=seen.extend)
+    assert [(update.key, update.value) for update in seen] == [(b"node.1", b"10.0.0.1")]
+    assert scope["supervisor"].state().phase == "stopped"
+    assert list(scope["store"].range()) == [(b"node.1", b"10.0.0.1")]
 
 
 def test_every_link_leads_somewhere():
