@@ -105,6 +105,8 @@ def test_a_last_frame_torn_at_any_byte_is_cut_and_what_comes_next_is_kept(monkey
         store = open_on(disk)
         assert state(store) == states[2]
         assert disk.size(FILE) == starts[2]
+        if size > starts[2]:
+            assert disk.read(f"{FILE}.torn") == data[starts[2] : size]
         if size % 16:
             continue
         apply(store, 4, (b"d", bytes(50)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 import strandline as sl
 from strandline.follow.artifacts import Artifacts
 from strandline.follow.bootstrap import bootstrap, pin
+from strandline.follow.keyed.log import LogBucket
 from strandline.follow.run import follow
 from strandline.follow.snapshot import next_number, numbered
 from strandline.follow.stores.appendlog import AppendLogStore
+from strandline.follow.stores.rocks import RocksStore
 from strandline.log.memory import MemoryLog
 from strandline.model.errors import (
     AlreadyExists,
@@ -342,3 +345,23 @@ def test_an_empty_apply_leaves_a_cursor_that_a_snapshot_can_be_taken_of(tmp_path
         store.export_to(str(tmp_path / "snap"))
     with bootstrap(str(tmp_path / "snap"), str(tmp_path / "b"), AppendLogStore, log=log) as copy:
         assert copy.standing().cursor == log.start()
+
+
+@pytest.mark.parametrize("kind", [AppendLogStore, RocksStore])
+def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier(kind, log, artifacts, tmp_path):
+    veteran = kind.open(str(tmp_path / "old"), sync=False)
+    follow(log, veteran, until="end")
+    assert artifacts.export(veteran, scratch=str(tmp_path)).outcome == "published"
+    veteran.close()
+    log.trim(log.bounds().next)
+    append(log, (b"late", b"1"), (b"a", b"last"))
+    seen, stop = [], threading.Event()
+    newcomer = bootstrap(artifacts, str(tmp_path / "new"), kind, log=log, slot="newcomer")
+    end = sl.watch_applied(
+        LogBucket(log), seen.extend, store=newcomer, stop=stop, on_applied=lambda at: at == log.end() and stop.set()
+    )
+    assert end == log.end()
+    assert [update.key for update in seen] == [b"late", b"a"]
+    assert dict(newcomer.range()) == {b"a": b"last", b"late": b"1", **{b"k%d" % number: b"x" for number in range(4)}}
+    assert log.slot("newcomer").position == 8
+    newcomer.close()

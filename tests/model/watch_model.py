@@ -383,8 +383,8 @@ class Canon:
                 return tuple(sorted(value))
             case UUID():
                 return value.int
-            case Receive(limit=limit):
-                return ("Receive", limit.records)
+            case Receive(records=records):
+                return ("Receive", records)
             case Pause() | Enum():
                 return str(type(value)) + getattr(value, "name", "")
         if is_dataclass(value):

@@ -47,7 +47,7 @@ from strandline.follow.steps import (
     Sweep,
     Write,
 )
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
 from strandline.storage.retry import Backoff
 
@@ -309,12 +309,9 @@ class Engine:
         return Store(self._unstored[0])
 
     def _take(self, seconds: float) -> Receive:
-        room = Limit(
-            records=max(1, self.batching.records - self._records),
-            bytes=max(1, self.batching.bytes - self._bytes),
-            upto=self.until,
-        )
-        return Receive(self._read, room, seconds)
+        batching = self.batching
+        room = max(1, batching.records - self._records)
+        return Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds)
 
     def _patience(self, now: float) -> float:
         due = [time - now for time in (self._due, self._retry) if time is not None]

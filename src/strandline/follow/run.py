@@ -127,8 +127,8 @@ class _Follower:
         match action:
             case Open():
                 return Opened()  # a log is planned anew each time
-            case Receive(since, limit, seconds) if since is not None:
-                return self._receive(since, limit, seconds)
+            case Receive(since, records, size, seconds) if since is not None:
+                return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
             case Apply():
                 return Applied()  # the sink does both in one step
             case Store(Range(chunks, since, upto)) if since is not None:

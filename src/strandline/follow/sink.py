@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -41,10 +41,11 @@ def without_key(offset: int) -> NullKey:
     )
 
 
-def remaining(records: pa.Table, *, since: Cursor, upto: Cursor, at: Cursor | None) -> pa.Table | None:
+def remaining(records: Any, *, since: Cursor, upto: Cursor, at: Cursor | None) -> Any:
     """What of a range is still to be stored by a sink that is at ``at``: the exactly-once rule, as a function.
 
-    None means that nothing is. A newcomer (``at`` is None) takes the range as it comes: where it begins is the
+    ``records`` is a table; whatever else it may be is passed through where nothing of it is to be dropped. None means
+    that nothing is to be stored. A newcomer (``at`` is None) takes the range as it comes: where it begins is the
     follower's choice.
     """
     if upto.next < since.next:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from strandline.follow.keyed.contract import Ended, Listed
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
 
 Chunk: TypeAlias = Any
@@ -172,10 +172,11 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Take the next chunk after ``since``, within the limit; wait for it no longer than so many seconds."""
+    """Take the next chunk after ``since``, about so many records and bytes; wait for it no longer than ``seconds``."""
 
     since: Cursor | None
-    limit: Limit
+    records: int
+    bytes: int
     seconds: float
 
 

@@ -91,7 +91,7 @@ class Supervisor:
         self._restarts = restarts
         self._clock = clock
         self._chance = chance
-        self._options = Options(on_applied=self._heard, **options)
+        self._options = Options(on_applied=self._heard, afloat=None if store is None else set(), **options)
         self._halt = threading.Event()
         self._changed = threading.Condition()
         self._state = WatchState()

@@ -51,6 +51,7 @@ from strandline.follow.steps import (
     Store as StoreAction,
 )
 from strandline.follow.store import Standing, Store
+from strandline.follow.stores.rules import RuledStore
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
@@ -83,7 +84,7 @@ class Options:
     on_applied: Callable[[Cursor], object] | None = None
     evicted: Literal["drop", "keep"] = "drop"
     exports: Exports | None = None
-    afloat: set[bytes] = field(default_factory=set)
+    afloat: set[bytes] | None = None
     """Keys that were given to ``apply`` and that the store has not taken since; kept from one run to the next. A resync
     must remove those too that vanished: the store never had them, and whoever applied them still has."""
 
@@ -189,8 +190,8 @@ class Watch:
 
     def _do(self, action: Action) -> Event:  # noqa: PLR0911 - one case for each action
         match action:
-            case Receive(limit=limit, seconds=seconds):
-                return self._receive(limit.records or self.options.batching.records, seconds)
+            case Receive(records=records, seconds=seconds):
+                return self._receive(records, seconds)
             case Apply(chunks):
                 self._apply(chunks)
                 return Applied()
@@ -222,7 +223,7 @@ class Watch:
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
         result = function(*args)
-        if inspect.isawaitable(result):
+        if result is not None and inspect.isawaitable(result):
             self.finish(result)
 
     def _open(self, cursor: Cursor | None) -> Event:
@@ -268,7 +269,7 @@ class Watch:
             batch = self._parsed(updates, self.options.parse)
             UPDATES_REJECTED.inc(len(updates) - len(batch))
         if batch:
-            if self.store is not None:
+            if self.options.afloat is not None:
                 self.options.afloat.update(updates.keys)  # before: an apply that raises may have done a part
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
@@ -304,18 +305,18 @@ class Watch:
             STORE_FAILURES.inc()
             self.failure = error
             return Failed()
-        if isinstance(write, Range | Loose):
+        if self.options.afloat is not None and isinstance(write, Range | Loose):
             self.options.afloat.difference_update(self._join(write.chunks).keys)
         return Stored()
 
     def _write(self, store: Store, write: Write) -> None:
         match write:
             case Range(chunks, since, upto):
-                store.apply(self._join(chunks).table(), since=upto.at(0) if since is None else since, upto=upto)
+                store.apply(_told(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto)
             case BeginResync():
                 store.begin_resync(self.watcher.stream)
             case Loose(chunks):
-                store.resync(self._join(chunks).table())
+                store.resync(_told(store, self._join(chunks)))
             case EndResync(cursor):
                 standing = store.standing()
                 if standing.resync not in (None, cursor.log_id):
@@ -331,7 +332,7 @@ class Watch:
         listing = self.reader.listing(self.options.scope) if given is None or keep else None
         present = given if given is not None else frozenset() if listing is None else listing.live
         candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
-        afloat = (key for key in sorted(self.options.afloat) if key in self.options.scope)
+        afloat = (key for key in sorted(self.options.afloat or ()) if key in self.options.scope)
         ghosts = []
         for key in dict.fromkeys(chain(candidates, afloat)):
             evicted = listing is not None and listing.deleted is not None and key not in listing.deleted
@@ -369,6 +370,11 @@ class Watch:
             self.clock.sleep(pause)
         else:
             self.clock.wait(self.stop, pause)
+
+
+def _told(store: Store, updates: Updates) -> Any:
+    """The updates as a store takes them: a table, unless it is one of our own."""
+    return updates if isinstance(store, RuledStore) else updates.table()
 
 
 def _check_resume(cursor: Cursor, stored: Cursor | None) -> None:

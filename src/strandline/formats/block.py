@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -95,8 +96,35 @@ def _without(parts: Parts, length: int, end: int) -> Parts:
 
 def frame_pages(pages: Iterable[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
     """The block made of encoded pages; metadata goes into its schema message."""
-    schema = RECORD_SCHEMA.with_metadata(metadata).serialize() if metadata else _SCHEMA_MESSAGE
+    schema = _schema_message(metadata) if metadata else _SCHEMA_MESSAGE
     return [memoryview(schema).cast("B"), *chain.from_iterable(pages), _END]
+
+
+def _schema_message(metadata: Mapping[str, str]) -> bytes | bytearray:
+    """The schema with metadata. Texts of the same lengths only take the place of others, a tenth of the work."""
+    values = [value.encode() for value in metadata.values()]
+    blank, places = _template(tuple(metadata), tuple(map(len, values)))
+    message = bytearray(blank)
+    for place, value in zip(places, values, strict=True):
+        message[place : place + len(value)] = value
+    return message
+
+
+@lru_cache(maxsize=64)
+def _template(names: tuple[str, ...], lengths: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    """The schema with blank texts of these lengths, and where each of them begins."""
+    blank = _serialized(names, [b" " * length for length in lengths])
+    places = []
+    for index, length in enumerate(lengths):
+        marked = _serialized(names, [(b"#" if at == index else b" ") * length for at, length in enumerate(lengths)])
+        places.append(next((at for at, pair in enumerate(zip(blank, marked, strict=True)) if len({*pair}) > 1), 0))
+        if marked[places[-1] :][:length] != b"#" * length:
+            raise AssertionError("Arrow writes the metadata of a schema in another way than it used to")
+    return blank, tuple(places)
+
+
+def _serialized(names: Sequence[str], values: Sequence[bytes]) -> bytes:
+    return bytes(RECORD_SCHEMA.with_metadata(dict(zip(names, values, strict=True))).serialize().to_pybytes())
 
 
 class Block(NamedTuple):

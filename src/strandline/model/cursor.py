@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, Protocol, runtime_checkable
 from uuid import UUID
@@ -32,7 +32,7 @@ class Cursor:
 
     def at(self, offset: int) -> Cursor:
         """The same log, another position."""
-        return replace(self, next=offset)
+        return Cursor(self.log_id, offset, self.term)
 
     def __str__(self) -> str:
         return f"{self.log_id}/{self.term}/{self.next}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
-from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op, no_headers
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
 KeyVersion: TypeAlias = int
 """An opaque token: of two versions in one stream the higher is the newer. Nothing else may be read into it."""
@@ -101,6 +102,8 @@ UNKNOWN: Final = -1
 """How a column of versions says None."""
 
 _TO_OP: Final = tuple(Op)
+_OP: Final = pa.int8()
+_BYTES: Final = pa.binary()
 
 
 @final
@@ -221,18 +224,18 @@ class Updates(Sequence[Update]):
         before what does not.
         """
         if self._table is None:
-            ops, keys, values, versions = self.columns
-            count = len(keys)
-            columns = [
-                self._offsets(versions),
-                pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]),
-                pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(ops))]),
-                pa.array(keys, pa.binary()),
-                pa.array(values, pa.binary()),
-                no_headers(count),
-            ]
-            self._table = pa.Table.from_arrays(columns, schema=READ_SCHEMA)
+            offsets = self._offsets(self.columns[3])
+            self._table = pa.Table.from_arrays([offsets, *self.batch().columns], schema=READ_SCHEMA)
         return self._table
+
+    def batch(self) -> pa.RecordBatch:
+        """The changes as records without offsets (:data:`~strandline.model.records.RECORD_SCHEMA`): what is stored."""
+        ops, keys, values, _ = self.columns
+        count = len(keys)
+        timestamps, headers = _blanks(count)
+        plain = pa.Array.from_buffers(_OP, count, [None, pa.py_buffer(bytes(ops))])
+        columns = [timestamps, plain, pa.array(keys, _BYTES), pa.array(values, _BYTES), headers]
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
 
     def _offsets(self, versions: Sequence[int]) -> pa.Array:
         if isinstance(versions, range) and versions.step == 1:
@@ -263,6 +266,12 @@ class Updates(Sequence[Update]):
 
 def _row(op: int, key: bytes, value: bytes | None, version: int) -> Update:
     return Update(_TO_OP[op], key, value, None if version == UNKNOWN else version)
+
+
+@lru_cache(maxsize=8)
+def _blanks(count: int) -> tuple[pa.Array, pa.Array]:
+    """Timestamps of the epoch, and no headers. Batches are mostly of one size, so that these are made once."""
+    return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]), no_headers(count)
 
 
 def _standing_in(versions: Sequence[int], last: int) -> list[int]:

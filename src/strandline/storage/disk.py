@@ -122,6 +122,12 @@ def _speaking(path: str) -> Iterator[None]:
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
+    size = sum(map(len, parts))
+    if size <= _STROKE and len(parts) <= _VECTOR:  # one stroke, as it is
+        written = os.writev(descriptor, parts)
+        if written == size:
+            return
+        parts = [memoryview(b"".join(parts))[written:]]
     for group in _strokes(parts):
         waiting = group
         while waiting:

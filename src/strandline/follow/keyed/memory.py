@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
 from strandline.follow.keyed.contract import Ended, Listed, Listing
@@ -16,6 +16,15 @@ from strandline.storage.ambient import CHANCE, Chance
 
 _LOOKED_THROUGH: Final = 4096
 """How many changes one take looks through for those in scope, at most."""
+
+
+class _Kept(NamedTuple):
+    """The changes that are kept, as columns, from version ``first`` on."""
+
+    first: int
+    ops: list[int]
+    keys: list[bytes]
+    values: list[bytes | None]
 
 
 class MemoryBucket:
@@ -38,11 +47,10 @@ class MemoryBucket:
             raise InvalidInput("A bucket keeps at least one change.")
         self._history = history
         self._stream = chance.uuid()
-        self._first = 0
+        # Watchers read the kept changes without the lock: the lists only grow, and a change counts when `_next` is past
+        # it, which is set last. Whatever else is done to them is done to copies, which then take their place.
+        self._kept = _Kept(0, [], [], [])
         self._next = 0
-        self._ops: list[int] = []
-        self._keys: list[bytes] = []
-        self._values: list[bytes | None] = []
         self._state: dict[bytes, tuple[bytes, int]] = {}
         self._gone: set[bytes] = set()
         self._ended = False
@@ -73,9 +81,13 @@ class MemoryBucket:
         """Make the key absent and let its earlier values go, out of the history too."""
         name = as_key(key)
         with self._lock:
-            for index, (known, op) in enumerate(zip(self._keys, self._ops, strict=True)):
-                if known == name and op == Op.PUT:
-                    self._ops[index], self._values[index] = Op.PURGE, None
+            first, ops, keys, values = self._kept
+            gone = [index for index, key in enumerate(keys) if key == name and ops[index] == Op.PUT]
+            if gone:
+                ops, values = list(ops), list(values)
+                for index in gone:
+                    ops[index], values[index] = Op.PURGE, None
+                self._kept = _Kept(first, ops, keys, values)
             self._write(Op.PURGE, name, None)
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
@@ -108,10 +120,11 @@ class MemoryBucket:
 
     def _write(self, op: int, key: bytes, value: bytes | None) -> int:
         version = self._next
+        _, ops, keys, values = self._kept
+        ops.append(op)
+        keys.append(key)
+        values.append(value)
         self._next = version + 1
-        self._ops.append(op)
-        self._keys.append(key)
-        self._values.append(value)
         if value is not None:
             self._state[key] = (value, version)
             if self._gone:
@@ -119,7 +132,7 @@ class MemoryBucket:
         else:
             self._state.pop(key, None)
             self._gone.add(key)
-        if len(self._keys) > 2 * self._history:
+        if len(keys) > 2 * self._history:
             self._forget(self._next - self._history)
         if self._waiting:
             self._changed.notify_all()
@@ -146,10 +159,9 @@ class MemoryBucket:
             self._changed.notify_all()
 
     def _forget(self, below: int) -> None:
-        count = max(0, below - self._first)
-        for column in (self._ops, self._keys, self._values):
-            del column[:count]
-        self._first += count
+        first, ops, keys, values = self._kept
+        count = max(0, below - first)
+        self._kept = _Kept(first + count, ops[count:], keys[count:], values[count:])
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -199,30 +211,32 @@ class MemoryBucket:
         with self._lock:
             if cursor.log_id != self._stream:
                 raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._stream}: watch anew.")
-            if not self._first <= cursor.next <= self._next:
+            if not self._kept.first <= cursor.next <= self._next:
                 raise CursorExpired(
-                    f"The cursor is at {cursor.next}, and the bucket holds changes {self._first} up to {self._next}: "
+                    f"The cursor is at {cursor.next}, and the bucket holds {self._kept.first} up to {self._next}: "
                     "watch anew."
                 )
             return MemorySubscription(self, scope, cursor.next, None)
 
     def changes(self, scope: Scope, position: int, most: int, timeout: float) -> Updates | Ended | None:
         """What a subscription's ``take`` does once the current values are given."""
-        with self._lock:
-            if position == self._next and not self._ended and timeout > 0:
-                self._waiting += 1
-                self._changed.wait(timeout)
-                self._waiting -= 1
-            if position < self._first:
-                raise Gap(
-                    f"Changes {position} up to {self._first} were forgotten before this watch took them: resume from "
-                    "the applied cursor, which brings the rest in step."
-                )
-            if position == self._next:
-                return Ended() if self._ended else None
-            at = position - self._first
-            end = at + (most if scope.everything else _LOOKED_THROUGH)
-            ops, keys, values = self._ops[at:end], self._keys[at:end], self._values[at:end]
+        if position == self._next and timeout > 0:
+            with self._lock:
+                if position == self._next and not self._ended:
+                    self._waiting += 1
+                    self._changed.wait(timeout)
+                    self._waiting -= 1
+        ended, end = self._ended, self._next  # in this order, and before what is kept: nothing comes after the end
+        first, ops, keys, values = self._kept
+        if position < first:
+            raise Gap(
+                f"Changes {position} up to {first} were forgotten before this watch took them: resume from the applied "
+                "cursor, which brings the rest in step."
+            )
+        if position == end:
+            return Ended() if ended else None
+        chosen = slice(position - first, min(end, position + (most if scope.everything else _LOOKED_THROUGH)) - first)
+        ops, keys, values = ops[chosen], keys[chosen], values[chosen]
         if scope.everything:
             upto = position + len(keys)
             return Updates(ops, keys, values, range(position, upto), Cursor(self._stream, upto))

@@ -24,7 +24,8 @@ from strandline.follow.stores.state import KeyedStore
 from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, InvalidInput, NotFound, NotReady, StorageError
+from strandline.model.errors import Fenced, InvalidInput, NotFound, StorageError
+from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
@@ -34,6 +35,7 @@ KIND_VERSION: Final = 1
 
 FILE: Final = "fold.log"
 _TEMPORARY: Final = "fold.log.new"
+_ASIDE: Final = "fold.log.torn"
 _LOCK: Final = "lock"
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -85,8 +87,9 @@ class AppendLogStore(KeyedStore):
     ) -> AppendLogStore:
         """Open the fold in this folder, which is made if there is none; reads about as much as it holds.
 
-        What a crash has left behind the last whole write is cut. ``CorruptData``, with file and byte, for any other
-        damage, and ``Fenced`` while someone else has it open: then nothing was changed.
+        What a crash has left behind the last whole write is cut, and kept beside it as ``fold.log.torn``.
+        ``CorruptData``, with file and byte, for any other damage, and ``Fenced`` while someone else has it open: then
+        nothing was changed.
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
@@ -139,10 +142,17 @@ class AppendLogStore(KeyedStore):
                 "%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are cut off.",
                 fold.path, fold.why, fold.torn, fold.size,
             )  # fmt: skip
+            self._set_aside(fold)
         self._disk.remove(f"{self._folder}/{_TEMPORARY}")
         self._mend()
 
-    def _keep(self, records: pa.Table | None, after: Standing) -> None:
+    def _set_aside(self, fold: Fold) -> None:
+        """Keep what is about to be cut, for whoever wants to know what it was; the latest such piece only."""
+        aside = f"{self._folder}/{_ASIDE}"
+        self._disk.remove(aside)
+        self._disk.write_new(aside, [self._disk.read(fold.path, fold.size)])
+
+    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
         file = self._file or self._mend()
         parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
         self._file = None  # until the frame is whole: whatever interrupts this, the next write mends the file first
@@ -296,10 +306,7 @@ class AppendLogStore(KeyedStore):
         """Seal the state as of the call as a snapshot; reads and writes go on meanwhile."""
         self._refuse_closed()
         copy = self._copy()
-        self._refuse_in_resync(copy.standing)
-        cursor = copy.standing.cursor
-        if cursor is None:
-            raise NotReady(f"{self!r} has no cursor yet, so that nobody could follow on from a snapshot of it.")
+        cursor = self._exported_cursor(copy.standing)
         term, timestamp = self._new_term(), self._clock.now() // 1000
 
         def fill(data: str) -> None:

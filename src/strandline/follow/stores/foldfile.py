@@ -30,6 +30,7 @@ from strandline.formats.frame import (
 )
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, InvalidInput, NullKey, UnsupportedVersion
+from strandline.model.keyed import Updates
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
 from strandline.storage.disk import Disk
 
@@ -67,7 +68,9 @@ class Place(NamedTuple):
 # --- writing ---------------------------------------------------------------------------------------------------
 
 
-def encode_write(records: pa.Table | None, standing: Standing, place: Place, timestamp: int) -> tuple[Parts, Place]:
+def encode_write(
+    records: pa.Table | Updates | None, standing: Standing, place: Place, timestamp: int
+) -> tuple[Parts, Place]:
     """One write as frames, and the place behind them, if they are written. More than one only above 256 MiB."""
     groups: list[list[pa.RecordBatch]] = [[]] if records is None else _groups(records)
     parts: Parts = []
@@ -122,8 +125,13 @@ def _told(standing: Standing) -> dict[str, str]:
     return told
 
 
-def _groups(records: pa.Table) -> list[list[pa.RecordBatch]]:
+def _groups(records: pa.Table | Updates) -> list[list[pa.RecordBatch]]:
     """The records without their offsets, by the frames that they go into."""
+    if isinstance(records, Updates):
+        batch = records.batch()
+        if batch.get_total_buffer_size() <= _FRAME_BYTES:
+            return [[batch]]
+        records = pa.Table.from_batches([batch])
     if records.schema.equals(READ_SCHEMA):
         records = records.remove_column(0)
     else:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from strandline.follow.store import Standing
 from strandline.follow.stores.state import KeyedStore
 from strandline.model.errors import InvalidInput
+from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
 
 
@@ -33,12 +34,12 @@ class MemoryStore(KeyedStore):
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    def _keep(self, records: pa.Table | None, after: Standing) -> None:
+    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
         """Nothing outlives the process."""
 
     def export_to(self, folder: str) -> Snapshot:
         """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
-        self._refuse_in_resync(self._standing)
+        self._settled(self._standing)
         raise InvalidInput(
             f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."
         )

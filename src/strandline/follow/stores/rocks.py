@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self, final
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
 
-from strandline.follow.sink import remaining
 from strandline.follow.snapshot import seal, unpack
 from strandline.follow.store import Standing
 from strandline.follow.stores.rocksfile import (
@@ -31,16 +28,15 @@ from strandline.follow.stores.rocksfile import (
     open_database,
     rocksdict,
 )
+from strandline.follow.stores.rules import RuledStore
 from strandline.follow.stores.state import change_of
-from strandline.model.cursor import Cursor
 from strandline.model.errors import (
-    Diverged,
     InvalidInput,
-    NotReady,
     StrandlineError,
     UnsupportedVersion,
     UsedAcrossFork,
 )
+from strandline.model.keyed import Updates
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -51,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @final
-class RocksStore:
+class RocksStore(RuledStore):
     """A :class:`~strandline.follow.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 
     With ``sync`` a write is durable when it returns. Without it, a crash of the process loses nothing, and one of the
@@ -63,6 +59,7 @@ class RocksStore:
 
     def __init__(self, folder: str, db: Rdict, *, sync: bool, disk: Disk, clock: Clock, chance: Chance) -> None:
         """Use :meth:`open`."""
+        super().__init__()
         self._folder = folder
         self._disk = disk
         self._clock = clock
@@ -75,7 +72,6 @@ class RocksStore:
         self._new_batch = rocksdict().WriteBatch
         self._known: Standing | None = None
         self._ranges: weakref.WeakSet[Range] = weakref.WeakSet()
-        self._writing = threading.Lock()
         self._closed = False
         self._process = os.getpid()
 
@@ -151,15 +147,6 @@ class RocksStore:
             raise self._failed(error, "read") from error
         return decoded(stored, self._folder)
 
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
-        at = self._settled().cursor
-        if at is not None and at.log_id != log_id:
-            raise Diverged(
-                f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
-            )
-        return at
-
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
         try:
@@ -179,40 +166,11 @@ class RocksStore:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        """Store the range and its cursor, exactly once; see :class:`~strandline.follow.sink.Sink`."""
-        with self._writing:
-            at = self.cursor(since.log_id)
-            todo = remaining(records, since=since, upto=upto, at=at)
-            if todo is not None and (todo.num_rows or at != upto):
-                self._write(todo, Standing(upto))
-
-    def begin_resync(self, stream: UUID) -> None:
-        """Durably mark the state as being brought in step with a stream."""
-        with self._writing:
-            self._write(None, Standing(self.standing().cursor, stream))
-
-    def resync(self, records: pa.Table) -> None:
-        """Apply puts and removals outside the rule of offsets; the cursor stays."""
-        with self._writing:
-            self._resyncing()
-            self._write(records, None)
-
-    def end_resync(self, cursor: Cursor) -> None:
-        """Atomically end the resync at a cursor of the stream that it began with."""
-        with self._writing:
-            stream = self._resyncing()
-            if cursor.log_id != stream:
-                raise InvalidInput(
-                    f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
-                )
-            self._write(None, Standing(cursor))
-
-    def _write(self, records: pa.Table | None, after: Standing | None) -> None:
-        """One batch with all of it; without ``after`` the standing stays."""
+    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+        """One batch with all of it."""
         self._refuse_elsewhere()
         batch = self._new_batch(raw_mode=True)
-        if records is not None and records.num_rows:
+        if records is not None and len(records):
             keys, values, ops = change_of(records)
             if ops is None:
                 deque(map(batch.put, keys, values), maxlen=0)  # the quickest loop there is: none of it is in Python
@@ -223,15 +181,13 @@ class RocksStore:
                         put(key, value)
                     else:
                         delete(key)
-        if after is not None:
-            batch.put(STANDING, encoded(after), self._handle)
-        standing = after or self._known
+        batch.put(STANDING, encoded(after), self._handle)
         self._known = None  # until it is known what became of it, the database itself is asked
         try:
             self._db.write(batch, self._how)
         except Exception as error:
             raise self._failed(error, "written to") from error
-        self._known = standing
+        self._known = after
 
     # --- snapshots ---------------------------------------------------------------------------------------------
 
@@ -243,9 +199,7 @@ class RocksStore:
         with ExitStack() as held:
             held.enter_context(self._writing)
             self._refuse_elsewhere()
-            cursor = self._settled().cursor
-            if cursor is None:
-                raise NotReady(f"{self!r} has no cursor yet, and nothing to export: let it follow first.")
+            cursor = self._exported_cursor(self.standing())
 
             def fill(data: str) -> None:
                 self._checkpoint(data)
@@ -295,28 +249,7 @@ class RocksStore:
                     with suppress(Exception):
                         part.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # --- refusals ----------------------------------------------------------------------------------------------
-
-    def _settled(self) -> Standing:
-        standing = self.standing()
-        if standing.resync is not None:
-            raise NotReady(
-                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the resync "
-                "has been done to its end."
-            )
-        return standing
-
-    def _resyncing(self) -> UUID:
-        stream = self.standing().resync
-        if stream is None:
-            raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
-        return stream
 
     def _refuse_elsewhere(self) -> None:
         if self._closed:

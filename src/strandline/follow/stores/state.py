@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self, final
-from uuid import UUID
+from typing import Final, NamedTuple, final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.follow.sink import remaining, without_key
+from strandline.follow.sink import without_key
 from strandline.follow.store import Standing
-from strandline.model.cursor import Cursor
-from strandline.model.errors import Diverged, InvalidInput, NotReady
-from strandline.model.records import Op
+from strandline.follow.stores.rules import RuledStore
+from strandline.model.errors import InvalidInput
+from strandline.model.keyed import Updates
+from strandline.model.records import READ_SCHEMA, Op
 
+_PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
 _ONE_BY_ONE: Final = 64
 """So many new keys go into the sorted ones by a search each; more are cheaper to sort in together."""
 
@@ -26,20 +27,33 @@ _ONE_BY_ONE: Final = 64
 class Change(NamedTuple):
     """Records as Python has them: the keys, their values, and the operations, None if all are puts."""
 
-    keys: list[bytes]
-    values: list[bytes]
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
     ops: bytes | None
 
 
-def change_of(records: pa.Table | pa.RecordBatch) -> Change:
+def change_of(records: pa.Table | pa.RecordBatch | Updates) -> Change:
     """What records do to keyed state; a null value is the empty one, and a record without key is ``NullKey``."""
-    keys, values = records.column("key"), records.column("value")
+    if isinstance(records, Updates):
+        return _change_of_updates(records)
+    # Looking a column up by its number is quicker, and most tables have the columns that a log's readers see.
+    op, key, value = _PLACES if records.schema.equals(READ_SCHEMA) else ("op", "key", "value")
+    keys, values = records.column(key), records.column(value)
     if keys.null_count:
         raise without_key(_first_without_key(records))
     listed = values.to_pylist()
     if values.null_count:
         listed = [value or b"" for value in listed]
-    return Change(keys.to_pylist(), listed, _operations(records.column("op")))
+    return Change(keys.to_pylist(), listed, _operations(records.column(op)))
+
+
+def _change_of_updates(updates: Updates) -> Change:
+    ops, keys, values, _ = updates.columns
+    if None in keys:
+        raise without_key(updates.columns[3][list(keys).index(None)])
+    if None in values:
+        values = [value or b"" for value in values]
+    return Change(keys, values, _unless_puts(bytes(ops)))
 
 
 def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
@@ -47,7 +61,11 @@ def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
     chunks = ops.chunks if isinstance(ops, pa.ChunkedArray) else [ops]
     # An int8 column without nulls is its bytes; reading them so costs nothing per record.
     plain = b"".join(memoryview(chunk.buffers()[1])[chunk.offset :][: len(chunk)] for chunk in chunks if len(chunk))
-    return plain if plain.count(Op.PUT) != len(plain) else None
+    return _unless_puts(plain)
+
+
+def _unless_puts(ops: bytes) -> bytes | None:
+    return ops if ops.count(Op.PUT) != len(ops) else None
 
 
 def _first_without_key(records: pa.Table | pa.RecordBatch) -> int:
@@ -140,7 +158,7 @@ class Copy:
     standing: Standing
 
 
-class KeyedStore(ABC):
+class KeyedStore(RuledStore):
     """A store with its state in memory, all of :class:`~strandline.follow.store.Store` but exporting.
 
     A subclass says what is to be written before the state changes (:meth:`_keep`). One write at a time; readers wait
@@ -148,19 +166,18 @@ class KeyedStore(ABC):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._state = KeyedState()
         self._standing = Standing(None)
         self._reading = threading.Lock()
-        """Held while the state changes or is looked at."""
-        self._writing = threading.Lock()
-        """Held through a whole write. Taken before the other one."""
+        """Held while the state changes or is looked at. Taken after the one of writers."""
         self._closed = False
 
     @abstractmethod
-    def _keep(self, records: pa.Table | None, after: Standing) -> None:
+    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
         """Store records and standing, all or nothing; the state changes only if this returns."""
 
-    def _tidy(self) -> None:  # noqa: B027 - there may be nothing to tidy
+    def _tidy(self) -> None:
         """Called when a write is done and told to readers; the place to do what costs more now and then."""
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -168,17 +185,6 @@ class KeyedStore(ABC):
     def standing(self) -> Standing:
         """How far it has got, in whichever stream."""
         return self._standing
-
-    def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
-        standing = self._standing
-        self._refuse_in_resync(standing)
-        at = standing.cursor
-        if at is not None and at.log_id != log_id:
-            raise Diverged(
-                f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
-            )
-        return at
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
@@ -197,58 +203,15 @@ class KeyedStore(ABC):
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        """Store the range and its cursor, exactly once; see :class:`~strandline.follow.sink.Sink`."""
-        with self._writing:
-            at = self.cursor(since.log_id)
-            todo = remaining(records, since=since, upto=upto, at=at)
-            if todo is not None:
-                self._write(todo, Standing(upto))
-
-    def begin_resync(self, stream: UUID) -> None:
-        """Durably mark the state as being brought in step with a stream."""
-        with self._writing:
-            self._write(None, Standing(self._standing.cursor, stream))
-
-    def resync(self, records: pa.Table) -> None:
-        """Apply puts and removals outside the rule of offsets; the cursor stays."""
-        with self._writing:
-            self._refuse_without_resync()
-            self._write(records, self._standing)
-
-    def end_resync(self, cursor: Cursor) -> None:
-        """Atomically end the resync at a cursor of the stream that it began with."""
-        with self._writing:
-            stream = self._refuse_without_resync()
-            if cursor.log_id != stream:
-                raise InvalidInput(
-                    f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
-                )
-            self._write(None, Standing(cursor))
-
-    def _write(self, records: pa.Table | None, after: Standing) -> None:
+    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
         self._refuse_closed()
-        change = None if records is None or not records.num_rows else change_of(records)
+        change = None if records is None or not len(records) else change_of(records)
         self._keep(records if change else None, after)
         with self._reading:
             if change:
                 self._state.take(change)
             self._standing = after
         self._tidy()
-
-    # --- refusals ----------------------------------------------------------------------------------------------
-
-    def _refuse_in_resync(self, standing: Standing) -> None:
-        if standing.resync is not None:
-            raise NotReady(
-                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the "
-                "resync has been done to its end."
-            )
-
-    def _refuse_without_resync(self) -> UUID:
-        if self._standing.resync is None:
-            raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
-        return self._standing.resync
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -258,12 +221,6 @@ class KeyedStore(ABC):
         """Let go of it; what was read stays readable. Closing twice is fine."""
         with self._writing:
             self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[Change]:
