@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.artifacts import Artifacts, Export
+from strandline.follow.artifacts import Artifacts, Publication
 from strandline.follow.pointer import (
     StalePayload,
     abandoned,
@@ -268,7 +268,7 @@ class PublishingContract:
         for store in stores:
             artifacts = there.artifacts()
             outcomes.append(artifacts.export(store, artifacts.lease(store.folder), scratch=str(there.folder / "tmp")))
-        assert outcomes == [Export("published", cursor(7)), Export("busy"), Export("busy")]
+        assert outcomes == [Publication("published", cursor(7)), Publication("busy"), Publication("busy")]
         assert there.fetched(there.artifacts()).at == cursor(7)
 
 
@@ -645,7 +645,7 @@ class TestExporting:
 
     def test_an_export_publishes_the_store_and_leaves_no_scratch(self, place, scratch):
         store = tiny(str(place.folder / "live"), 7, a="1")
-        assert place.artifacts().export(store, scratch=scratch) == Export("published", cursor(7))
+        assert place.artifacts().export(store, scratch=scratch) == Publication("published", cursor(7))
         assert list(Path(scratch).iterdir()) == []
         assert place.fetched(place.artifacts()).get(b"a") == b"1"
 
@@ -653,17 +653,17 @@ class TestExporting:
         store = tiny(str(place.folder / "live"), 7)
         place.artifacts().publish(place.sealed(7))
         store.export_to = None  # would raise
-        assert place.artifacts().export(store, scratch=scratch) == Export("current", cursor(7))
+        assert place.artifacts().export(store, scratch=scratch) == Publication("current", cursor(7))
         store.set({}, cursor(6))
-        assert place.artifacts().export(store, scratch=scratch) == Export("current", cursor(7))
+        assert place.artifacts().export(store, scratch=scratch) == Publication("current", cursor(7))
 
     def test_it_is_skipped_if_something_was_published_lately(self, place, scratch, clock):
         store = tiny(str(place.folder / "live"), 7)
         place.artifacts().publish(place.sealed(5))
         clock.advance(59)
-        assert place.artifacts().export(store, scratch=scratch, pause=60) == Export("current", cursor(5))
+        assert place.artifacts().export(store, scratch=scratch, pause=60) == Publication("current", cursor(5))
         clock.advance(1)
-        assert place.artifacts().export(store, scratch=scratch, pause=60) == Export("published", cursor(7))
+        assert place.artifacts().export(store, scratch=scratch, pause=60) == Publication("published", cursor(7))
 
     def test_a_store_without_cursor_has_nothing_to_publish(self, place, scratch):
         with pytest.raises(NotReady):
@@ -681,7 +681,7 @@ class TestExporting:
         store = tiny(str(place.folder / "live"), 7)
         one, two = self.lease(place, "one"), self.lease(place, "two")
         assert one.try_acquire()
-        assert place.artifacts().export(store, two, scratch=scratch) == Export("busy")
+        assert place.artifacts().export(store, two, scratch=scratch) == Publication("busy")
         assert place.artifacts().newest() is None
         assert place.artifacts().export(store, one, scratch=scratch).outcome == "published"
         assert one.held()

@@ -79,7 +79,7 @@ class Exportable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class Publication:
     """What became of an export: published; or what is published is as new, or recent enough; or another is at it.
 
     ``cursor`` is that of the newest published snapshot; None if there is none, or if nobody looked.
@@ -216,7 +216,7 @@ class Artifacts:
         scratch: str,
         pause: float = 0.0,
         replace: bool = False,
-    ) -> Export:
+    ) -> Publication:
         """Publish a store's state, unless as much is published already, or something within ``pause`` seconds.
 
         With a ``lease`` only its holder does the work: of many identical consumers that call this again and again,
@@ -227,7 +227,7 @@ class Artifacts:
         if lease is None:
             return self._export(store, None, scratch, pause=pause, replace=replace)
         if not lease.try_acquire():
-            return Export("busy")
+            return Publication("busy")
         try:
             with lease.kept():
                 return self._export(store, lease, scratch, pause=pause, replace=replace)
@@ -237,19 +237,21 @@ class Artifacts:
             lease.release()  # another consumer may do better, and need not wait for it
             raise
 
-    def _export(self, store: Exportable, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Export:
+    def _export(
+        self, store: Exportable, lease: Lease | None, scratch: str, *, pause: float, replace: bool
+    ) -> Publication:
         at, current = store.standing().cursor, self.newest()
         if at is None:
             raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")
         if current is not None and not (replace and current.cursor.log_id != at.log_id):
             recent = self._clock.now() - current.published < pause * SECOND
             if recent or not is_newer(at, current):
-                return Export("current", current.cursor)
+                return Publication("current", current.cursor)
         with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
             store.export_to(f"{hidden}/snapshot")
             # The lease only saves work: what makes two exporters at once harmless is the pointer's own rule.
             guard = None if lease is None else lease.ensure
-            return Export("published", self.publish(f"{hidden}/snapshot", replace=replace, guard=guard))
+            return Publication("published", self.publish(f"{hidden}/snapshot", replace=replace, guard=guard))
 
     # --- fetching ----------------------------------------------------------------------------------------------
 

@@ -211,9 +211,10 @@ class MemoryBucket:
         with self._lock:
             if cursor.log_id != self._stream:
                 raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._stream}: watch anew.")
-            if not self._kept.first <= cursor.next <= self._next:
+            first = self._kept.first
+            if not first <= cursor.next <= self._next:
                 raise CursorExpired(
-                    f"The cursor is at {cursor.next}, and the bucket holds {self._kept.first} up to {self._next}: "
+                    f"The cursor is at {cursor.next}, and the bucket holds changes {first} up to {self._next}: "
                     "watch anew."
                 )
             return MemorySubscription(self, scope, cursor.next, None)
