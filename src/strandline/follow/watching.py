@@ -68,7 +68,6 @@ _GATHERING: Final = 0.001
 T = TypeVar("T")
 Resume = Cursor | Literal["stored"] | None
 
-
 WATCHING: Final = Batching(records=100, window=0.01)
 """How a watch batches unless told otherwise."""
 
@@ -161,7 +160,7 @@ class Watch:
                     "which begins it again."
                 )
             return Began(standing.cursor, unsettled=True)
-        if self.store is None or cursor == standing.cursor is not None:
+        if self.store is None:
             return Began(cursor)
         if cursor is not None:
             _check_resume(cursor, standing.cursor)
@@ -333,11 +332,9 @@ class Watch:
         present = given if given is not None else frozenset() if listing is None else listing.live
         candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
         afloat = (key for key in sorted(self.options.afloat or ()) if key in self.options.scope)
-        ghosts = []
-        for key in dict.fromkeys(chain(candidates, afloat)):
-            evicted = listing is not None and listing.deleted is not None and key not in listing.deleted
-            if key not in present and not (keep and evicted):
-                ghosts.append(key)
+        missing = dict.fromkeys(key for key in chain(candidates, afloat) if key not in present)
+        deleted = listing.deleted if keep and listing is not None else None
+        ghosts = [key for key in missing if deleted is None or key in deleted]
         size = self.options.batching.records
         return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
 
