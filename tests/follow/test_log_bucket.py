@@ -904,3 +904,19 @@ def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: 
     with RocksStore.import_from(str(tmp_path / "snapshot"), str(tmp_path / "base")) as base:
         newcomer = LogBucket(open_log(str(tmp_path / "log")), base=base)
         assert {entry.key: entry.value for entry in newcomer.scan()} == expected
+
+
+def test_an_idle_watch_looks_at_its_log_only_a_few_times_a_second():
+    clock, line = ManualClock(), FaultyStore(PlainStore())
+    bucket = LogBucket(open_log(line, create=True, clock=clock), clock=clock)
+    bucket.put("a", b"1")
+    with bucket.watch() as watch:
+        while watch.take(10, 0.05) is not None:
+            pass
+        before, began = len(line.named("get")), clock.monotonic()
+        while clock.monotonic() - began < 60:
+            assert watch.take(10, 0.05) is None
+        assert len(line.named("get")) - before < 60 * 5
+        bucket.put("b", b"2")
+        late = watch.take(10, 0.25)
+    assert [update.key for update in late] == [b"b"]

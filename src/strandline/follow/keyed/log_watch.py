@@ -47,6 +47,7 @@ class LogSubscription:
         self._listed = Cursor(log.log_id, 0)
         self._rest: _Piece | None = None
         self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
+        self._dry = False
         self._closed = False
 
     @property
@@ -62,9 +63,11 @@ class LogSubscription:
             raise InvalidInput(f"Taking at most {most} changes would never make progress; take at least 1.")
         if self._current is not None:
             return self._initial(self._current, most)
-        taken = self._gather(most)
+        # When nothing was there last time, the log is waited for before it is planned: that looks ever more rarely.
+        taken = None if self._dry and timeout > 0 else self._gather(most)
         if taken is None and timeout > 0 and self._log.wait(self._cursor, timeout) and not self._closed:
             taken = self._gather(most)
+        self._dry = taken is None
         return taken
 
     def close(self) -> None:

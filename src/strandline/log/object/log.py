@@ -24,7 +24,7 @@ from strandline.log.object.shipper import ship
 from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.reading import read_between, wait_past
+from strandline.log.reading import Waiter, read_between
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import (
     AlreadyExists,
@@ -125,6 +125,7 @@ class ObjectLog:
         self._chunks = StoredChunks(store)
         self._keeper = SlotKeeper(store, self._lister.cell, self.head, clock=clock, chance=chance)
         self._retries = Backoff()
+        self._waiter = Waiter()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self._store, self._identity))
@@ -206,7 +207,7 @@ class ObjectLog:
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
-        return wait_past(self, past, timeout, self._clock)
+        return self._waiter.wait(self, past, timeout, self._clock)
 
     def read(
         self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None

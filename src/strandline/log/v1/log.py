@@ -15,7 +15,7 @@ from strandline.log.contract import Handle
 from strandline.log.object.handles import settled
 from strandline.log.object.producer import Producer
 from strandline.log.object.shipper import ship
-from strandline.log.reading import read_between, wait_past
+from strandline.log.reading import Waiter, read_between
 from strandline.log.v1 import edits
 from strandline.log.v1.collect import GRACE, Collection, QueueCollector
 from strandline.log.v1.manifest import ManifestCell
@@ -82,6 +82,7 @@ class QueueLog:
             raise InvalidInput(f"grace={grace} leaves no time to list what was uploaded; the default is {GRACE} s.")
         self.store = store
         self.clock = clock
+        self._waiter = Waiter()
         self.manifest_path = checked_path(manifest, "manifest")
         self.folder = checked_path(data, "data")
         self.grace = grace
@@ -187,7 +188,7 @@ class QueueLog:
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
-        return wait_past(self, past, timeout, self.clock)
+        return self._waiter.wait(self, past, timeout, self.clock)
 
     def read(
         self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None

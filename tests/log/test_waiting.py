@@ -1,0 +1,80 @@
+"""Waiting for a log that has to be looked at: rarely when it is idle, however short the turns are."""
+
+import pytest
+
+from strandline.log.object import open_log
+from strandline.log.reading import Waiter
+from strandline.model.cursor import Bounds
+from strandline.model.head import WriterId
+from strandline.storage.ambient import CHANCE
+from strandline.testing.clock import ManualClock
+from strandline.testing.plain import PlainStore
+from strandline.testing.sinks import changes
+
+
+class Looked:
+    """A log that counts how often it is looked at."""
+
+    def __init__(self, log):
+        self.log, self.looks = log, 0
+
+    def bounds(self) -> Bounds:
+        self.looks += 1
+        return self.log.bounds()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock):
+    return open_log(PlainStore(), create=True, clock=clock)
+
+
+def append(log):
+    log.append(changes(0, (b"k", b"v")).drop_columns("offset"), writer=WriterId(CHANCE.uuid()), number=0).result()
+
+
+def idle(waiter, looked, clock, *, turn, seconds=60.0):
+    """How many looks a minute of waiting takes."""
+    end, began, before = looked.log.end(), clock.monotonic(), looked.looks
+    while clock.monotonic() - began < seconds:
+        assert not waiter.wait(looked, end, turn, clock)
+    return looked.looks - before
+
+
+def test_who_waits_in_short_turns_looks_no_oftener_than_who_waits_in_long_ones(log, clock):
+    short, long = Looked(log), Looked(log)
+    few = idle(Waiter(), long, clock, turn=60.0)
+    assert few <= 60 * 4 + 30
+    assert idle(Waiter(), short, clock, turn=0.05) <= few + 2
+
+
+def test_what_comes_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, clock):
+    waiter, looked = Waiter(), Looked(log)
+    idle(waiter, looked, clock, turn=0.05)
+    end = log.end()
+    append(log)
+    began = clock.monotonic()
+    while not waiter.wait(looked, end, 0.05, clock):
+        pass
+    assert clock.monotonic() - began <= 0.25
+
+
+def test_after_something_came_it_looks_often_again(log, clock):
+    waiter, looked = Waiter(), Looked(log)
+    idle(waiter, looked, clock, turn=0.05)
+    append(log)
+    looked.looks = 0
+    assert not waiter.wait(looked, log.end(), 0.05, clock)
+    assert looked.looks > 3
+
+
+def test_without_a_timeout_it_looks_at_once(log, clock):
+    waiter, looked = Waiter(), Looked(log)
+    idle(waiter, looked, clock, turn=0.05)
+    end = log.end()
+    append(log)
+    assert waiter.wait(looked, end, 0.0, clock)
