@@ -193,6 +193,8 @@ class Link:
         except (errors.TimeoutError, TimeoutError, concurrent.futures.CancelledError) as error:
             future.cancel()
             raise TransientStorageError(f"{what} failed: no answer from NATS within {self.timeout} s.") from error
+        except errors.OutboundBufferLimitError as error:  # nothing is buffered here: a write must not land later
+            raise TransientStorageError(f"{what} failed: there is no connection to NATS now; try again.") from error
         except (errors.Error, OSError) as error:
             raise TransientStorageError(f"{what} failed: {error or type(error).__name__}; try again.") from error
 
