@@ -6,6 +6,7 @@ is reported with the seed that causes it.
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -22,9 +24,11 @@ from strandline.formats.batch import decode_batch
 from strandline.formats.block import Compression
 from strandline.formats.head import decode_cut, decode_entries, decode_head, decode_references, encode_chunk, encode_cut
 from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.formats.legacy_frame import LegacyEnding, encode_record_frame
 from strandline.formats.manifest import decode_snapshot, encode_snapshot
 from strandline.formats.pointer import PointerCodec
 from strandline.formats.queue import decode_manifest, decode_queue_batch, encode_manifest
+from strandline.formats.spool import decode_slots, encode_slots, read_spool, runs
 from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, UnsupportedVersion
@@ -87,6 +91,35 @@ def _same_tail(data: bytes) -> bytes:
     return data[:-7] + struct.pack("<BIH", data[-7] & 1, 40, 1) if len(data) >= 7 else data
 
 
+def _read_all_of_a_spool(data: bytes) -> object:
+    """What a migration does with a spool: the prefix that was let through must be all there is, and safe to look at."""
+    view = memoryview(data)
+    spool = read_spool(view)
+    again = read_spool(view[: spool.valid_bytes])
+    assert (again.records, again.stop.ending) == (spool.records, LegacyEnding.CLEAN)
+    assert sum(len(run.payloads) for run in runs(spool.records, max_count=3, max_bytes=99)) == len(spool.records)
+    for record in spool.records:
+        b"".join(encode_record_frame(*record))
+    if spool.stop.ending is not LegacyEnding.CLEAN:
+        raise CorruptData(spool.stop.why)
+    return spool
+
+
+def sealed_spool(data: bytes) -> bytes:
+    """Right checksums for all frames of versions 2 and 3, as far as their lengths lead."""
+    sealed, at = bytearray(data), 0
+    while header := {b"RDLW\x01": 21, b"RDLW\x02": 25, b"RDLW\x03": 33}.get(data[at : at + 5]):
+        checksum = 0 if data[at + 4] == 1 else 4
+        length = data[at + header - (4 if checksum else 8) : at + header]
+        end = at + header + int.from_bytes(length, "little")
+        if end + checksum > len(data):
+            break
+        if checksum:
+            sealed[end : end + 4] = struct.pack("<I", crc32(sealed[at + 4 : end]))
+        at = end + checksum
+    return bytes(sealed)
+
+
 def _unchanged(data: bytes) -> bytes:
     return data
 
@@ -100,6 +133,22 @@ _PAYLOAD = f"payloads/{3:016d}/{42:020d}-1-{UUID(int=7).hex}-{'0f' * 32}"
 _ARTIFACT = Artifact(_PAYLOAD, _CURSOR, "append-log", 1, 12, 8 << 20, "0f" * 32, 99)
 _POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpId(UUID(int=9)),))
 _LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
+_CHANGE = b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"metadata":{"term":[8.50]}}'
+_OLD_FRAMES = (
+    b"RDLW\x01" + struct.pack("<QQ", 1, len(_CHANGE)) + _CHANGE,
+    b"RDLW\x02" + struct.pack("<QQI", 2, 20, len(_CHANGE)) + _CHANGE + bytes(4),
+    *(
+        b"".join(encode_record_frame(7, 3, 30, payload))
+        for payload in (b"", b"ccc", _CHANGE, b'{"term": 3,' + _CHANGE[1:])
+    ),
+)
+_OLD_SLOT = {
+    "id": "old",
+    "restart_lsn": 7,
+    "confirmed_lsn": 9,
+    "last_seen_at_unix_ms": 5,
+    "invalidation_reason": "horizon",
+}
 
 TARGETS = (
     *(
@@ -144,6 +193,18 @@ TARGETS = (
         lambda data: decode_manifest(data, "x"),
         (manifest_bytes(), encode_manifest(QueueManifest((), 9, 4))),
         lambda data: data[:-2] + b"\x01\x00",
+    ),
+    Target(
+        "spool",
+        _read_all_of_a_spool,
+        (sealed_spool(b"".join(_OLD_FRAMES)), b"".join(_OLD_FRAMES[2:])),
+        sealed_spool,
+    ),
+    Target(
+        "spool-slots",
+        lambda data: decode_slots(data, "x", now=9),
+        (encode_slots([_SLOT.value]), json.dumps({"slots": [_OLD_SLOT]}).encode()),
+        _unchanged,
     ),
     Target("slot", lambda data: _SLOTS.decode(data, "x"), (_SLOTS.encode(_SLOT),), _unchanged),
     Target(
