@@ -365,3 +365,23 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
     assert dict(newcomer.range()) == {b"a": b"last", b"late": b"1", **{b"k%d" % number: b"x" for number in range(4)}}
     assert log.slot("newcomer").position == 8
     newcomer.close()
+
+
+def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouched(log, fold, artifacts, tmp_path):
+    late = AppendLogStore.open(str(tmp_path / "late"), sync=False)
+    follow(log, late, until=2)
+    before = late.standing(), list(late.range())
+    artifacts.export(fold, scratch=str(tmp_path))
+    log.trim(log.bounds().next)
+    seen = []
+    supervisor = sl.Supervisor(LogBucket(log), seen.extend, store=late, reader=LogBucket(log))
+    with pytest.raises(CursorExpired, match="snapshot"):
+        supervisor.run()
+    assert supervisor.state().phase == "failed"
+    assert (late.standing(), list(late.range())) == before
+    assert seen == []
+    late.close()
+    healed = bootstrap(artifacts, str(tmp_path / "late"), AppendLogStore, log=log)
+    assert list(healed.range()) == list(fold.range())
+    assert healed.standing() == fold.standing()
+    healed.close()

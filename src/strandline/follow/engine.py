@@ -152,6 +152,8 @@ class Engine:
                         return Open(None)
                     self._rewind(anew)
             case Ghosts(chunks):
+                if self.phase is Phase.CLEARING and not self._stopping:
+                    self._unstored.append(BeginResync())  # from here on the state belongs to no cursor
                 self._removals.extend(chunks)
             case Listed(cursor):
                 self._list_ends(cursor, now)
@@ -179,8 +181,8 @@ class Engine:
             self._due = now + self.batching.window
 
     def _resync(self) -> None:
+        """First it is looked what vanished: if that fails, nothing has been touched."""
         self.phase = Phase.CLEARING
-        self._unstored.append(BeginResync())
 
     def _rewind(self, anew: Cursor) -> None:
         """Put the store at the stream's beginning; it keeps what it holds.

@@ -14,6 +14,7 @@ from strandline.follow.watching import Options, Resume, Watch, finishing
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     CorruptData,
+    CursorExpired,
     InvalidInput,
     MissingExtra,
     NullKey,
@@ -24,7 +25,15 @@ from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
 _LOGGER: Final = logging.getLogger(__name__)
-_HOPELESS: Final = (InvalidInput, MissingExtra, CorruptData, UnsupportedVersion, NullKey, UsedAcrossFork)
+_HOPELESS: Final = (
+    CursorExpired,  # of a resume it is made good: here not even the reader could tell what is present
+    InvalidInput,
+    MissingExtra,
+    CorruptData,
+    UnsupportedVersion,
+    NullKey,
+    UsedAcrossFork,
+)
 """What the same call, made again, would only raise again."""
 
 RESTARTS: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=30.0)

@@ -71,7 +71,8 @@ def watch_applied(
         clock: The time that windows go by.
 
     Raises:
-        CursorExpired: never for a resume, which is made good as above.
+        CursorExpired: if what is present cannot be told any more, as of a trimmed log; nothing was touched. Of a resume
+            never: that is made good as above.
         Gap: if changes were lost to retention while it watched; resuming makes that good.
         NotReady: if the store is in the middle of a resync and there is no reader to finish it.
         StorageError: if the backend failed, or the store did too often.
