@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strandline import spark as spark
-    from strandline.follow.artifacts import Artifacts as Artifacts
-    from strandline.follow.bootstrap import bootstrap as bootstrap
     from strandline.follow.delta import DeltaSink as DeltaSink
     from strandline.follow.exports import Exports as Exports
     from strandline.follow.keyed.log import LogBucket as LogBucket
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from strandline.follow.keyed.nats import NatsBucket as NatsBucket
     from strandline.follow.run import Batching as Batching
     from strandline.follow.run import follow as follow
+    from strandline.follow.snapshots.artifacts import Artifacts as Artifacts
+    from strandline.follow.snapshots.bootstrap import bootstrap as bootstrap
     from strandline.follow.stores.appendlog import AppendLogStore as AppendLogStore
     from strandline.follow.stores.memory import MemoryStore as MemoryStore
     from strandline.follow.stores.rocks import RocksStore as RocksStore
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
 _HOMES = {
     "AppendLogStore": "strandline.follow.stores.appendlog",
-    "Artifacts": "strandline.follow.artifacts",
+    "Artifacts": "strandline.follow.snapshots.artifacts",
     "Batching": "strandline.follow.run",
-    "bootstrap": "strandline.follow.bootstrap",
+    "bootstrap": "strandline.follow.snapshots.bootstrap",
     "Bounds": "strandline.model.cursor",
     "Consumer": "strandline.log.queue.consumer",
     "Cursor": "strandline.model.cursor",

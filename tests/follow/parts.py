@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from uuid import UUID
 
-from strandline.follow.snapshot import seal, unpack
+from strandline.follow.snapshots.sealed import seal, unpack
 from strandline.follow.store import Standing
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, Diverged, NotFound, StorageError

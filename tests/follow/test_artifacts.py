@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.artifacts import Artifacts, Publication
-from strandline.follow.pointer import (
+from strandline.follow.snapshots.artifacts import Artifacts, Publication
+from strandline.follow.snapshots.pointer import (
     StalePayload,
     abandoned,
     forget,
@@ -23,7 +23,7 @@ from strandline.follow.pointer import (
     plan_sweep,
     point,
 )
-from strandline.follow.snapshot import check_snapshot
+from strandline.follow.snapshots.sealed import check_snapshot
 from strandline.formats.pointer import PointerCodec
 from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.errors import (
@@ -309,7 +309,7 @@ class TestPublishing:
         assert place.fetched(other).get(b"a") == b"x" * 100, "its own part size does not matter"
 
     def test_an_empty_file_survives(self, place, tmp_path):
-        from strandline.follow.snapshot import seal
+        from strandline.follow.snapshots.sealed import seal
         from strandline.storage.disk import DISK
 
         seal(
@@ -782,7 +782,7 @@ class TestRaces:
     @pytest.fixture(autouse=True)
     def in_one_thread(self, monkeypatch):
         """Let the tasks do their own transfers: the interleaver knows no other threads."""
-        from strandline.follow import artifacts
+        from strandline.follow.snapshots import artifacts
 
         monkeypatch.setattr(artifacts, "_ahead", lambda work, items, _: (work(item) for item in items))
 
@@ -793,7 +793,7 @@ class TestRaces:
     def test_a_last_writer_wins_pointer_is_caught(self, snapshots, tmp_path, monkeypatch):
         from dataclasses import replace
 
-        from strandline.follow import artifacts
+        from strandline.follow.snapshots import artifacts
 
         def always(pointer, artifact, *, replacing=False):
             return replace(pointer, current=artifact)
@@ -803,7 +803,7 @@ class TestRaces:
             self.play_many(range(300), tmp_path, snapshots)
 
     def test_a_pruner_that_does_not_give_up_first_is_caught(self, snapshots, tmp_path, monkeypatch):
-        from strandline.follow import artifacts, pointer
+        from strandline.follow.snapshots import artifacts, pointer
 
         def by_age(state, there, *, before):
             listed = {gone.location for gone in state.superseded} | (

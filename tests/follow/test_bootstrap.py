@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.follow.artifacts import Artifacts
-from strandline.follow.bootstrap import bootstrap, pin
 from strandline.follow.keyed.log import LogBucket
 from strandline.follow.run import follow
-from strandline.follow.snapshot import next_number, numbered
+from strandline.follow.snapshots.artifacts import Artifacts
+from strandline.follow.snapshots.bootstrap import bootstrap, pin
+from strandline.follow.snapshots.sealed import next_number, numbered
 from strandline.follow.stores.appendlog import AppendLogStore
 from strandline.follow.stores.rocks import RocksStore
 from strandline.log.memory import MemoryLog

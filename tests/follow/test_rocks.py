@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from rocksdict import Options, Rdict
 
-from strandline.follow.snapshot import check_snapshot
+from strandline.follow.snapshots.sealed import check_snapshot
 from strandline.follow.store import Standing
 from strandline.follow.stores.rocks import RocksStore
 from strandline.model.cursor import Cursor

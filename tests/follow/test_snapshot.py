@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.follow.snapshot import (
+from strandline.follow.snapshots.sealed import (
     check_snapshot,
     newest_snapshot,
     next_number,

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from strandline.follow import pointer as production
-from strandline.follow.pointer import StalePayload, Sweep
+from strandline.follow.snapshots import pointer as production
+from strandline.follow.snapshots.pointer import StalePayload, Sweep
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import Cursor
 from tests.model.explorer import Model, Move

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.follow import pointer as production
-from strandline.follow.pointer import Sweep
+from strandline.follow.snapshots import pointer as production
+from strandline.follow.snapshots.pointer import Sweep
 from strandline.model.artifacts import Superseded
 from tests.model.explorer import Counterexample, Explored, explore
 from tests.model.pointer_model import Job, PointerModel, twin

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, final
 
 import pyarrow as pa
 
-from strandline.follow.snapshot import seal, unpack
+from strandline.follow.snapshots.sealed import seal, unpack
 from strandline.follow.store import Standing
 from strandline.follow.stores.foldfile import (
     ROW_OVERHEAD,
@@ -94,6 +95,8 @@ class AppendLogStore(KeyedStore):
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
         disk.make_folders(folder)
+        # Whoever made the folder, or imported it, may have died before its name was durable; and all goes with a name.
+        disk.sync_folder(str(Path(folder).absolute().parent))
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):
                 raise Fenced(f"The fold in {folder} is open elsewhere; nothing was changed. Close it there first.")

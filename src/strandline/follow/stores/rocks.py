@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
 
-from strandline.follow.snapshot import seal, unpack
+from strandline.follow.snapshots.sealed import seal, unpack
 from strandline.follow.store import Standing
 from strandline.follow.stores.rocksfile import (
     FAMILY,

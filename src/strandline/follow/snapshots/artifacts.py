@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeVar
 
-from strandline.follow.pointer import (
+from strandline.follow.snapshots.pointer import (
     StalePayload,
     abandoned,
     forget,
@@ -22,8 +22,8 @@ from strandline.follow.pointer import (
     plan_sweep,
     point,
 )
-from strandline.follow.snapshot import DATA, MANIFEST, read_snapshot
-from strandline.follow.staging import scratch_folder, staged
+from strandline.follow.snapshots.sealed import DATA, MANIFEST, read_snapshot
+from strandline.follow.snapshots.staging import scratch_folder, staged
 from strandline.follow.store import Standing
 from strandline.formats.manifest import LARGEST, decode_snapshot
 from strandline.formats.pointer import PointerCodec

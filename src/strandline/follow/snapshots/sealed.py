@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from strandline.follow.staging import files_below, set_aside, staged, sweep
+from strandline.follow.snapshots.staging import files_below, set_aside, staged, sweep
 from strandline.formats.manifest import LARGEST, decode_snapshot, encode_snapshot
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
-from strandline.follow.artifacts import Artifacts
-from strandline.follow.snapshot import MANIFEST, check_snapshot, newest_snapshot
-from strandline.follow.staging import check_free, scratch_folder
+from strandline.follow.snapshots.artifacts import Artifacts
+from strandline.follow.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
+from strandline.follow.snapshots.staging import check_free, scratch_folder
 from strandline.follow.store import Standing
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
