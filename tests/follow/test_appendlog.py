@@ -1,4 +1,4 @@
-"""The append-log store: the suite that every store passes, damage of every kind, and a disk that crashes."""
+"""The append-log store: the suite that every store passes, damage of every kind, and a disk that fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from strandline.formats.frame import HEADER_SIZE, FrameInfo, FrameScanner, encod
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, Fenced, InvalidInput, StorageError, UnsupportedVersion
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.faulty import Crash
 from strandline.testing.folds import ExportingStoreContract, content
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.sinks import DELETE, LOG, changes
@@ -586,98 +585,6 @@ def test_what_a_compaction_left_behind_is_removed_on_opening():
     disk.write_new("/fold/fold.log.new", [b"half of it"])
     open_on(disk)
     assert "/fold/fold.log.new" not in disk.files()
-
-
-# --- crashes ---------------------------------------------------------------------------------------------------
-
-
-def script(store, states, done):
-    """Writes of every kind, with a compaction in between; continues where the store stands.
-
-    ``states[n]`` is the state behind the first n writes, ``done`` collects the numbers of those that were answered.
-    """
-    steps = [
-        lambda: apply(store, 0, (b"a", b"1"), (b"b", b"2")),
-        lambda: apply(store, 2, (b"a", DELETE), (b"c", bytes(300))),
-        lambda: apply(store, 4, (b"d", b"4")),
-        lambda: store.begin_resync(OTHER),
-        lambda: store.resync(changes(0, (b"b", DELETE), (b"e", b"5"))),
-        lambda: store.end_resync(Cursor(OTHER, 9)),
-        lambda: store.apply(changes(9, (b"f", b"6")), since=Cursor(OTHER, 9), upto=Cursor(OTHER, 10)),
-    ]
-    for number, step in enumerate(steps, 1):
-        if number <= done:
-            continue
-        step()
-        if len(states) == number:
-            states.append(state(store))
-        done = number
-        yield number
-        if number in (2, 5):
-            store.compact()
-
-
-def truth(*, sync=True):
-    disk = SimulatedDisk()
-    store = open_on(disk, sync=sync)
-    states = [state(store)]
-    for _ in script(store, states, 0):
-        pass
-    store.close()
-    return states, len(disk.calls)
-
-
-@pytest.mark.parametrize("sync", [True, False], ids=["synced", "unsynced"])
-@pytest.mark.parametrize("power", [True, False], ids=["machine", "process"])
-@pytest.mark.parametrize("moment", ["before", "half", "after"])
-def test_a_crash_at_any_disk_operation_leaves_a_prefix_of_the_writes_with_all_that_was_answered(sync, power, moment):
-    states, calls = truth(sync=sync)
-    for number in range(calls):
-        for seed in range(4 if power else 1):
-            disk = SimulatedDisk(seed)
-            disk.interrupt(number, Crash(), moment=moment)
-            answered = 0
-            try:
-                for answered in script(open_on(disk, sync=sync), states, 0):  # noqa: B007 - where it got to
-                    pass
-            except Crash:
-                pass
-            if power:
-                disk.crash()
-            else:
-                disk.kill()
-            store = open_on(disk, sync=sync)
-            kept = states.index(state(store))
-            if sync or not power:
-                assert kept in (answered, answered + 1), f"crash at call {number}"
-            else:
-                assert kept <= answered + 1
-            for _ in script(store, states, kept):
-                pass
-            assert state(store) == states[-1]
-            store.close()
-            assert state(open_on(disk)) == states[-1]
-
-
-@pytest.mark.parametrize("moment", ["before", "half", "after"])
-def test_a_failure_at_any_disk_operation_costs_a_retry_and_nothing_else(moment):
-    states, calls = truth()
-    for number in range(calls):
-        disk = SimulatedDisk(number)
-        disk.interrupt(number, StorageError("no"), moment=moment)
-        store, answered = None, 0
-        while answered < len(states) - 1:
-            try:
-                if store is None:
-                    store = open_on(disk)
-                for number_done in script(store, states, answered):
-                    answered = number_done
-                    assert state(store) == states[answered]
-            except StorageError:
-                if store is not None:
-                    assert state(store) == states[answered]
-        disk.crash()
-        assert state(open_on(disk)) == states[-1], f"failure at call {number}"
 
 
 # --- one opener ------------------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ class TestDurability:
     def test_a_put_is_synced_as_a_file_then_named_then_synced_as_a_name(
         self, store: LocalStore, disk: RecordingDisk, tmp_path: Path
     ) -> None:
+        store.put("a/first", b"")
+        disk.events.clear()
         store.put("a/b", b"content")
         folders, write, rename, sync = disk.events
         assert (folders.action, folders.path) == ("make_folders", str(tmp_path / "a"))
@@ -108,6 +110,8 @@ class TestDurability:
     def test_a_creation_is_linked_so_that_it_cannot_replace_and_then_synced(
         self, store: LocalStore, disk: RecordingDisk, tmp_path: Path
     ) -> None:
+        store.put("a/first", b"")
+        disk.events.clear()
         store.put_if("a/b", b"content", ABSENT)
         assert steps(disk) == ["make_folders", "write", "link", "remove", "sync_folder"]
         assert disk.events[2].source == disk.events[1].path == disk.events[3].path
@@ -159,7 +163,18 @@ class TestDurability:
         sync = type(DISK).sync_folder
         monkeypatch.setattr(type(DISK), "sync_folder", lambda disk, path: (synced.append(path), sync(disk, path))[1])
         LocalStore(str(tmp_path / "new")).put("x/y", b"")
-        assert synced == [str(tmp_path), str(tmp_path / "new"), str(tmp_path / "new" / "x")]
+        assert synced[:2] == [str(tmp_path), str(tmp_path / "new")]
+        assert synced[-1] == str(tmp_path / "new" / "x")
+
+    def test_a_folder_that_another_process_made_is_synced_into_its_own_once(
+        self, store: LocalStore, disk: RecordingDisk, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a" / "b").mkdir(parents=True)  # by one that died before it could sync the names
+        for _ in range(2):
+            store.put("a/b/c", b"")
+        synced = [event.path for event in disk.events if event.action == "sync_folder"]
+        own = str(tmp_path / "a" / "b")
+        assert synced == [str(tmp_path / "a"), str(tmp_path), str(tmp_path.parent), own, own]
 
     def test_the_write_itself_is_synced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         synced: list[int] = []

@@ -41,6 +41,8 @@ class LocalStore:
         self._root = os.path.abspath(root)
         self._disk = disk
         self._chance = chance
+        self._sure: set[str] = set()
+        """Folders whose names this process has made durable."""
 
     @property
     def url(self) -> str:
@@ -82,7 +84,7 @@ class LocalStore:
             self._install(file, parts, replacing=False)
             return _version_of(parts)
         folder, name = os.path.split(file)
-        self._disk.make_folders(folder)
+        self._ensure(folder)
         with self._disk.locked(os.path.join(folder, f"{_HIDDEN}lock-{name}")):
             try:
                 found = _version_of([self._disk.read(file)])
@@ -95,9 +97,26 @@ class LocalStore:
             self._install(file, parts, replacing=True)
         return _version_of(parts)
 
+    def _ensure(self, folder: str) -> None:
+        """Make a folder, and its name durable up to the store's own, even if it is there.
+
+        Whoever made it may have died before syncing its name: then a power cut would take it, with all that was
+        acknowledged in it since.
+        """
+        self._disk.make_folders(folder)
+        if folder in self._sure:
+            return
+        inside = folder
+        while inside != self._root:
+            inside = os.path.dirname(inside)
+            self._disk.sync_folder(inside)
+        with contextlib.suppress(StorageError):  # what is above may not be ours to open
+            self._disk.sync_folder(os.path.dirname(inside))
+        self._sure.add(folder)
+
     def _install(self, file: str, parts: list[bytes | memoryview], *, replacing: bool) -> None:
         folder = os.path.dirname(file)
-        self._disk.make_folders(folder)
+        self._ensure(folder)
         temporary = os.path.join(folder, f"{_HIDDEN}new-{self._chance.uuid().hex}")
         try:
             self._disk.write_new(temporary, parts)

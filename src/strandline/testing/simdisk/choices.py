@@ -1,0 +1,63 @@
+"""Who decides where a crash leaves a choice: a seed, or an enumeration of all that is possible."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+R = TypeVar("R")
+
+
+class Choices(Protocol):
+    """Decides, one question after another."""
+
+    def pick(self, count: int) -> int:
+        """A number from 0 to below ``count``, which is at least 1."""
+
+
+class Drawn:
+    """Choices drawn from a seed: the same seed, the same choices."""
+
+    def __init__(self, seed: int | str) -> None:
+        """Begin the sequence of this seed."""
+        self._random = random.Random(seed)
+
+    def pick(self, count: int) -> int:
+        """Any of them."""
+        return self._random.randrange(count) if count > 1 else 0
+
+
+class _Scripted:
+    """Choices as a script says, and the first of each behind its end; remembers how many there were."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = script
+        self.made: list[tuple[int, int]] = []
+
+    def pick(self, count: int) -> int:
+        chosen = self._script[len(self.made)] if len(self.made) < len(self._script) else 0
+        self.made.append((chosen, count))
+        return chosen
+
+
+def every(run: Callable[[Choices], R]) -> Iterator[R]:
+    """What ``run`` returns, once for each way in which its choices can go; it must ask the same for the same answers.
+
+    >>> list(every(lambda choices: (choices.pick(2), choices.pick(3))))
+    [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    """
+    script: list[int] = []
+    while True:
+        choices = _Scripted(script)
+        yield run(choices)
+        made = choices.made
+        while made and made[-1][0] + 1 == made[-1][1]:
+            made.pop()
+        if not made:
+            return
+        script = [chosen for chosen, _ in made]
+        script[-1] += 1
+
+
+__all__ = ["Choices", "Drawn", "every"]

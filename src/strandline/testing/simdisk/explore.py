@@ -1,0 +1,288 @@
+"""Drivers that stop a workload at each of its disk operations, crash in each mode, and check what is found."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, TypeAlias, TypeVar
+
+from strandline.model.errors import DiskFull, StorageError
+from strandline.testing.faulty import Crash
+from strandline.testing.simdisk.choices import Choices, Drawn, every
+from strandline.testing.simdisk.disk import MOMENTS, Moment, SimulatedCall, SimulatedDisk
+from strandline.testing.simdisk.nodes import POWER, CrashMode
+
+N = TypeVar("N")
+
+Workload: TypeAlias = Callable[[SimulatedDisk, list[N]], None]
+"""Opens what is on the disk, goes on from where that stands to its own end, and notes what it was promised.
+
+It need not close what it opened, but must end the threads that it started. An empty disk is where it begins.
+"""
+Check: TypeAlias = Callable[[SimulatedDisk, list[N]], None]
+"""Opens what is on the disk and raises unless all that was noted holds; it may note what it has read itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """How far an exploration went; all of it was as it should be."""
+
+    states: int
+    """So many different states of disk and notes were opened, checked, gone on from, crashed and checked again."""
+    stops: int
+    """So many times the workload was stopped or disturbed, or came to its end."""
+    crashes: int
+    """So many crashes were tried; those that left the same, with the same notes, are one state."""
+    fingerprint: str
+    """Of every state in its order: equal exactly if two explorations went the same way."""
+
+    def __str__(self) -> str:
+        return f"{self.states} states explored, left by {self.crashes} crashes at {self.stops} stops"
+
+
+def crash_everywhere(
+    workload: Workload[N],
+    check: Check[N],
+    *,
+    modes: Sequence[CrashMode] = tuple(CrashMode),
+    seeds: Sequence[int] = (0, 1),
+    limit: int = 8,
+    again: int = 0,
+) -> Explored:
+    """Stop the workload at every disk operation (before, half-way, after), and at its end, and crash in every mode.
+
+    What is found is checked; then the power fails at once, and it is checked again: what was shown must not go away.
+    Then the workload goes on to its end, the disk crashes in the same mode, and it is checked a last time.
+
+    Where a mode leaves a choice, all are tried if they are at most ``limit``, else one for each seed. With ``again``,
+    the workload is stopped and crashed a second time at each of so many first operations after each crash, which is
+    where repairs happen. What ``check`` or the workload raises carries a note that tells where it was.
+    """
+    explorer = _Explorer(workload, check, modes, seeds, limit)
+    explorer.stop_everywhere(SimulatedDisk(), [], "", again=again)
+    return explorer.explored()
+
+
+def fail_everywhere(
+    workload: Workload[N],
+    check: Check[N],
+    *,
+    modes: Sequence[CrashMode] = POWER,
+    seeds: Sequence[int] = (0, 1),
+    limit: int = 8,
+    then: int = 0,
+) -> Explored:
+    """Let every disk operation fail once, with a ``StorageError`` (before, half-way, after), and crash at the end.
+
+    The workload may try again or give up, by letting the error through. With ``then`` it is also stopped before each
+    of so many operations behind the one that failed. A sync that fails loses what it should have
+    written, and the next one says that all is well. Only crashes of the machine are tried unless others are named: a
+    process that dies with what was lost still readable leaves the next one no way to know of it.
+    """
+    explorer = _Explorer(workload, check, modes, seeds, limit)
+    explorer.fail_everywhere(then)
+    return explorer.explored()
+
+
+def fill_everywhere(
+    workload: Workload[N],
+    check: Check[N],
+    *,
+    step: int,
+    modes: Sequence[CrashMode] = tuple(CrashMode),
+    seeds: Sequence[int] = (0, 1),
+    limit: int = 8,
+) -> Explored:
+    """Let the disk fill at every ``step`` bytes, and then crash; it has room again only after the first check.
+
+    The workload may give up, and the first check too, by letting ``DiskFull`` through.
+    """
+    explorer = _Explorer(workload, check, modes, seeds, limit)
+    explorer.fill_everywhere(step)
+    return explorer.explored()
+
+
+def damage_everywhere(workload: Workload[N], check: Check[N], *, step: int, piece: bytes) -> Explored:
+    """Put the piece over durable bytes of each file at every ``step`` bytes, after the workload's end, and check.
+
+    The check has to allow that what is damaged is refused.
+    """
+    explorer = _Explorer(workload, check, (), (), 0)
+    explorer.damage_everywhere(step, piece)
+    return explorer.explored()
+
+
+@dataclass(slots=True)
+class _Explorer(Generic[N]):
+    workload: Workload[N]
+    check: Check[N]
+    modes: Sequence[CrashMode]
+    seeds: Sequence[int]
+    limit: int
+    stops: int = 0
+    crashes: int = 0
+    seen: dict[bytes, int] = field(default_factory=dict)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def explored(self) -> Explored:
+        return Explored(len(self.seen), self.stops, self.crashes, self.digest.hexdigest())
+
+    # --- what goes wrong ---------------------------------------------------------------------------------------
+
+    def stop_everywhere(self, start: SimulatedDisk, notes: list[N], where: str, *, again: int, reach: int = -1) -> None:
+        number = 0
+        while number != reach:
+            moments: list[Moment] = ["before"]
+            for moment in moments:
+                disk, told = start.fork(), copy.deepcopy(notes)
+                disk.stop(number, moment=moment)
+                with _blamed(f"{where}running towards call {number}"), contextlib.suppress(Crash):
+                    self._run(disk, told)
+                if not disk.stopped:
+                    self._crash(disk, told, f"{where}at the end", again=again)
+                    return
+                if moment == "before":
+                    moments += _later(disk.calls[number])
+                self._crash(disk, told, f"{where}{_told(disk, number, moment)}", again=again)
+            number += 1
+
+    def fail_everywhere(self, then: int) -> None:
+        number = 0
+        while True:
+            moments: list[Moment] = ["before"]
+            for moment in moments:
+                disk = self._fail(number, moment, None)
+                if disk is None:
+                    return
+                if moment == "before" and disk.calls[number].action not in ("sync", "sync_file"):
+                    moments += _later(disk.calls[number])  # a sync fails in one way only
+                for ahead in range(1, then + 1):
+                    self._fail(number, moment, ahead)
+            number += 1
+
+    def _fail(self, number: int, moment: Moment, ahead: int | None) -> SimulatedDisk | None:
+        """Let a call fail, stop so many calls later or at the end, and crash; None if there is no such call."""
+        disk, told = SimulatedDisk(), list[N]()
+        if ahead is not None:
+            disk.stop(number + ahead)
+        disk.interrupt(number, StorageError(f"call {number} fails"), moment=moment)
+        with _blamed(f"call {number} failed"), contextlib.suppress(StorageError, Crash):
+            self._run(disk, told)
+        if len(disk.calls) <= number + (ahead or 0):
+            return None
+        later = "" if ahead is None else f", {_told(disk, number + ahead, 'before')}"
+        self._crash(disk, told, f"{_told(disk, number, moment)} failed{later}")
+        return disk
+
+    def fill_everywhere(self, step: int) -> None:
+        capacity = 0
+        while True:
+            disk, told = SimulatedDisk(capacity=capacity), list[N]()
+            with _blamed(f"with room for {capacity} bytes"), contextlib.suppress(DiskFull):
+                self.workload(disk, told)
+            self._crash(disk, told, f"with room for {capacity} bytes")
+            if not disk.refused:
+                return
+            capacity += step
+
+    def damage_everywhere(self, step: int, piece: bytes) -> None:
+        disk, told = SimulatedDisk(), list[N]()
+        self.workload(disk, told)
+        for path, data in disk.durable().items():
+            for at in range(0, len(data), step):
+                found = disk.fork()
+                found.damage(path, at, piece)
+                if self._is_new(found, told):
+                    with _blamed(f"{path} is damaged at byte {at}"):
+                        self.check(found, copy.deepcopy(told))
+        self.stops += 1
+
+    def _run(self, disk: SimulatedDisk, told: list[N]) -> None:
+        try:
+            self.workload(disk, told)
+        except Exception:
+            # What died may say so in its own words, and other threads of it may be told of an error.
+            if not disk.stopped:
+                raise
+
+    # --- what is left ------------------------------------------------------------------------------------------
+
+    def _crash(self, disk: SimulatedDisk, told: list[N], where: str, *, again: int = 0) -> None:
+        """Try every crash from here, and follow each that leaves something of its own."""
+        self.stops += 1
+        for mode in self.modes if disk.unsynced() else self.modes[:1]:
+            for found in self._survivors(disk, mode, where):
+                self.crashes += 1
+                if not self._is_new(found, told, again):
+                    continue
+                if again:
+                    self.stop_everywhere(found, told, f"{where}, {mode.value}; then ", again=0, reach=again)
+                with _blamed(f"{where}, {mode.value}"):
+                    self._follow(found, copy.deepcopy(told), mode, where)
+
+    def _survivors(self, disk: SimulatedDisk, mode: CrashMode, where: str) -> Iterator[SimulatedDisk]:
+        def crashed(choices: Choices) -> SimulatedDisk:
+            found = disk.fork()
+            found.crash(mode, choices)
+            return found
+
+        if mode is not CrashMode.SCRAPS:
+            found = list(islice(every(crashed), self.limit + 1))
+            if len(found) <= self.limit:
+                yield from found
+                return
+        for seed in self.seeds:
+            yield crashed(Drawn(f"{seed} {mode.value} {where}"))
+
+    def _follow(self, disk: SimulatedDisk, told: list[N], mode: CrashMode, where: str) -> None:
+        with contextlib.suppress(DiskFull) if disk.capacity is not None else contextlib.nullcontext():
+            self.check(disk, told)
+        disk.crash(CrashMode.NOTHING)
+        disk.capacity = None
+        self.check(disk, told)
+        disk.kill()
+        self.workload(disk, told)
+        disk.crash(CrashMode.NOTHING if mode is CrashMode.KILL else mode, Drawn(where))
+        self.check(disk, told)
+
+    def _is_new(self, disk: SimulatedDisk, told: list[N], again: int = 0) -> bool:
+        """Whether this state, with these notes, was not followed as far before: what follows would be the same."""
+        key = hashlib.sha256(disk.fingerprint() + repr(told).encode()).digest()
+        if self.seen.get(key, -1) >= again:
+            return False
+        self.seen[key] = again
+        self.digest.update(key)
+        return True
+
+
+def _later(call: SimulatedCall) -> tuple[Moment, ...]:
+    """The moments of a call that leave something else than it was before."""
+    return MOMENTS.get(call.action, ("after",))
+
+
+def _told(disk: SimulatedDisk, number: int, moment: Moment) -> str:
+    return f"{moment} call {number} ({disk.calls[number].action} {disk.calls[number].path})"
+
+
+@contextlib.contextmanager
+def _blamed(where: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"The disk: {where}.")
+        raise
+
+
+__all__ = [
+    "Check",
+    "Explored",
+    "Workload",
+    "crash_everywhere",
+    "damage_everywhere",
+    "fail_everywhere",
+    "fill_everywhere",
+]

@@ -1,0 +1,295 @@
+"""Files and folders that know what of them was synced, and what a crash may leave of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+from strandline.testing.simdisk.choices import Choices
+
+_SCRAPS: Final = (1, 8, 64)
+_LUCK: Final = (0, 5, 9, 10)
+
+
+class CrashMode(Enum):
+    """What a crash keeps of the bytes and names that were not synced. What was synced, it always keeps."""
+
+    KILL = "kill"
+    """Only the process dies: all is still to be read, and none of it is any more durable than it was."""
+    NOTHING = "nothing"
+    """None of it."""
+    PREFIX = "prefix"
+    """Of each file the first few writes and cuts, each of them whole; of each folder the first few changes."""
+    TORN_512 = "torn at 512"
+    """The same, and of the next write what comes before a multiple of 512; the rest is missing, or zeros."""
+    TORN_4096 = "torn at 4096"
+    """The same with multiples of 4096."""
+    SECTORS = "sectors"
+    """Of each sector of 512 bytes any version that it ever had, whatever is kept of its neighbours, so that a later
+    write may survive an earlier one; of a file's size any that it had; and any of the changes of names."""
+    PAGES = "pages"
+    """The same with pages of 4096."""
+    SCRAPS = "scraps"
+    """The same with pieces of 1, 8 or 64 bytes, and any size: worse than a disk, so that short writes are torn too."""
+
+
+POWER: Final = tuple(mode for mode in CrashMode if mode is not CrashMode.KILL)
+"""The modes in which the machine loses power."""
+
+_UNITS: Final = {CrashMode.SECTORS: 512, CrashMode.PAGES: 4096}
+_TEARS: Final = {CrashMode.TORN_512: 512, CrashMode.TORN_4096: 4096}
+
+
+class _Write(NamedTuple):
+    at: int
+    data: bytes
+
+
+class _Cut(NamedTuple):
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class File:
+    """A file's bytes as they can be read, as they were last synced, and how the ones became the others."""
+
+    modified: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    """What a crash cannot touch."""
+    pending: list[_Write | _Cut] = field(default_factory=list)
+    """What was done since."""
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """What a failed sync took for written: it can be read, and no later sync writes it."""
+
+    def write(self, data: bytes) -> None:
+        """Add bytes at the end."""
+        if data:
+            self.pending.append(_Write(len(self.data), data))
+            self.data.extend(data)
+
+    def cut(self, size: int) -> None:
+        """Shorten it, or make it longer with zeros."""
+        if size != len(self.data):
+            self.pending.append(_Cut(size))
+            _resize(self.data, size)
+            self.lost = [(start, min(end, size)) for start, end in self.lost if start < size]
+
+    def sync(self) -> None:
+        """Make everything durable, but for what an earlier sync has lost: that says nothing, and is zeros."""
+        self.synced = self._written(self.data)
+        self.pending.clear()
+
+    def fail_to_sync(self) -> None:
+        """Lose what was written since the last sync, and go on showing it."""
+        for step in self.pending:
+            if isinstance(step, _Write) and step.at < len(self.data):
+                self.lost.append((step.at, min(step.at + len(step.data), len(self.data))))
+
+    def overwrite(self, at: int, data: bytes) -> None:
+        """Change bytes that are there already, durable ones durably."""
+        kept = bytearray(self.synced)
+        for found in (self.data, kept):
+            piece = data[: max(0, len(found) - at)]
+            found[at : at + len(piece)] = piece
+        self.synced = bytes(kept)
+        self.pending = [
+            _Write(step.at, bytes(self.data[step.at : step.at + len(step.data)])) if isinstance(step, _Write) else step
+            for step in self.pending
+        ]
+
+    def crash(self, mode: CrashMode, choices: Choices) -> None:
+        """Become what is found after a crash; all of that is durable, since it was read from the disk."""
+        if mode is CrashMode.KILL:
+            return
+        if self.pending and mode is not CrashMode.NOTHING:
+            self.synced = self._survivor(mode, choices)
+        self.data = bytearray(self.synced)
+        self.pending, self.lost = [], []
+
+    def _survivor(self, mode: CrashMode, choices: Choices) -> bytes:
+        stages = [self._written(stage) for stage in self._stages()]
+        if mode is CrashMode.PREFIX:
+            return stages[choices.pick(len(stages))]
+        if mode in _TEARS:
+            torn = self._torn(stages, _TEARS[mode])
+            return torn[choices.pick(len(torn))]
+        if mode is CrashMode.SCRAPS:
+            return _scraps(stages, choices)
+        return _pieces(stages, _UNITS[mode], choices)
+
+    def _torn(self, stages: list[bytes], unit: int) -> list[bytes]:
+        found = list(stages)
+        for before, after, step in zip(stages, stages[1:], self.pending, strict=False):
+            if isinstance(step, _Write):
+                for at in range((step.at // unit + 1) * unit, len(after), unit):
+                    found += [after[:at], after[:at].ljust(len(after), b"\0")]
+            else:
+                found.append(before)
+        return list(dict.fromkeys(found))
+
+    def _stages(self) -> Iterator[bytes]:
+        """What the file was when it was last synced, and after each step since."""
+        data = bytearray(self.synced)
+        yield bytes(data)
+        for step in self.pending:
+            if isinstance(step, _Write):
+                data[step.at :] = step.data
+            else:
+                _resize(data, step.size)
+            yield bytes(data)
+
+    def _written(self, data: bytes | bytearray) -> bytes:
+        kept = bytearray(data)
+        for start, end in self.lost:
+            behind = min(end, len(kept))
+            kept[start:behind] = bytes(max(0, behind - start))
+        return bytes(kept)
+
+
+def _resize(data: bytearray, size: int) -> None:
+    del data[size:]
+    data.extend(bytes(size - len(data)))
+
+
+def _pieces(stages: list[bytes], unit: int, choices: Choices) -> bytes:
+    """Of each piece any version that it had, in a file of any size that it had."""
+    sizes = list(dict.fromkeys(map(len, stages)))
+    size = sizes[choices.pick(len(sizes))]
+    found = bytearray()
+    for at in range(0, size, unit):
+        versions = list(dict.fromkeys(stage[at : at + unit].ljust(unit, b"\0") for stage in stages))
+        found += versions[choices.pick(len(versions))]
+    return bytes(found[:size])
+
+
+def _scraps(stages: list[bytes], choices: Choices) -> bytes:
+    """Of each scrap the oldest or the newest version, in a file of any size between."""
+    old, new = stages[0], stages[-1]
+    low, high = sorted((len(old), len(new)))
+    size = (len(old), len(new), low + choices.pick(high - low + 1))[choices.pick(3)]
+    unit, luck = _SCRAPS[choices.pick(len(_SCRAPS))], _LUCK[choices.pick(len(_LUCK))]
+    found = bytearray(old[:size].ljust(size, b"\0"))
+    first = len(old) // unit * unit if new.startswith(old) else 0
+    for at in range(first, size, unit):
+        if choices.pick(10) < luck:
+            piece = new[at : min(at + unit, size)]
+            found[at : at + len(piece)] = piece
+    return bytes(found)
+
+
+# --- folders ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Folder:
+    """The names in a folder as they can be seen, as they were last synced, and what was changed since."""
+
+    names: dict[str, Node] = field(default_factory=dict)
+    durable: dict[str, Node] = field(default_factory=dict)
+    stamps: dict[str, int] = field(default_factory=dict)
+    """Which change made each durable name what it is, so that none is undone by one that came before it."""
+    pending: list[Change] = field(default_factory=list)
+
+    def sync(self) -> None:
+        """Make all that was done to its names durable."""
+        for change in self.pending:
+            change.keep()
+        self.pending.clear()
+
+    def crash(self, mode: CrashMode, choices: Choices) -> None:
+        """Keep of the changes what the mode says; :meth:`settle` shows it."""
+        changes = self.pending
+        if mode in (CrashMode.PREFIX, *_TEARS):
+            changes = changes[: choices.pick(len(changes) + 1)]
+        elif mode is CrashMode.NOTHING:
+            changes = []
+        else:
+            changes = [change for change in changes if choices.pick(2)]
+        for change in changes:
+            change.keep()
+
+    def settle(self) -> None:
+        """Show what is durable, and nothing else."""
+        self.names = dict(self.durable)
+        self.pending.clear()
+        self.stamps.clear()
+
+
+Node: TypeAlias = File | Folder
+
+
+class Step(NamedTuple):
+    """One name in one folder: what it names from now on, None if it is gone."""
+
+    folder: Folder
+    name: str
+    node: Node | None
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """Steps that are seen together, and kept together if at all."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+    def show(self) -> None:
+        """Let readers see it."""
+        for folder, name, node in self.steps:
+            _set(folder.names, name, node)
+
+    def keep(self) -> None:
+        """Make it durable, unless what came later is already."""
+        for folder, name, node in self.steps:
+            if folder.stamps.get(name, -1) < self.number:
+                folder.stamps[name] = self.number
+                _set(folder.durable, name, node)
+
+
+def _set(names: dict[str, Node], name: str, node: Node | None) -> None:
+    if node is None:
+        names.pop(name, None)
+    else:
+        names[name] = node
+
+
+def walk(folder: Folder, path: str = "", *, durable: bool = False) -> Iterator[tuple[str, Node]]:
+    """Everything below a folder with its path, in the order of the names; a folder comes before what is in it."""
+    for name, node in sorted((folder.durable if durable else folder.names).items(), key=lambda item: item[0]):
+        yield f"{path}/{name}", node
+        if isinstance(node, Folder):
+            yield from walk(node, f"{path}/{name}", durable=durable)
+
+
+def told_apart(root: Folder) -> list[object]:
+    """All by which a reader, a sync or a crash could tell this from another; its ``repr`` is stable."""
+    found: list[object] = []
+    for durable in (False, True):
+        for path, node in [("", root), *walk(root, durable=durable)]:
+            if isinstance(node, File):
+                found.append((path, bytes(node.data), node.synced, node.pending, node.lost))
+            else:
+                changes = [[(step.name, step.node is None) for step in change.steps] for change in node.pending]
+                found.append((path, changes))
+    return found
+
+
+def crash_below(root: Folder, mode: CrashMode, choices: Choices) -> None:
+    """Leave of everything below what a crash in this mode leaves."""
+    if mode is CrashMode.KILL:
+        return
+    seen = [root, *(node for durable in (True, False) for _, node in walk(root, durable=durable))]
+    folders = {id(node): node for node in seen if isinstance(node, Folder)}
+    for folder in folders.values():
+        folder.crash(mode, choices)
+    for folder in folders.values():
+        folder.settle()
+    files = {id(node): node for _, node in walk(root) if isinstance(node, File)}
+    for file in files.values():
+        file.crash(mode, choices)
+
+
+__all__ = ["POWER", "Change", "CrashMode", "File", "Folder", "Node", "Step", "crash_below", "told_apart", "walk"]

@@ -1,0 +1,169 @@
+"""The files and folders of a simulated disk, by their paths."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+
+from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+from strandline.testing.simdisk.nodes import Change, File, Folder, Node, Step, walk
+
+
+class Tree:
+    """Names that lead to files and folders; every change of them is seen at once and durable when it is synced.
+
+    Not locked. Paths are POSIX paths; relative ones begin at the root.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        """Begin with an empty root."""
+        self.root = Folder()
+        self.capacity = capacity
+        self.refused = 0
+        """How many writes found no room."""
+        self._changes = 0
+
+    # --- finding -----------------------------------------------------------------------------------------------
+
+    def find(self, path: str) -> Node | None:
+        """What is there, None if nothing."""
+        node: Node | None = self.root
+        for name in clean(path).split("/"):
+            if name:
+                node = node.names.get(name) if isinstance(node, Folder) else None
+        return node
+
+    def file(self, path: str) -> File:
+        """The file there, or ``NotFound``."""
+        node = self.find(path)
+        if not isinstance(node, File):
+            raise NotFound(f"There is nothing at {path}." if node is None else f"There is a folder at {path}.")
+        return node
+
+    def folder(self, path: str) -> Folder:
+        """The folder there, or ``NotFound``."""
+        node = self.find(path)
+        if not isinstance(node, Folder):
+            raise NotFound(f"There is nothing at {path}.")
+        return node
+
+    def place(self, path: str) -> tuple[Folder, str]:
+        """The folder that a path is in, and its name there."""
+        above, name = posixpath.split(clean(path))
+        return self.folder(above), name
+
+    def files(self) -> list[File]:
+        """Every file that has a name, once."""
+        return list({id(node): node for _, node in walk(self.root) if isinstance(node, File)}.values())
+
+    # --- changing ----------------------------------------------------------------------------------------------
+
+    def create(self, path: str) -> File:
+        """An empty file where nothing was."""
+        file = File(modified=self._changes + 1)
+        self.link(file, path)
+        return file
+
+    def link(self, file: File, path: str) -> None:
+        """Give a file a name where nothing was."""
+        folder, name = self.place(path)
+        if name in folder.names:
+            raise AlreadyExists(f"{path} exists already.")
+        self._change(Step(folder, name, file))
+
+    def add(self, file: File, path: str, data: bytes) -> None:
+        """Add bytes to a file; if there is no room, as many as fit, and ``DiskFull``."""
+        room = self._room()
+        file.write(data[:room])
+        if len(data) > room:
+            raise self._full(path)
+
+    def require(self, size: int, path: str) -> None:
+        """Raise ``DiskFull`` unless so many bytes fit."""
+        if size > self._room():
+            raise self._full(path)
+
+    def _room(self) -> int:
+        if self.capacity is None:
+            return 1 << 62
+        return max(0, self.capacity - sum(len(file.data) for file in self.files()))
+
+    def _full(self, path: str) -> DiskFull:
+        self.refused += 1
+        return DiskFull(f"No room to write {path}; nothing was acknowledged: make room and try again.")
+
+    def rename(self, source: str, target: str) -> None:
+        """Move a file over whatever is there, or a folder to where nothing or an empty one is."""
+        old, name = self.place(source)
+        node = old.names.get(name)
+        if node is None:
+            raise NotFound(f"There is nothing at {source}.")
+        new, called = self.place(target)
+        there = new.names.get(called)
+        if isinstance(node, Folder) and isinstance(there, Folder) and there is not node and there.names:
+            raise StorageError(f"The disk refused {target}: Directory not empty.")
+        if there is node:
+            return
+        change = self._change(Step(old, name, None), Step(new, called, node))
+        if new is not old and isinstance(node, File):
+            # A crash may leave a file under both of its names, but never under none.
+            new.pending[-1] = Change(change.number, (Step(new, called, node),))
+
+    def remove(self, path: str) -> None:
+        """Remove a file; absent is fine."""
+        if isinstance(self.find(path), File):
+            self._change(Step(*self.place(path), None))
+
+    def remove_folder(self, path: str, *, whole: bool = True) -> None:
+        """Remove a folder and all that is in it, one after another, or the first half of that; absent is fine."""
+        node = self.find(path)
+        if isinstance(node, Folder):
+            steps = [*_removals(node), Step(*self.place(path), None)]
+            for step in steps if whole else steps[: len(steps) // 2]:
+                self._change(step)
+
+    def make_folders(self, path: str, *, synced: bool = True) -> None:
+        """Create a folder and its parents, durably; unless ``synced``, the last of the names is not."""
+        at, folder = "", self.root
+        names = [name for name in clean(path).split("/") if name]
+        for number, name in enumerate(names, 1):
+            at = f"{at}/{name}"
+            found = folder.names.get(name)
+            if isinstance(found, File):
+                raise StorageError(f"{at} is in the way: a folder is needed there, and it is a file.")
+            if found is None:
+                found = Folder()
+                change = self._change(Step(folder, name, found))
+                if synced or number < len(names):
+                    folder.pending.remove(change)
+                    change.keep()
+            folder = found
+
+    def lock_file(self, path: str) -> None:
+        """See to it that there is a file to be locked; its name is durable at once, since nobody looks for it."""
+        if self.find(path) is None:
+            folder, name = self.place(path)
+            folder.names[name] = folder.durable[name] = File()
+
+    def _change(self, *steps: Step) -> Change:
+        self._changes += 1
+        change = Change(self._changes, steps)
+        change.show()
+        for folder in {id(step.folder): step.folder for step in steps}.values():
+            folder.pending.append(change)
+        return change
+
+
+def clean(path: str) -> str:
+    """The path from the root, without detours."""
+    return posixpath.normpath(posixpath.join("/", path))
+
+
+def _removals(folder: Folder) -> Iterator[Step]:
+    for name, node in sorted(folder.names.items(), key=lambda item: item[0]):
+        if isinstance(node, Folder):
+            yield from _removals(node)
+        yield Step(folder, name, None)
+
+
+__all__ = ["Tree", "clean"]
