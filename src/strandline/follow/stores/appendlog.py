@@ -210,7 +210,10 @@ class AppendLogStore(KeyedStore):
             file.cut(self._place.size)
 
     def close(self) -> None:
-        """Let go of the file; what was written is kept, and made durable. Closing twice is fine."""
+        """Let go of the file; what was written is kept, and synced first. If that fails, a warning says so.
+
+        Closing twice is fine.
+        """
         with self._writing:
             if self._closed:
                 return
