@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 
-from strandline.follow.exports import Exports, WatchEnded
+from strandline.follow.exports import Exports
 from strandline.follow.keyed.contract import Listed, Listing
 from strandline.follow.keyed.memory import MemoryBucket
 from strandline.follow.steps import Batching
@@ -16,7 +16,7 @@ from strandline.follow.stores.appendlog import AppendLogStore
 from strandline.follow.stores.memory import MemoryStore
 from strandline.follow.watch import watch_applied
 from strandline.model.cursor import Cursor
-from strandline.model.errors import AlreadyExists, Gap, InvalidInput
+from strandline.model.errors import AlreadyExists, Gap, InvalidInput, WatchEnded
 from strandline.testing.faulty import Crash
 from tests.follow.scripted import Flaky, Stage, at, held, numbered
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
 
-from strandline.model.errors import InvalidInput, StrandlineError
+from strandline.model.errors import InvalidInput
 from strandline.model.snapshot import Snapshot
 
 
@@ -70,9 +70,3 @@ class Exports:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class WatchEnded(StrandlineError):
-    """The watch ended before it could serve a request for an export; ask the next one."""
-
-    retryable = True

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Final, Literal, TypeVar
 
 from strandline.follow.engine import Engine
-from strandline.follow.exports import ExportRequest, Exports, WatchEnded
+from strandline.follow.exports import ExportRequest, Exports
 from strandline.follow.keyed.contract import Ended, Listed, Reader, Subscription, Watcher
 from strandline.follow.steps import (
     Action,
@@ -53,7 +53,7 @@ from strandline.follow.steps import (
 from strandline.follow.store import Standing, Store
 from strandline.follow.stores.rules import RuledStore
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError, WatchEnded
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.storage.ambient import Clock
 from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED

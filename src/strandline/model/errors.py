@@ -105,7 +105,10 @@ class SlotInvalid(StrandlineError):
 
 
 class Gap(StrandlineError):
-    """A range starts above the sink's cursor; applying it would skip records. Nothing was changed."""
+    """What comes next is not what follows: applying it would skip records. Nothing was changed.
+
+    A range starts above its sink's cursor, or retention dropped changes before a watch was given them.
+    """
 
 
 class WriterExpired(StrandlineError):
@@ -154,3 +157,9 @@ class BufferFull(StrandlineError):
 
 class NullKey(StrandlineError):
     """A record without a key reached a sink that keeps one row per key; the message names its offset."""
+
+
+class WatchEnded(StrandlineError):
+    """The watch ended before it could serve a request for an export; ask the next one."""
+
+    retryable = True
