@@ -385,3 +385,31 @@ def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouc
     assert list(healed.range()) == list(fold.range())
     assert healed.standing() == fold.standing()
     healed.close()
+
+
+def test_a_store_that_cannot_be_pinned_is_closed_again(log, fold, artifacts, monkeypatch):
+    fold.close()
+
+    def refuse(name, position):
+        raise StorageError("The slots cannot be written now.")
+
+    monkeypatch.setattr(log, "create_slot", refuse)
+    with pytest.raises(StorageError, match="cannot be written now"):
+        bootstrap(artifacts, fold._folder, AppendLogStore, log=log, slot="newcomer")
+    AppendLogStore.open(fold._folder).close()  # nobody holds it
+
+
+def test_a_store_whose_place_is_trimmed_before_it_is_pinned_is_replaced(log, fold, artifacts, tmp_path, monkeypatch):
+    follow(log, late := AppendLogStore.open(str(tmp_path / "late"), sync=False), until=2)
+    late.close()
+    artifacts.export(fold, scratch=str(tmp_path))
+    real = log.create_slot
+
+    def trim_first(name, position):
+        log.trim(log.bounds().next)
+        return real(name, position)
+
+    monkeypatch.setattr(log, "create_slot", trim_first)
+    newcomer = bootstrap(artifacts, str(tmp_path / "late"), AppendLogStore, log=log, slot="newcomer")
+    assert newcomer.standing() == fold.standing()
+    newcomer.close()

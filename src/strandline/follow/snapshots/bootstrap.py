@@ -82,12 +82,10 @@ def bootstrap(
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
     there = _is_there(dest, disk)
     if there and not replace:
-        store = _usable(dest, into, log, options)
+        store = _usable(dest, into, log, slot, options)
         if store is not None:
-            cursor = store.standing().cursor
-            if log is not None and slot is not None and cursor is not None:
-                pin(log, slot, cursor)
-            _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, cursor)
+            at = store.standing().cursor
+            _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
             return store
     with _at_hand(source, dest, log, slot, disk=disk, chance=chance) as snapshot:
         with _out_of_the_way(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
@@ -123,8 +121,11 @@ def _is_there(dest: str, disk: Disk) -> bool:
     return False
 
 
-def _usable(dest: str, into: StoreKind[S], log: Log | None, options: dict[str, Any]) -> S | None:
-    """The store at ``dest``, if following can go on from it; ``Diverged`` if it follows another log."""
+def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, options: dict[str, Any]) -> S | None:
+    """The store at ``dest``, if following can go on from it, which the slot then pins.
+
+    ``Diverged`` if it follows another log. Whatever this raises, the store is closed again.
+    """
     store = into.open(dest, **options)
     try:
         standing = store.standing()
@@ -133,6 +134,8 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, options: dict[str, A
             return None
         if log is not None:
             log.plan(standing.cursor, _ONE)
+            if slot is not None:
+                pin(log, slot, standing.cursor)
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
         store.close()
