@@ -198,9 +198,8 @@ class Updates(Sequence[Update]):
     def columns(self) -> tuple[Sequence[Any], ...]:
         """Operations, keys, values and versions, the unknown ones as :data:`UNKNOWN`."""
         if self._columns is None:
-            names = ("op", "key", "value", "offset")
-            assert self._table is not None  # noqa: S101 - one of the two forms is always there
-            self._columns = tuple(self._table.column(name).to_pylist() for name in names)
+            table = self.table()  # one of the two forms is always there
+            self._columns = tuple(table.column(name).to_pylist() for name in ("op", "key", "value", "offset"))
         return self._columns
 
     @property

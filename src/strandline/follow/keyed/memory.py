@@ -67,10 +67,9 @@ class MemoryBucket:
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value, whatever was there."""
-        if key.__class__ is str:
-            key = as_key(key)
+        name = key if isinstance(key, bytes) else key.encode()
         with self._lock:
-            return self._write(Op.PUT, key, value)  # type: ignore[arg-type]
+            return self._write(Op.PUT, name, value)
 
     def delete(self, key: Key) -> None:
         """Make the key absent; absent is fine."""

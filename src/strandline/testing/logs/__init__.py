@@ -1,0 +1,19 @@
+"""What every log must do: inherit the class, give it a log, and run it with ``pytest``."""
+
+from __future__ import annotations
+
+from strandline.testing.logs.appending import AppendingContract
+from strandline.testing.logs.parts import append, content, fetched, records, writer_named
+from strandline.testing.logs.reading import ReadingContract
+from strandline.testing.slots import SlotContract
+
+
+class LogContract(AppendingContract, ReadingContract, SlotContract):
+    """Every sentence of :class:`~strandline.log.contract.Log`, as a test.
+
+    A subclass named ``Test...`` defines the fixture ``log``, an empty log for each test, and the two methods of
+    :class:`~strandline.testing.slots.LogOwner`, which do what the contract leaves to the log's owner.
+    """
+
+
+__all__ = ["LogContract", "append", "content", "fetched", "records", "writer_named"]

@@ -1,0 +1,44 @@
+"""What tests of logs are made of: batches, writers, and everything that a plan gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.log.contract import Log
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span
+from strandline.model.head import WriterId
+from strandline.model.records import READ_SCHEMA, Op, record_batch
+from strandline.testing.slots import append
+
+SOON = 30.0
+"""Real seconds that nothing here should come near."""
+
+
+def records(*values: bytes | None) -> pa.RecordBatch:
+    """A batch of puts with these values and nothing else that matters."""
+    count = len(values)
+    return record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=[None] * count, values=values)
+
+
+def writer_named(number: int) -> WriterId:
+    """A writer's identity, the same for the same number."""
+    return WriterId(UUID(int=number))
+
+
+def fetched(spans: Sequence[Span], columns: Sequence[str] | None = None) -> pa.Table:
+    """Everything in these spans, as one table."""
+    batches = [batch for span in spans for batch in span.fetch(columns)]
+    schema = READ_SCHEMA if columns is None else pa.schema([READ_SCHEMA.field(name) for name in columns])
+    return pa.Table.from_batches(batches, schema)
+
+
+def content(log: Log, since: Cursor | None = None, limit: Limit = NO_LIMIT) -> list[tuple[int, bytes | None]]:
+    """Offset and value of everything that a plan gives."""
+    table = fetched(log.plan(log.start() if since is None else since, limit))
+    return list(zip(table["offset"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+__all__ = ["SOON", "append", "content", "fetched", "records", "writer_named"]
