@@ -9,6 +9,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import Gap, NullKey
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
+from strandline.testing.disks import RecordingDisk
 from strandline.testing.sinks import LOG
 
 AT = Cursor(LOG, 0)
@@ -92,3 +93,12 @@ def test_removals_of_a_resync_are_taken_as_their_table_is(stores):
         store.resync(form)
         store.end_resync(AT.at(7))
     assert same(stores) == {b"b": b""}
+
+
+@pytest.mark.parametrize("kind", [AppendLogStore, RocksStore])
+def test_a_folder_that_is_there_already_gets_its_name_synced(kind, tmp_path):
+    folder = tmp_path / "made by one that died"
+    folder.mkdir()
+    disk = RecordingDisk()
+    kind.open(str(folder), disk=disk).close()
+    assert ("sync_folder", str(tmp_path)) in [(event.action, event.path) for event in disk.events]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, final
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from strandline.follow.stores.foldfile import (
     read_fold,
     whole,
 )
+from strandline.follow.stores.rules import make_own_folder
 from strandline.follow.stores.state import KeyedStore
 from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
@@ -94,9 +94,7 @@ class AppendLogStore(KeyedStore):
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
-        disk.make_folders(folder)
-        # Whoever made the folder, or imported it, may have died before its name was durable; and all goes with a name.
-        disk.sync_folder(str(Path(folder).absolute().parent))
+        make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):
                 raise Fenced(f"The fold in {folder} is open elsewhere; nothing was changed. Close it there first.")

@@ -28,7 +28,7 @@ from strandline.follow.stores.rocksfile import (
     open_database,
     rocksdict,
 )
-from strandline.follow.stores.rules import RuledStore
+from strandline.follow.stores.rules import RuledStore, make_own_folder
 from strandline.follow.stores.state import change_of
 from strandline.model.errors import (
     InvalidInput,
@@ -91,7 +91,7 @@ class RocksStore(RuledStore):
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
         """
         rocksdict()
-        disk.make_folders(folder)
+        make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
         try:
             store = cls(folder, db, sync=sync, disk=disk, clock=clock, chance=chance)
