@@ -25,7 +25,7 @@ from strandline.follow.stores.rocks import RocksStore
 from strandline.log.contract import Log
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
-from strandline.log.object.edits import MAX_WRITERS
+from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     AlreadyExists,

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.object.edits import MAX_WRITERS
+from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.errors import (
     AlreadyExists,

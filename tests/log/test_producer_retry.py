@@ -10,7 +10,7 @@ import pytest
 
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.object.edits import MAX_WRITERS
+from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.errors import (
     Diverged,

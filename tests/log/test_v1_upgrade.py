@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.formats.queue import encode_manifest
+from strandline.log import writers
 from strandline.log.object import ObjectLog, edits, open_log
 from strandline.log.v1.upgrade import UpgradeProgress, upgrade
 from strandline.model.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
@@ -258,7 +259,7 @@ def test_two_that_have_seen_different_holes_do_not_copy_a_batch_twice(scene):
 
 
 def test_how_far_it_came_is_found_though_the_log_has_forgotten_the_writer(scene, monkeypatch):
-    monkeypatch.setattr(edits, "MAX_WRITERS", 3)
+    monkeypatch.setattr(writers, "MAX_WRITERS", 3)
     scene.run()
     for number in range(6):
         scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(30)
@@ -269,7 +270,7 @@ def test_how_far_it_came_is_found_though_the_log_has_forgotten_the_writer(scene,
 
 
 def test_a_log_that_has_forgotten_all_about_it_is_refused(scene, monkeypatch):
-    monkeypatch.setattr(edits, "MAX_WRITERS", 3)
+    monkeypatch.setattr(writers, "MAX_WRITERS", 3)
     scene.run()
     for number in range(6):
         scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(30)

@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.model.errors import InvalidInput, NotFound, TransientStorageError
+from strandline.model.errors import DiskFull, InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.disks import FullDisk, RecordingDisk
+from strandline.testing.disks import FullDisk, RecordingDisk, SlowSyncDisk
 from strandline.testing.faulty import CALM, Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
+from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.stores import content, paths
 
 
@@ -28,6 +29,78 @@ def test_the_doubles_have_the_shape_of_what_they_stand_for() -> None:
     assert isinstance(FaultyStore(PlainStore()), ObjectStore)
     assert isinstance(FullDisk(DISK, 1), Disk)
     assert isinstance(RecordingDisk(), Disk)
+    assert isinstance(SlowSyncDisk(DISK, 1), Disk)
+    for disk in (FullDisk(SimulatedDisk(), 1), RecordingDisk(SimulatedDisk()), SlowSyncDisk(SimulatedDisk(), 1)):
+        assert isinstance(disk.open_append("/a"), AppendFile)
+
+
+class TestDisks:
+    def test_a_full_disk_counts_what_open_files_add_and_not_what_they_rewrite(self) -> None:
+        inner = SimulatedDisk()
+        disk = FullDisk(inner, 10)
+        file = disk.open_append("/log")
+        file.write([b"123", b"45"])
+        file.rewrite(0, [b"abcde"])
+        assert disk.room == 5
+        file.rewrite(3, [b"DE", b"FG"])
+        assert (disk.room, disk.refused) == (3, 0)
+        with pytest.raises(DiskFull):
+            file.write([b"hijk"])
+        assert (inner.read("/log"), disk.room, disk.refused) == (b"abcDEFGhij", 0, 1)
+        with pytest.raises(DiskFull):
+            file.rewrite(8, [b"-", b"--"])
+        assert (inner.read("/log"), disk.refused) == (b"abcDEFGh--", 2)
+        file.cut(5)
+        assert disk.room == 0
+        disk.make_room(2)
+        file.write([b"!!"])
+        assert inner.read("/log") == b"abcDE!!"
+
+    def test_a_recording_disk_remembers_what_was_done_to_open_files_and_not_what_failed(self) -> None:
+        inner = SimulatedDisk()
+        disk = RecordingDisk(inner)
+        file = disk.open_append("/log")
+        file.write([b"12"])
+        file.rewrite(0, [b"3"])
+        inner.interrupt(len(inner.calls), StorageError("no"))
+        with pytest.raises(StorageError):
+            file.sync()
+        file.sync()
+        file.cut(1)
+        file.close()
+        disk.sync_folder("/")
+        assert [(event.action, event.path) for event in disk.events] == [
+            ("open_append", "/log"), ("append", "/log"), ("rewrite", "/log"), ("sync", "/log"), ("cut", "/log"),
+            ("sync_folder", "/"),
+        ]  # fmt: skip
+        assert inner.read("/log") == b"3"
+
+    def test_a_slow_sync_takes_its_time_and_syncs_nothing_and_all_else_goes_on_as_ever(self) -> None:
+        inner, clock = SimulatedDisk(), ManualClock()
+        disk = SlowSyncDisk(inner, 0.001, clock=clock)
+        file = disk.open_append("/log")
+        file.write([b"123"])
+        file.rewrite(1, [b"x"])
+        disk.sync_folder("/")
+        assert clock.slept == []
+        file.sync()
+        file.sync()
+        assert clock.slept == [0.001, 0.001]
+        assert (disk.read("/log"), inner.durable()) == (b"1x3", {"/log": b""})
+        assert not {call.action for call in inner.calls} & {"sync", "sync_file"}
+        disk.sync_file("/log")
+        assert inner.durable() == {"/log": b"1x3"}
+
+    def test_others_run_while_a_slow_sync_takes_its_time(self) -> None:
+        clock = ManualClock(auto=False)
+        disk = SlowSyncDisk(SimulatedDisk(), 0.5, clock=clock)
+        syncing = threading.Thread(target=disk.open_append("/log").sync)
+        syncing.start()
+        assert clock.wait_until_blocked(1)
+        disk.open_append("/log").write([b"meanwhile"])
+        assert disk.read("/log") == b"meanwhile"
+        clock.advance(0.5)
+        syncing.join()
 
 
 class TestManualClock:

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import (
@@ -91,6 +91,64 @@ def test_it_does_what_the_local_disk_does(place):
     assert outcome(lambda: disk.sync_folder(f"{at}/none")) is NotFound
 
 
+def test_a_file_is_rewritten_in_place_and_may_grow_by_it(place):
+    disk, at = place
+    file = disk.open_append(f"{at}/a")
+    file.rewrite(0, [b"new"])
+    file.write([b"0123456789"])
+    file.rewrite(3, [b"ab"])
+    assert disk.read(f"{at}/a") == b"newab23456789"
+    file.rewrite(10, [b"c", memoryview(b"def"), b"", b"gh"])
+    file.rewrite(16, [b"!"])
+    file.rewrite(2, [])
+    file.rewrite(2, [b""])
+    assert (disk.read(f"{at}/a"), file.size()) == (b"newab23456cdefgh!", 17)
+    file.write([b"at the end"])
+    assert disk.read(f"{at}/a") == b"newab23456cdefgh!at the end"
+    file.cut(5)
+    file.rewrite(4, [b"x" * 1_000_000, b"y" * 700_000])
+    file.rewrite(0, [b"z" * 600_000])
+    assert disk.read(f"{at}/a") == b"z" * 600_000 + b"x" * 400_004 + b"y" * 700_000
+    file.sync()
+    file.close()
+
+
+@pytest.mark.parametrize("start", [4, 100, -1])
+def test_a_rewrite_leaves_no_hole(place, start):
+    disk, at = place
+    file = disk.open_append(f"{at}/a")
+    file.write([b"123"])
+    with pytest.raises(InvalidInput, match="has 3 bytes"):
+        file.rewrite(start, [b"x"])
+    assert disk.read(f"{at}/a") == b"123"
+
+
+def test_a_rewrite_finds_its_file_under_another_name_and_leaves_the_one_that_has_its_own(place):
+    disk, at = place
+    file = disk.open_append(f"{at}/a")
+    file.write([b"mine"])
+    disk.rename(f"{at}/a", f"{at}/b")
+    disk.write_new(f"{at}/a", [b"other"])
+    file.rewrite(0, [b"M"])
+    disk.remove(f"{at}/a")
+    file.rewrite(1, [b"I"])
+    assert disk.read(f"{at}/b") == b"MIne"
+
+
+def test_what_is_closed_is_not_rewritten(place):
+    disk, at = place
+    for before in (False, True):
+        file = disk.open_append(f"{at}/{before}")
+        file.write([b"123"])
+        if before:
+            file.rewrite(0, [b"a"])
+        file.close()
+        file.close()
+        with pytest.raises(StorageError):
+            file.rewrite(0, [b"x"])
+        assert disk.read(f"{at}/{before}") == (b"a23" if before else b"123")
+
+
 def test_a_lock_is_held_once_and_free_again(place):
     disk, at = place
     with disk.try_locked(f"{at}/lock") as first, disk.try_locked(f"{at}/lock") as second:
@@ -158,18 +216,87 @@ def test_a_synced_name_stays():
 
 
 def test_what_a_failed_sync_left_can_be_read_and_is_never_durable_unless_written_again():
-    for again in (False, True):
+    for again in (None, "cut", "rewrite"):
         disk, file = synced_and_not(3)
-        disk.interrupt(len(disk.calls), StorageError("no"))
-        with pytest.raises(StorageError):
-            file.sync()
+        fails_to_sync(disk, file)
         assert disk.read("/log")[1000:] == b"u" * 1000
-        if again:
+        if again == "cut":
             file.cut(1000)
             file.write([b"u" * 1000])
+        elif again == "rewrite":
+            file.rewrite(1000, [b"u" * 1000])
         file.sync()
         disk.crash()
         assert disk.read("/log")[1000:] == (b"u" if again else b"\0") * 1000
+
+
+def fails_to_sync(disk, file):
+    disk.interrupt(len(disk.calls), StorageError("no"))
+    with pytest.raises(StorageError):
+        file.sync()
+
+
+def test_a_rewrite_heals_what_a_failed_sync_lost_even_after_a_sync_that_lied_and_only_what_it_covers():
+    for lies in (0, 1, 2):
+        disk, file = synced_and_not(3)
+        fails_to_sync(disk, file)
+        for _ in range(lies):
+            file.sync()
+        assert disk.unsynced() == ["/log"]
+        disk.kill()
+        file = disk.open_append("/log")
+        file.rewrite(1200, [b"u" * 300])
+        assert disk.durable()["/log"][1000:] == bytes(1000 if lies else 0)
+        file.sync()
+        healed = b"s" * 1000 + bytes(200) + b"u" * 300 + bytes(500)
+        assert disk.durable() == {"/log": healed}
+        assert disk.unsynced() == ["/log"]
+        file.rewrite(1000, [b"u" * 1000])
+        file.sync()
+        assert disk.unsynced() == []
+        disk.crash()
+        assert disk.read("/log") == b"s" * 1000 + b"u" * 1000
+
+
+def test_a_rewrite_that_is_not_synced_heals_nothing_and_one_whose_sync_fails_is_lost_again():
+    for mode in POWER:
+        disk, file = synced_and_not(3)
+        fails_to_sync(disk, file)
+        file.rewrite(1000, [b"u" * 1000])
+        fails_to_sync(disk, file)
+        file.sync()
+        disk.crash(mode)
+        assert disk.read("/log") == b"s" * 1000 + bytes(1000)
+    disk, file = synced_and_not(3)
+    fails_to_sync(disk, file)
+    file.rewrite(1000, [b"u" * 1000])
+    disk.crash(CrashMode.NOTHING)
+    assert disk.read("/log") == b"s" * 1000
+
+
+def test_a_failed_sync_of_a_rewrite_leaves_the_old_bytes_on_the_disk_and_shows_the_new():
+    for mode in POWER:
+        disk = log_of(synced=b"s" * 700)()
+        file = disk.open_append("/log")
+        file.rewrite(300, [b"n" * 500])
+        fails_to_sync(disk, file)
+        file.sync()
+        assert disk.read("/log") == b"s" * 300 + b"n" * 500
+        assert disk.unsynced() == ["/log"]
+        disk.crash(mode)
+        assert disk.read("/log") == b"s" * 700 + bytes(100)
+
+
+def test_an_interrupted_rewrite_is_not_done_half_done_or_done():
+    for moment, data in (("before", b"0123"), ("half", b"01ab"), ("after", b"01abcd")):
+        disk = SimulatedDisk()
+        file = disk.open_append("/log")
+        file.write([b"0123"])
+        disk.interrupt(2, StorageError("no"), moment=moment)
+        with pytest.raises(StorageError):
+            file.rewrite(2, [b"abc", b"d"])
+        assert disk.read("/log") == data
+        assert disk.calls[2] == ("rewrite", "/log")
 
 
 def test_an_interrupted_write_is_not_done_half_done_or_done():
@@ -279,6 +406,73 @@ def test_a_cut_that_was_not_synced_may_be_undone():
     assert contents(make, CrashMode.NOTHING) == {b"x" * 1500}
     assert contents(make, CrashMode.PREFIX) == {b"x" * 1500, b"x" * 100}
     assert b"x" * 100 + bytes(412) + b"x" * 988 in contents(make, CrashMode.SECTORS)
+
+
+def rewritten(*steps, synced):
+    def make():
+        disk = log_of(synced=synced)()
+        file = disk.open_append("/log")
+        for at, data in steps:
+            file.rewrite(at, [data])
+        return disk
+
+    return make
+
+
+def test_a_rewrite_that_was_not_synced_may_be_undone_and_a_later_one_survives_only_with_the_earlier_ones_in_a_prefix():
+    make = rewritten((1, b"aa"), (2, b"bbb"), synced=b"ssss")
+    assert contents(make, CrashMode.NOTHING) == {b"ssss"}
+    assert contents(make, CrashMode.KILL) == {b"sabbb"}
+    assert contents(make, CrashMode.PREFIX) == {b"ssss", b"saas", b"sabbb"}
+    disk = make()
+    assert (disk.durable(), disk.unsynced()) == ({"/log": b"ssss"}, ["/log"])
+    disk.sync_file("/log")
+    assert (disk.durable(), disk.unsynced()) == ({"/log": b"sabbb"}, [])
+
+
+@pytest.mark.parametrize(("mode", "unit"), [(CrashMode.TORN_512, 512), (CrashMode.TORN_4096, 4096)])
+def test_a_rewrite_is_torn_where_the_sectors_of_the_file_end_and_the_rest_is_as_it_was(mode, unit):
+    old = b"s" * 3 * unit
+    head, tail = b"s" * (unit - 10), b"s" * (unit - 10)
+    new = b"n" * (unit + 20)
+    assert contents(rewritten((unit - 10, new), synced=old), mode) == {
+        old, head + new + tail, head + new[:10] + b"s" * 2 * unit, head + new[: unit + 10] + b"s" * unit,
+    }  # fmt: skip
+    # One that makes the file longer: the rest is old bytes, and behind them nothing, or zeros.
+    longer, short = head + b"n" * 2 * unit, b"s" * (unit + 5)
+    torn = [longer[:unit] + b"s" * 5, longer[: 2 * unit]]
+    assert contents(rewritten((unit - 10, b"n" * 2 * unit), synced=short), mode) == {
+        short, longer, *torn, *(data.ljust(len(longer), b"\0") for data in torn),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "unit"), [(CrashMode.SECTORS, 512), (CrashMode.PAGES, 4096)])
+def test_of_rewritten_pages_any_version_may_be_kept_and_a_later_rewrite_may_survive_an_earlier_one(mode, unit):
+    make = rewritten((0, b"1" * 2 * unit), (unit, b"2" * unit), synced=b"s" * 3 * unit)
+    kept = {b"%c" % data[0] + b"%c" % data[unit] + b"%c" % data[2 * unit] for data in contents(make, mode)}
+    assert kept == {b"sss", b"s1s", b"s2s", b"1ss", b"11s", b"12s"}
+    assert all(len(set(data[at : at + unit])) == 1 for data in contents(make, mode) for at in (0, unit, 2 * unit))
+
+
+def test_scraps_of_a_rewrite_are_of_any_version_and_what_was_not_rewritten_stays():
+    found = set()
+    for seed in range(300):
+        disk = rewritten((4, b"1" * 8), (4, b"2" * 8), synced=b"s" * 16)()
+        disk = disk.fork(seed)
+        disk.crash(CrashMode.SCRAPS)
+        data = disk.read("/log")
+        assert data[:4] == data[12:] == b"ssss"
+        found.add(frozenset(data[4:12]))
+    assert found == {frozenset(kept) for kept in (b"s", b"1", b"2", b"s1", b"s2", b"12", b"s12")}
+
+
+def test_a_crash_takes_nothing_of_a_rewrite_that_was_synced():
+    for mode in CrashMode:
+        for seed in range(5):
+            disk = rewritten((4, b"1" * 600), (2, b"2" * 100), synced=b"s" * 16)().fork(seed)
+            disk.sync_file("/log")
+            disk.crash(mode)
+            assert disk.read("/log") == b"ss" + b"2" * 100 + b"1" * 502
 
 
 def renamed():
@@ -391,6 +585,35 @@ def test_a_disk_fills_and_what_fits_is_written_and_removing_makes_room():
     assert disk.size("/log") == 105
 
 
+def test_a_rewrite_takes_room_only_for_what_is_behind_the_end():
+    disk = SimulatedDisk(capacity=10)
+    file = disk.open_append("/log")
+    file.write([b"12345678"])
+    file.rewrite(0, [b"abcdefghij"])
+    file.rewrite(0, [b"ABCDEFGHIJ"])
+    assert disk.refused == 0
+    with pytest.raises(DiskFull):
+        file.rewrite(5, [b"-------"])
+    assert (disk.read("/log"), disk.refused) == (b"ABCDE-----", 1)
+    disk.capacity = 5
+    file.rewrite(0, [b"full"])
+    assert disk.read("/log") == b"fullE-----"
+
+
+def test_a_rewrite_of_a_damaged_disk_changes_no_other_version_of_its_bytes():
+    make = rewritten((0, b"11"), (1, b"22"), synced=b"ssss")
+    disk = make()
+    disk.damage("/log", 2, b"??")
+    assert disk.read("/log") == b"12??"
+
+    def damaged():
+        disk = make()
+        disk.damage("/log", 2, b"??")
+        return disk
+
+    assert contents(damaged, CrashMode.PREFIX) == {b"ss??", b"11??", b"12??"}
+
+
 def test_a_machine_that_has_stopped_does_nothing_more_until_it_crashes():
     disk = SimulatedDisk()
     disk.stop(2, moment="half")
@@ -440,15 +663,17 @@ def test_a_fork_goes_its_own_way():
 
 
 def test_disks_that_differ_only_in_what_is_synced_or_lost_are_told_apart():
-    disks = [log_of(b"u", synced=b"s")() for _ in range(4)]
+    disks = [log_of(b"u", synced=b"s")() for _ in range(5)]
     disks[1].sync_file("/log")
     disks[2].interrupt(len(disks[2].calls), StorageError("no"))
     with pytest.raises(StorageError):
         disks[2].sync_file("/log")
     disks[3].link("/log", "/again")
     disks[3].remove("/again")
+    disks[4].open_append("/log").rewrite(0, [b"x"])
+    disks[4].open_append("/log").rewrite(0, [b"s"])
     assert len({repr(disk.files()) for disk in disks}) == 1
-    assert len({disk.fingerprint() for disk in disks}) == 4
+    assert len({disk.fingerprint() for disk in disks}) == 5
     assert all(disk.fork().fingerprint() == disk.fingerprint() for disk in disks)
 
 
@@ -531,6 +756,59 @@ def test_every_call_is_stopped_before_and_after_and_a_write_half_way():
     assert {len(disk.files().get("/log", b"-")) for disk in seen} >= {0, 1, 2, 4}
 
 
+class Mended(Counter):
+    """The same, and what is found is rewritten before it is trusted: a sync of it may have failed, unknown to us."""
+
+    def __init__(self, *, rewrite=True, **options):
+        super().__init__(**options)
+        self.rewrite = rewrite
+
+    def work(self, disk, notes):
+        self.open(disk)
+        super().work(disk, notes)
+
+    def check(self, disk, notes):
+        self.open(disk)
+        notes += [number for number in self.read(disk)[0] if number not in notes]
+        super().check(disk, notes)
+
+    def open(self, disk):
+        size = self.read(disk)[1]
+        file = disk.open_append("/log")
+        file.cut(size)
+        if self.rewrite:
+            file.rewrite(0, [disk.read("/log", 0, size)])
+        file.sync()
+        disk.sync_folder("/")
+
+
+def test_who_rewrites_what_it_finds_copes_with_a_failed_sync_of_a_process_that_died():
+    mended = Mended()
+    assert fail_everywhere(mended.work, mended.check, modes=tuple(CrashMode), then=2).states > 10
+    mended = Mended(lines=2)
+    assert crash_everywhere(mended.work, mended.check, again=3).states > 10
+
+
+def test_who_only_syncs_what_it_finds_is_caught():
+    mended = Mended(rewrite=False)
+    with pytest.raises(AssertionError) as caught:
+        fail_everywhere(mended.work, mended.check, modes=[CrashMode.KILL])
+    assert "(sync /log) failed, kill" in caught.value.__notes__[0]
+
+
+def test_a_rewrite_is_stopped_before_half_way_and_after():
+    seen = []
+
+    def work(disk, _notes):
+        seen.append(disk)
+        file = disk.open_append("/log")
+        file.rewrite(0, [b"1234"])
+
+    explored = crash_everywhere(work, lambda _disk, _notes: None, modes=[CrashMode.KILL])
+    assert explored.stops == 2 + 3 + 1  # the opening, the rewrite, and the end
+    assert {len(disk.files().get("/log", b"-")) for disk in seen} >= {0, 1, 2, 4}
+
+
 def test_an_error_of_the_workload_itself_is_not_taken_for_the_crash():
     def work(disk, _notes):
         disk.open_append("/log")
@@ -574,6 +852,7 @@ def test_the_same_seed_crashes_the_same_way_in_every_mode():
                 file = disk.open_append(f"/{number}")
                 file.write([bytes([number + 1]) * 3000])
                 file.write([bytes([number + 9]) * 9000])
+                file.rewrite(2000, [bytes([number + 20]) * 5000])
             disk.crash(mode)
             return disk.files()
 

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from obstore.store import MemoryStore
@@ -254,6 +255,90 @@ for attempt in (lambda: store.put("a", b"x" * 200_000), lambda: store.put("b", [
         with pytest.raises(DiskFull, match="No space left"):
             DISK.write_new(str(tmp_path / "file"), [b"half"])
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_rewrite_that_falls_short_is_gone_on_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pwrite, pwritev = os.pwrite, os.pwritev
+        monkeypatch.setattr(os, "pwrite", lambda to, part, at: pwrite(to, part[:3], at))
+        monkeypatch.setattr(os, "pwritev", lambda to, parts, at: pwritev(to, [parts[0][:3]], at))
+        file = DISK.open_append(str(tmp_path / "file"))
+        file.write([b"0123456789"])
+        file.rewrite(1, [b"abcdefg"])
+        assert (tmp_path / "file").read_bytes() == b"0abcdefg89"
+        file.rewrite(4, [b"ABCD", b"", b"E", memoryview(b"FGHIJ")])
+        assert (tmp_path / "file").read_bytes() == b"0abcABCDEFGHIJ"
+        file.close()
+
+    def test_a_rewrite_that_finds_no_room_is_disk_full(self, tmp_path: Path) -> None:
+        program = f"""
+import resource, signal
+from strandline.model.errors import DiskFull
+from strandline.storage.disk import DISK
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+file = DISK.open_append({str(tmp_path / "file")!r})
+file.write([b"x" * 1000])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))
+file.rewrite(0, [b"in place"])
+for attempt in (lambda: file.rewrite(1000, [b"y"]), lambda: file.rewrite(990, [b"y" * 10, b"y" * 10])):
+    try:
+        attempt()
+    except DiskFull as error:
+        print("full:", error.retryable)
+"""
+        assert run_python(program) == "full: False\nfull: False\n"
+        assert (tmp_path / "file").read_bytes() == b"in place" + b"x" * 982 + b"y" * 10
+
+    def test_a_rewrite_that_the_disk_refuses_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        file = DISK.open_append(str(tmp_path / "file"))
+        monkeypatch.setattr(os, "pwrite", broken)
+        with pytest.raises(StorageError, match=r"refused .*file: Input/output error"):
+            file.rewrite(0, [b"x"])
+
+    def test_rewriting_opens_the_file_once_and_closing_closes_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened: set[int] = set()
+        os_open, os_close = os.open, os.close
+
+        def count(*arguments: Any) -> int:
+            found = os_open(*arguments)
+            opened.add(found)
+            return found
+
+        monkeypatch.setattr(os, "open", count)
+        monkeypatch.setattr(os, "close", lambda file: (opened.discard(file), os_close(file))[1])
+        file = DISK.open_append(str(tmp_path / "file"))
+        assert len(opened) == 1
+        for _ in range(5):
+            file.rewrite(0, [b"x"])
+        assert len(opened) == 2
+        file.close()
+        assert not opened
+
+    def test_where_open_files_have_no_names_a_rewrite_goes_by_the_path_and_never_to_another_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        os_open = os.open
+
+        def without_proc(path: str, *arguments: Any) -> int:
+            return os_open(path.replace("/proc/", "/no such/"), *arguments)
+
+        monkeypatch.setattr(os, "open", without_proc)
+        path = tmp_path / "file"
+        file = DISK.open_append(str(path))
+        file.rewrite(0, [b"found"])
+        file.close()
+        file = DISK.open_append(str(path))
+        DISK.rename(str(path), str(tmp_path / "moved"))
+        with pytest.raises(StorageError, match="another file"):
+            file.rewrite(0, [b"x"])
+        path.write_bytes(b"another")
+        with pytest.raises(StorageError, match="another file"):
+            file.rewrite(0, [b"x"])
+        file.close()
+        assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"another", b"found")
 
     def test_names_of_temporary_files_cannot_be_objects(self, tmp_path: Path) -> None:
         store = LocalStore(str(tmp_path))

@@ -62,6 +62,14 @@ class Frame(NamedTuple):
     end: int
 
 
+class FrameHead(NamedTuple):
+    """A frame's header that is sound, and where the frame begins and ends."""
+
+    info: FrameInfo
+    start: int
+    end: int
+
+
 class Ending(Enum):
     """Why no further frame was found."""
 
@@ -146,6 +154,14 @@ class FrameScanner:
                 return
             at = found.end - self._origin
             yield found
+
+
+def frame_head(data: memoryview, at: int = 0, *, origin: int = 0) -> FrameHead | Stop:
+    """The sound header at byte ``at`` of these bytes, whatever follows it, or why there is none."""
+    found = _header_at(data, at, origin + at)
+    if isinstance(found, Stop):
+        return found
+    return FrameHead(found[0], origin + at, origin + at + HEADER_SIZE + found[1] + TRAILER_SIZE)
 
 
 def read_header(data: memoryview) -> FrameInfo | None:

@@ -192,7 +192,7 @@ def _skip(text: str, at: int) -> int:
 
 def encode_slots(slots: Iterable[SlotState]) -> bytes:
     """``{"slots": […]}``: each slot with the names that the project uses, times in microseconds."""
-    return json.dumps({"slots": list(map(_slot_fields, slots))}, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps({"slots": list(map(slot_fields, slots))}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:
@@ -205,21 +205,23 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     7
     """
     try:
-        return _slots(_JSON.decode(str(data, "utf-8")), now)
+        return slots_of(_JSON.decode(str(data, "utf-8")), now)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
             f"{where} is damaged: {error!r}. Restore the file, or move it away to go on without its slots."
         ) from error
 
 
-def _slots(fields: dict[str, Any], now: int) -> list[SlotState]:
+def slots_of(fields: dict[str, Any], now: int) -> list[SlotState]:
+    """The slots that a decoded object lists; ``ValueError`` and the like if it does not."""
     slots = [_slot(slot, now) for slot in _of_type(list, fields["slots"])]
     if len({slot.name for slot in slots}) < len(slots):
         raise ValueError("two slots have the same id")
     return slots
 
 
-def _slot_fields(slot: SlotState) -> dict[str, Any]:
+def slot_fields(slot: SlotState) -> dict[str, Any]:
+    """A slot as an object of a slots file."""
     fields: dict[str, Any] = {
         "id": slot.name,
         "position": slot.position,

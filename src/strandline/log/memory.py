@@ -13,7 +13,7 @@ from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.handles import settled
-from strandline.log.object.span import clipped, known_columns, plan_entries
+from strandline.log.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.head import Head, WriterId

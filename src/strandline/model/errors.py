@@ -135,6 +135,17 @@ class ExpectationFailed(StrandlineError):
     """A conditional append expected another end of the log; nothing was appended."""
 
 
+class LogFailed(StorageError):
+    """A write or a sync of the log failed: what it holds was durable before, and nothing more is appended.
+
+    Whether the appends that were under way are stored is known only when the log was opened again.
+    """
+
+
+class LogClosed(StrandlineError):
+    """The log is closed; nothing was appended or changed."""
+
+
 class ProducerFailed(StrandlineError):
     """An earlier batch of this producer failed, so that later ones are held back.
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -85,6 +86,14 @@ class SystemChance:
     def jitter(self) -> float:
         """A number from 0 up to 1."""
         return random.random()
+
+
+def boot_id() -> UUID:
+    """What tells this run of the machine from the one before; all zeros where the system does not say."""
+    try:
+        return UUID(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    except (OSError, ValueError):
+        return UUID(int=0)
 
 
 CLOCK = SystemClock()

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
 
 
 class FolderRow(NamedTuple):
@@ -37,6 +37,15 @@ class AppendFile(Protocol):
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Add all parts at the end. When it raises, any part of them may be there: :meth:`cut` them off."""
+
+    def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
+        """Put all parts over what the file has from byte ``start`` on; what is behind them stays as it is.
+
+        Until :meth:`sync` a crash may leave the old bytes, the new ones, or any mixture. The file grows if they reach
+        past its end; a ``start`` that lies past it is ``InvalidInput``. When it raises anything else, any part of them
+        may be there. What a failed sync left unwritten is written by the next sync once it was rewritten, though with
+        the same bytes.
+        """
 
     def sync(self) -> None:
         """Make everything written durable. When it raises, nothing that was not synced before may be trusted."""
@@ -109,16 +118,21 @@ _STROKE: Final = 512 << 10
 def _speaking(path: str) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFound(f"There is nothing at {path}.") from error
-    except FileExistsError as error:
-        raise AlreadyExists(f"{path} exists already.") from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFull(
-                f"No room to write {path} ({error.strerror}); nothing was acknowledged: make room and try again."
-            ) from error
-        raise StorageError(f"The disk refused {path}: {error.strerror or error}.") from error
+        raise _spoken(path, error) from error
+
+
+def _spoken(path: str, error: OSError) -> StorageError:
+    """What the system said, in our words."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return NotFound(f"There is nothing at {path}.")
+    if isinstance(error, FileExistsError):
+        return AlreadyExists(f"{path} exists already.")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFull(
+            f"No room to write {path} ({error.strerror}); nothing was acknowledged: make room and try again."
+        )
+    return StorageError(f"The disk refused {path}: {error.strerror or error}.")
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
@@ -128,14 +142,25 @@ def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
         if written == size:
             return
         parts = [memoryview(b"".join(parts))[written:]]
-    for group in _strokes(parts):
-        waiting = group
+    for waiting in _strokes(parts):
         while waiting:
-            written = os.writev(descriptor, waiting)
-            while waiting and written >= len(waiting[0]):
-                written -= len(waiting.pop(0))
-            if written:
-                waiting[0] = waiting[0][written:]
+            _drop(waiting, os.writev(descriptor, waiting))
+
+
+def _rewrite_all(descriptor: int, start: int, parts: Sequence[bytes | memoryview]) -> None:
+    for waiting in _strokes(parts):
+        while waiting:
+            written = os.pwritev(descriptor, waiting, start)
+            start += written
+            _drop(waiting, written)
+
+
+def _drop(waiting: list[memoryview], written: int) -> None:
+    """Take away what is written."""
+    while waiting and written >= len(waiting[0]):
+        written -= len(waiting.pop(0))
+    if written:
+        waiting[0] = waiting[0][written:]
 
 
 def _strokes(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
@@ -160,6 +185,7 @@ class _LocalAppendFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._writer = -1
         with _speaking(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
@@ -171,6 +197,39 @@ class _LocalAppendFile:
         with _speaking(self._path):
             _write_all(self._descriptor, parts)
 
+    def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
+        # Called after each group commit: the context manager of the others would cost more than the write.
+        try:
+            if self._writer < 0:
+                self._writer = self._reopened()
+            if start and not 0 < start <= os.lseek(self._writer, 0, os.SEEK_END):
+                raise InvalidInput(
+                    f"{self._path} has {self.size()} bytes: it cannot be rewritten from byte {start} on."
+                )
+            if len(parts) == 1 and len(parts[0]) <= _STROKE:
+                part = parts[0]
+                if os.pwrite(self._writer, part, start) == len(part):
+                    return
+            # A write that fell short is done again from its beginning: the same bytes in the same place.
+            _rewrite_all(self._writer, start, parts)
+        except OSError as error:
+            raise _spoken(self._path, error) from error
+
+    def _reopened(self) -> int:
+        """The same file without O_APPEND, with which Linux writes at the end whatever position it is told.
+
+        By the open file itself where the system can, since the file may have got another name by now, and another
+        file its own.
+        """
+        own = os.fstat(self._descriptor)
+        for place in (f"/proc/self/fd/{self._descriptor}", self._path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                found = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+                if os.path.samestat(own, os.fstat(found)):
+                    return found
+                os.close(found)
+        raise StorageError(f"{self._path} is another file than was opened: open the file anew under its new name.")
+
     def sync(self) -> None:
         with _speaking(self._path):
             _sync_data(self._descriptor)
@@ -180,9 +239,11 @@ class _LocalAppendFile:
             os.ftruncate(self._descriptor, size)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptors = self._writer, self._descriptor
+        self._writer = self._descriptor = -1
+        for descriptor in descriptors:
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 # macOS has no fdatasync; what it leaves out there is only the time of the last change.

@@ -1,15 +1,19 @@
-"""Disks that fill up, and disks that remember in which order they were asked."""
+"""Disks that fill up, disks that remember in which order they were asked, and disks that only pretend to sync."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeAlias
 
 from strandline.model.errors import DiskFull
+from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk, FolderRow
+
+_Parts: TypeAlias = Sequence[bytes | memoryview]
 
 
 class _PassingDisk:
@@ -26,7 +30,7 @@ class _PassingDisk:
         """The file's size, or ``NotFound``."""
         return self._inner.size(path)
 
-    def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def write_new(self, path: str, parts: _Parts) -> None:
         """Create, write and fsync a file."""
         self._inner.write_new(path, parts)
 
@@ -79,12 +83,37 @@ class _PassingDisk:
         return self._inner.try_locked(path)
 
 
+class _PassingFile:
+    """Another open file, every call passed on."""
+
+    def __init__(self, inner: AppendFile) -> None:
+        self._inner = inner
+
+    def size(self) -> int:
+        return self._inner.size()
+
+    def write(self, parts: _Parts) -> None:
+        self._inner.write(parts)
+
+    def rewrite(self, start: int, parts: _Parts) -> None:
+        self._inner.rewrite(start, parts)
+
+    def sync(self) -> None:
+        self._inner.sync()
+
+    def cut(self, size: int) -> None:
+        self._inner.cut(size)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 class FullDisk(_PassingDisk):
     """A disk with room for ``budget`` more bytes; the write that exceeds it is ``DiskFull`` and stays half done.
 
     Unlike :class:`~strandline.storage.disk.LocalDisk`, which removes what it could not finish, the torn file
-    is left where it is: whoever asked for it must cope with that. Removing files gives no room back; only
-    :meth:`make_room` does.
+    is left where it is: whoever asked for it must cope with that. Bytes that are rewritten in place take no room.
+    Removing and cutting files gives no room back; only :meth:`make_room` does.
     """
 
     def __init__(self, inner: Disk, budget: int) -> None:
@@ -105,27 +134,54 @@ class FullDisk(_PassingDisk):
         with self._lock:
             self._budget += size
 
-    def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def write_new(self, path: str, parts: _Parts) -> None:
         """Create, write and fsync a file; if it does not fit, what does is left, and ``DiskFull``."""
+        self._fill(path, parts, lambda fitting: self._inner.write_new(path, fitting))
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it; of a write that does not fit, what does is left, and ``DiskFull``."""
+        return _FullFile(self, path, self._inner.open_append(path))
+
+    def _fill(self, path: str, parts: _Parts, write: Callable[[_Parts], None], *, free: int = 0) -> None:
+        """Write what there is room for, of which so many bytes need none; ``DiskFull`` if that was not all."""
         views = [memoryview(part).cast("B") for part in parts]
-        wanted = sum(view.nbytes for view in views)
+        size = sum(view.nbytes for view in views)
         with self._lock:
+            wanted = max(0, size - free)
             granted = min(wanted, self._budget)
             self._budget -= granted
             self.refused += granted < wanted
         if granted == wanted:
-            self._inner.write_new(path, views)
+            write(views)
             return
-        self._inner.write_new(path, [b"".join(views)[:granted]])
+        write([b"".join(views)[: free + granted]])
         raise DiskFull(f"No room to write {path} (a test's budget is used up); nothing was acknowledged.")
 
 
-DiskAction = Literal["write", "rename", "link", "remove", "sync_file", "sync_folder", "make_folders", "lock", "unlock"]
+class _FullFile(_PassingFile):
+    def __init__(self, disk: FullDisk, path: str, inner: AppendFile) -> None:
+        super().__init__(inner)
+        self._disk, self._path = disk, path
+
+    def write(self, parts: _Parts) -> None:
+        self._disk._fill(self._path, parts, self._inner.write)  # noqa: SLF001 - two halves of one thing
+
+    def rewrite(self, start: int, parts: _Parts) -> None:
+        there = max(0, self._inner.size() - start)
+        self._disk._fill(self._path, parts, partial(self._inner.rewrite, start), free=there)  # noqa: SLF001
+
+
+DiskAction = Literal[
+    "write", "open_append", "append", "rewrite", "sync", "cut", "rename", "link", "remove", "sync_file", "sync_folder",
+    "make_folders", "lock", "unlock",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DiskEvent:
-    """One thing a disk has finished doing. ``write`` includes the file's own fsync."""
+    """One thing a disk has finished doing. ``write`` includes the file's own fsync; ``append`` and ``rewrite`` do not,
+    and have the path under which the file was opened, as ``sync`` and ``cut`` have.
+    """
 
     action: DiskAction
     path: str
@@ -142,10 +198,16 @@ class RecordingDisk(_PassingDisk):
         self.events: list[DiskEvent] = []
         """What was done so far. Clear it to begin anew."""
 
-    def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
+    def write_new(self, path: str, parts: _Parts) -> None:
         """Create, write and fsync a file."""
         self._inner.write_new(path, parts)
         self.events.append(DiskEvent("write", path))
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it; what is done to it is recorded too."""
+        file = _RecordedFile(self, path, self._inner.open_append(path))
+        self.events.append(DiskEvent("open_append", path))
+        return file
 
     def rename(self, source: str, target: str) -> None:
         """Atomically move a file over whatever is at ``target``."""
@@ -186,3 +248,61 @@ class RecordingDisk(_PassingDisk):
                 yield
             finally:
                 self.events.append(DiskEvent("unlock", path))
+
+
+class _RecordedFile(_PassingFile):
+    def __init__(self, disk: RecordingDisk, path: str, inner: AppendFile) -> None:
+        super().__init__(inner)
+        self._disk, self._path = disk, path
+
+    def write(self, parts: _Parts) -> None:
+        self._inner.write(parts)
+        self._disk.events.append(DiskEvent("append", self._path))
+
+    def rewrite(self, start: int, parts: _Parts) -> None:
+        self._inner.rewrite(start, parts)
+        self._disk.events.append(DiskEvent("rewrite", self._path))
+
+    def sync(self) -> None:
+        self._inner.sync()
+        self._disk.events.append(DiskEvent("sync", self._path))
+
+    def cut(self, size: int) -> None:
+        self._inner.cut(size)
+        self._disk.events.append(DiskEvent("cut", self._path))
+
+
+class SlowSyncDisk(_PassingDisk):
+    """A disk whose open files take ``seconds`` to sync, and are NOT synced: for benchmarks only, nothing is durable.
+
+    So a measurement does not depend on the machine's disk: a sync costs the same each time, however much was written.
+    It waits on the clock, and other threads run meanwhile, as they do beside a real sync. All else is passed on as it
+    is, the syncs of new files and of folders too.
+
+    >>> from strandline.testing.clock import ManualClock
+    >>> from strandline.testing.simdisk import SimulatedDisk
+    >>> clock, inner = ManualClock(), SimulatedDisk()
+    >>> file = SlowSyncDisk(inner, 0.001, clock=clock).open_append("/log")
+    >>> file.write([b"data"])
+    >>> file.sync()
+    >>> clock.slept, inner.read("/log"), "/log" in inner.unsynced()
+    ([0.001], b'data', True)
+    """
+
+    def __init__(self, inner: Disk, seconds: float, *, clock: Clock = CLOCK) -> None:
+        """Pass everything on to ``inner`` but the syncs of open files."""
+        super().__init__(inner)
+        self._seconds, self._clock = seconds, clock
+
+    def open_append(self, path: str) -> AppendFile:
+        """Open a file to add to it; its syncs only take their time."""
+        return _SlowFile(self._inner.open_append(path), self._seconds, self._clock)
+
+
+class _SlowFile(_PassingFile):
+    def __init__(self, inner: AppendFile, seconds: float, clock: Clock) -> None:
+        super().__init__(inner)
+        self._seconds, self._clock = seconds, clock
+
+    def sync(self) -> None:
+        self._clock.sleep(self._seconds)

@@ -20,7 +20,6 @@ from strandline.follow.stores.foldfile import (
     read_fold,
     whole,
 )
-from strandline.follow.stores.rules import make_own_folder
 from strandline.follow.stores.state import KeyedStore
 from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
@@ -30,6 +29,7 @@ from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
+from strandline.storage.files import make_own_folder
 
 KIND: Final = "append-log"
 KIND_VERSION: Final = 1

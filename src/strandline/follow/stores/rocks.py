@@ -28,7 +28,7 @@ from strandline.follow.stores.rocksfile import (
     open_database,
     rocksdict,
 )
-from strandline.follow.stores.rules import RuledStore, make_own_folder
+from strandline.follow.stores.rules import RuledStore
 from strandline.follow.stores.state import change_of
 from strandline.model.errors import (
     InvalidInput,
@@ -41,6 +41,7 @@ from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder
 
 if TYPE_CHECKING:
     from rocksdict import Rdict

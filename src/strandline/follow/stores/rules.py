@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Self
 from uuid import UUID
 
@@ -15,17 +14,6 @@ from strandline.follow.store import Standing
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Diverged, InvalidInput, NotReady
 from strandline.model.keyed import Updates
-from strandline.storage.disk import Disk
-
-
-def make_own_folder(folder: str, *, disk: Disk) -> None:
-    """Make a store's folder, and its name durable even if it is there.
-
-    Whoever made it, or imported a snapshot to it, may have died before syncing the name: then a power cut would take
-    it, with all that was acknowledged in it since.
-    """
-    disk.make_folders(folder)
-    disk.sync_folder(str(Path(folder).absolute().parent))
 
 
 class RuledStore(ABC):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from strandline.log.object.edits import MAX_WRITERS
+from strandline.log.writers import MAX_WRITERS
 from strandline.model.head import ChunkRef, Entry, Head, WriterId, WriterState
 from strandline.model.slots import SlotState
 

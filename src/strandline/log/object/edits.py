@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strandline.log.slots import check_position
+from strandline.log.writers import check_number, forget_silent
 from strandline.model.cursor import Bounds
 from strandline.model.errors import (
     AlreadyExists,
     ExpectationFailed,
     NotFound,
-    OutOfOrder,
     StrandlineError,
-    WriterExpired,
 )
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId, WriterState
 
@@ -23,9 +22,6 @@ CHUNK: Final = 64
 
 SPILL_AT: Final = 96
 """The head keeps at most this many entries, and as many references of each level, before the oldest spill."""
-
-MAX_WRITERS: Final = 512
-"""How many writers the head remembers; the ones that were silent the longest are forgotten first."""
 
 
 class StaleGeneration(StrandlineError):
@@ -69,7 +65,7 @@ def _list_one(head: Head, new: Listing, now: int) -> Head:
     last = head.writers.get(new.writer)
     if last is not None and new.number <= last.number:
         return head
-    _check_order(head, last, new)
+    check_number(new.writer, new.number, last, forgotten=new.born < head.writers_floor)
     if new.generation < head.min_generation:
         raise StaleGeneration(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
     if new.expect is not None and new.expect != head.next_offset:
@@ -104,27 +100,9 @@ def _list_one(head: Head, new: Listing, now: int) -> Head:
     )
 
 
-def _check_order(head: Head, last: WriterState | None, new: Listing) -> None:
-    if last is None:
-        if new.number > 0 or new.born < head.writers_floor:
-            raise WriterExpired(
-                f"The log does not know writer {new.writer} (number {new.number}): it was silent for too long, and "
-                "what became of its last append is unknown. Check the log's end, then go on with a new producer."
-            )
-    elif new.number != last.number + 1:
-        raise OutOfOrder(
-            f"Writer {new.writer} asks to list number {new.number}, and its last listed number is {last.number}: "
-            f"append number {last.number + 1} first."
-        )
-
-
 def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[WriterId, WriterState], int]:
     writers = {**head.writers, writer: state}
-    floor = head.writers_floor
-    while len(writers) > MAX_WRITERS:
-        silent = min(writers, key=lambda known: writers[known].sequence)
-        floor = max(floor, writers.pop(silent).sequence + 1)
-    return writers, floor
+    return writers, max(head.writers_floor, forget_silent(writers))
 
 
 # --- spilling --------------------------------------------------------------------------------------------------

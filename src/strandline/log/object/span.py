@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.formats.batch import decode_batch
+from strandline.log.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import Limit
-from strandline.model.errors import CorruptData, InvalidInput, NotFound
+from strandline.model.errors import CorruptData, NotFound
 from strandline.model.head import Entry
-from strandline.model.records import READ_SCHEMA, with_offsets
+from strandline.model.records import with_offsets
 from strandline.storage.metrics import fetching
 from strandline.storage.store import ObjectStore
 
@@ -58,45 +59,6 @@ class ObjectSpan:
         return batches
 
 
-def known_columns(columns: Sequence[str]) -> list[str]:
-    """The columns, if a log has them."""
-    unknown = [name for name in columns if name not in READ_SCHEMA.names]
-    if unknown:
-        raise InvalidInput(f"There is no column {unknown}; a log has {READ_SCHEMA.names}.")
-    return list(columns)
-
-
-def clipped(batches: list[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
-    """Numbered batches without what is below ``first`` or not below ``end``; copies nothing."""
-    kept = []
-    for batch in batches:
-        start = batch.column(0)[0].as_py() if batch.num_rows else first
-        skip = max(0, first - start)
-        rows = min(batch.num_rows, end - start) - skip
-        if rows > 0:
-            kept.append(batch if rows == batch.num_rows else batch.slice(skip, rows))
-    return kept
-
-
 def plan_spans(store: ObjectStore, entries: Iterable[Entry], since: int, limit: Limit) -> list[ObjectSpan]:
     """Spans over consecutive entries from ``since`` on, within the limit but at least one."""
     return [ObjectSpan(store, entry, first, end) for entry, first, end in plan_entries(entries, since, limit)]
-
-
-def plan_entries(entries: Iterable[Entry], since: int, limit: Limit) -> list[tuple[Entry, int, int]]:
-    """Consecutive entries from ``since`` on with the offsets wanted of each, within the limit but at least one."""
-    planned: list[tuple[Entry, int, int]] = []
-    records = size = 0
-    for entry in entries:
-        end = entry.next if limit.upto is None else min(entry.next, limit.upto)
-        first = max(entry.first, since)
-        records += end - first
-        size += entry.size
-        fits = limit.allows(records=records, size=size, batches=len(planned) + 1)
-        if end <= first or (planned and not fits):
-            break
-        planned.append((entry, first, end))
-        # Looking at the next entry may cost reading a chunk: do not, if it cannot fit.
-        if not limit.allows(records=records + 1, size=size + 1, batches=len(planned) + 1):
-            break
-    return planned

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.formats.queue import decode_queue_batch
-from strandline.log.object.span import known_columns
 from strandline.log.object.upload import PAGE_ROWS
+from strandline.log.planning import known_columns
 from strandline.log.v1.names import time_of
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.queue import Descriptor, QueueEntry

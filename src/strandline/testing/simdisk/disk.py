@@ -20,13 +20,14 @@ from strandline.testing.simdisk.tree import Tree, clean
 R = TypeVar("R")
 
 SimulatedAction = Literal[
-    "write_new", "open_append", "write", "sync", "cut", "copy", "remove_folder", "rename", "link", "remove",
-    "sync_file", "sync_folder", "make_folders",
+    "write_new", "open_append", "write", "rewrite", "sync", "cut", "copy", "remove_folder", "rename", "link",
+    "remove", "sync_file", "sync_folder", "make_folders",
 ]  # fmt: skip
 Moment = Literal["before", "half", "unsynced", "after"]
 
 MOMENTS: Final[dict[SimulatedAction, tuple[Moment, ...]]] = {
     "write": ("half", "after"),
+    "rewrite": ("half", "after"),
     "write_new": ("half", "unsynced", "after"),
     "copy": ("half", "unsynced", "after"),
     "remove_folder": ("half", "after"),
@@ -46,9 +47,9 @@ class SimulatedDisk:
     """A :class:`~strandline.storage.disk.Disk` in memory, for tests of what a crash leaves. Paths are POSIX paths.
 
     A file's bytes are durable when they were synced, a name when its folder was. :meth:`crash` keeps those, and of the
-    rest what its mode says. A file whose sync failed keeps bytes that can be read and that no later sync makes
-    durable, though it says so, as on Linux: only cutting them off and writing them again does. A folder whose sync
-    failed can be synced again.
+    rest what its mode says; of bytes that were rewritten and not synced, the old ones or the new. A file whose sync
+    failed keeps bytes that can be read and that no later sync makes durable, though it says so, as on Linux: only
+    rewriting them does, or cutting them off and writing them again. A folder whose sync failed can be synced again.
 
     Every call that changes something is counted in :attr:`calls`; :meth:`interrupt` makes one of them fail, and
     :meth:`stop` ends it all there. With a ``capacity``, a write for which there is no room is ``DiskFull``, and what
@@ -72,6 +73,8 @@ class SimulatedDisk:
         """What was asked so far, and may have changed something, in order."""
         self.stopped = False
         """Whether the machine has stopped: nothing can be read or done until the crash."""
+        self.restarts = 0
+        """How often the machine has lost its power; a process that ends by itself does not count."""
         self._choices: Choices = Drawn(seed)
         self._mutex = threading.RLock()
         self._tree = Tree(capacity)
@@ -101,6 +104,7 @@ class SimulatedDisk:
             self._locks.clear()
             self._interruptions.clear()
             self._life += 1
+            self.restarts += mode is not CrashMode.KILL
             self._stops, self.stopped = None, False
 
     def kill(self) -> None:
@@ -127,6 +131,7 @@ class SimulatedDisk:
         with self._mutex:
             twin = SimulatedDisk(seed)
             twin._tree = copy.deepcopy(self._tree)
+            twin.restarts = self.restarts
             return twin
 
     def files(self) -> dict[str, bytes]:
@@ -145,7 +150,10 @@ class SimulatedDisk:
             return hashlib.sha256(repr(told_apart(self._tree.root)).encode()).digest()
 
     def durable(self) -> dict[str, bytes]:
-        """Every file that no crash can take away, with the bytes of it that none can."""
+        """Every file that no crash can take away, with its bytes as they were last synced.
+
+        Of those a crash can only take what was cut off or rewritten since.
+        """
         with self._mutex:
             return {path: node.synced for path, node in walk(self._tree.root, durable=True) if isinstance(node, File)}
 
@@ -153,7 +161,7 @@ class SimulatedDisk:
         """The paths of the files and folders that something was done to since they were synced."""
         with self._mutex:
             nodes = [("/", self._tree.root), *walk(self._tree.root)]
-            return [path for path, node in nodes if node.pending or (isinstance(node, File) and node.lost)]
+            return [path for path, node in nodes if (not node.is_synced if isinstance(node, File) else node.pending)]
 
     @property
     def refused(self) -> int:
@@ -336,6 +344,14 @@ class _SimulatedFile:
             self._disk._tree.add(self._file, self._path, data)  # noqa: SLF001
 
         self._do("write", lambda: add(data), half=lambda: add(data[: len(data) // 2]))
+
+    def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
+        data = b"".join(parts)
+
+        def put(data: bytes) -> None:
+            self._disk._tree.rewrite(self._file, self._path, start, data)  # noqa: SLF001
+
+        self._do("rewrite", lambda: put(data), half=lambda: put(data[: len(data) // 2]))
 
     def sync(self) -> None:
         self._do("sync", self._file.sync, failed=self._file.fail_to_sync)

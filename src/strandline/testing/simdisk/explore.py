@@ -81,7 +81,8 @@ def fail_everywhere(
     The workload may try again or give up, by letting the error through. With ``then`` it is also stopped before each
     of so many operations behind the one that failed. A sync that fails loses what it should have
     written, and the next one says that all is well. Only crashes of the machine are tried unless others are named: a
-    process that dies with what was lost still readable leaves the next one no way to know of it.
+    process that dies with what was lost still readable leaves the next one no way to know of it, and only one that
+    rewrites what it finds, before it trusts it, can cope.
     """
     explorer = _Explorer(workload, check, modes, seeds, limit)
     explorer.fail_everywhere(then)
@@ -193,6 +194,8 @@ class _Explorer(Generic[N]):
         disk, told = SimulatedDisk(), list[N]()
         self.workload(disk, told)
         for path, data in disk.durable().items():
+            if path not in disk.files():
+                continue  # removed, but not yet durably so
             for at in range(0, len(data), step):
                 found = disk.fork()
                 found.damage(path, at, piece)

@@ -21,9 +21,10 @@ class CrashMode(Enum):
     NOTHING = "nothing"
     """None of it."""
     PREFIX = "prefix"
-    """Of each file the first few writes and cuts, each of them whole; of each folder the first few changes."""
+    """Of each file the first few writes, rewrites and cuts, each of them whole; of a folder the first few changes."""
     TORN_512 = "torn at 512"
-    """The same, and of the next write what comes before a multiple of 512; the rest is missing, or zeros."""
+    """The same, and of the next write what comes before a multiple of 512; the rest is what it was before: missing, or
+    zeros, or the bytes that were to be rewritten."""
     TORN_4096 = "torn at 4096"
     """The same with multiples of 4096."""
     SECTORS = "sectors"
@@ -53,52 +54,70 @@ class _Cut(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file's bytes as they can be read, as they were last synced, and how the ones became the others."""
+    """A file's bytes as they can be read, as they were last synced, and what was done to the disk's own since.
+
+    What is read is what was synced with the steps since put upon it, but for what a failed sync has lost: that is in
+    ``data`` and in no step, so that no later sync writes it until it is written again.
+    """
 
     modified: int = 0
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    """What a crash cannot touch."""
+    """What a crash finds if nothing was done since."""
     pending: list[_Write | _Cut] = field(default_factory=list)
-    """What was done since."""
-    lost: list[tuple[int, int]] = field(default_factory=list)
-    """What a failed sync took for written: it can be read, and no later sync writes it."""
+    """What was done since; a write that was lost is here with the bytes that it left as they were."""
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether nothing was done to it since, and nothing that can be read is lost."""
+        return not self.pending and self.data == self.synced
 
     def write(self, data: bytes) -> None:
         """Add bytes at the end."""
+        self.rewrite(len(self.data), data)
+
+    def rewrite(self, at: int, data: bytes) -> None:
+        """Put bytes over what is there, and behind its end."""
         if data:
-            self.pending.append(_Write(len(self.data), data))
-            self.data.extend(data)
+            step = _Write(at, data)
+            self.pending.append(step)
+            _take(self.data, step)
 
     def cut(self, size: int) -> None:
         """Shorten it, or make it longer with zeros."""
         if size != len(self.data):
-            self.pending.append(_Cut(size))
-            _resize(self.data, size)
-            self.lost = [(start, min(end, size)) for start, end in self.lost if start < size]
+            step = _Cut(size)
+            self.pending.append(step)
+            _take(self.data, step)
 
     def sync(self) -> None:
-        """Make everything durable, but for what an earlier sync has lost: that says nothing, and is zeros."""
-        self.synced = self._written(self.data)
+        """Make everything durable, but for what an earlier sync has lost: that says nothing, and is what it was."""
+        *_, self.synced = self._stages()
         self.pending.clear()
 
     def fail_to_sync(self) -> None:
-        """Lose what was written since the last sync, and go on showing it."""
+        """Lose what was written since the last sync, and go on showing it: the disk has what was there before it."""
+        disk, left = bytearray(self.synced), list[_Write | _Cut]()
         for step in self.pending:
-            if isinstance(step, _Write) and step.at < len(self.data):
-                self.lost.append((step.at, min(step.at + len(step.data), len(self.data))))
+            if isinstance(step, _Write):
+                end = step.at + len(step.data)
+                left.append(_Write(step.at, bytes(disk[step.at : end].ljust(len(step.data), b"\0"))))
+            else:
+                left.append(step)
+            _take(disk, left[-1])
+        self.pending = left
 
     def overwrite(self, at: int, data: bytes) -> None:
         """Change bytes that are there already, durable ones durably."""
         kept = bytearray(self.synced)
         for found in (self.data, kept):
-            piece = data[: max(0, len(found) - at)]
-            found[at : at + len(piece)] = piece
+            _spoil(found, at, data)
         self.synced = bytes(kept)
-        self.pending = [
-            _Write(step.at, bytes(self.data[step.at : step.at + len(step.data)])) if isinstance(step, _Write) else step
-            for step in self.pending
-        ]
+        for number, step in enumerate(self.pending):
+            if isinstance(step, _Write):
+                part = bytearray(step.data)
+                _spoil(part, max(0, at - step.at), data[max(0, step.at - at) :])
+                self.pending[number] = _Write(step.at, bytes(part))
 
     def crash(self, mode: CrashMode, choices: Choices) -> None:
         """Become what is found after a crash; all of that is durable, since it was read from the disk."""
@@ -107,10 +126,10 @@ class File:
         if self.pending and mode is not CrashMode.NOTHING:
             self.synced = self._survivor(mode, choices)
         self.data = bytearray(self.synced)
-        self.pending, self.lost = [], []
+        self.pending = []
 
     def _survivor(self, mode: CrashMode, choices: Choices) -> bytes:
-        stages = [self._written(stage) for stage in self._stages()]
+        stages = list(self._stages())
         if mode is CrashMode.PREFIX:
             return stages[choices.pick(len(stages))]
         if mode in _TEARS:
@@ -124,29 +143,31 @@ class File:
         found = list(stages)
         for before, after, step in zip(stages, stages[1:], self.pending, strict=False):
             if isinstance(step, _Write):
-                for at in range((step.at // unit + 1) * unit, len(after), unit):
-                    found += [after[:at], after[:at].ljust(len(after), b"\0")]
-            else:
-                found.append(before)
+                for at in range((step.at // unit + 1) * unit, step.at + len(step.data), unit):
+                    torn = after[:at] + before[at:]
+                    found += [torn, torn.ljust(len(after), b"\0")]
         return list(dict.fromkeys(found))
 
     def _stages(self) -> Iterator[bytes]:
-        """What the file was when it was last synced, and after each step since."""
-        data = bytearray(self.synced)
-        yield bytes(data)
+        """What the disk had when the file was last synced, and would have after each step since."""
+        disk = bytearray(self.synced)
+        yield bytes(disk)
         for step in self.pending:
-            if isinstance(step, _Write):
-                data[step.at :] = step.data
-            else:
-                _resize(data, step.size)
-            yield bytes(data)
+            _take(disk, step)
+            yield bytes(disk)
 
-    def _written(self, data: bytes | bytearray) -> bytes:
-        kept = bytearray(data)
-        for start, end in self.lost:
-            behind = min(end, len(kept))
-            kept[start:behind] = bytes(max(0, behind - start))
-        return bytes(kept)
+
+def _take(data: bytearray, step: _Write | _Cut) -> None:
+    if isinstance(step, _Write):
+        data[step.at : step.at + len(step.data)] = step.data
+    else:
+        _resize(data, step.size)
+
+
+def _spoil(data: bytearray, at: int, piece: bytes) -> None:
+    """Put over the bytes that are there what falls on them."""
+    piece = piece[: max(0, len(data) - at)]
+    data[at : at + len(piece)] = piece
 
 
 def _resize(data: bytearray, size: int) -> None:
@@ -166,16 +187,18 @@ def _pieces(stages: list[bytes], unit: int, choices: Choices) -> bytes:
 
 
 def _scraps(stages: list[bytes], choices: Choices) -> bytes:
-    """Of each scrap the oldest or the newest version, in a file of any size between."""
+    """Of each scrap the oldest or the newest version, or one between if it was rewritten, in a file of any size."""
     old, new = stages[0], stages[-1]
+    grown = all(map(bytes.startswith, stages[1:], stages))
+    later = stages[-1:] if grown else stages[1:]
     low, high = sorted((len(old), len(new)))
     size = (len(old), len(new), low + choices.pick(high - low + 1))[choices.pick(3)]
     unit, luck = _SCRAPS[choices.pick(len(_SCRAPS))], _LUCK[choices.pick(len(_LUCK))]
     found = bytearray(old[:size].ljust(size, b"\0"))
-    first = len(old) // unit * unit if new.startswith(old) else 0
+    first = len(old) // unit * unit if grown else 0
     for at in range(first, size, unit):
         if choices.pick(10) < luck:
-            piece = new[at : min(at + unit, size)]
+            piece = later[choices.pick(len(later))][at : min(at + unit, size)]
             found[at : at + len(piece)] = piece
     return bytes(found)
 
@@ -270,7 +293,7 @@ def told_apart(root: Folder) -> list[object]:
     for durable in (False, True):
         for path, node in [("", root), *walk(root, durable=durable)]:
             if isinstance(node, File):
-                found.append((path, bytes(node.data), node.synced, node.pending, node.lost))
+                found.append((path, bytes(node.data), node.synced, node.pending))
             else:
                 changes = [[(step.name, step.node is None) for step in change.steps] for change in node.pending]
                 found.append((path, changes))

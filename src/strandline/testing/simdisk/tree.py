@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
-from strandline.model.errors import AlreadyExists, DiskFull, NotFound, StorageError
+from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
 from strandline.testing.simdisk.nodes import Change, File, Folder, Node, Step, walk
 
 
@@ -73,9 +73,16 @@ class Tree:
 
     def add(self, file: File, path: str, data: bytes) -> None:
         """Add bytes to a file; if there is no room, as many as fit, and ``DiskFull``."""
-        room = self._room()
-        file.write(data[:room])
-        if len(data) > room:
+        self.rewrite(file, path, len(file.data), data)
+
+    def rewrite(self, file: File, path: str, at: int, data: bytes) -> None:
+        """Put bytes over a file's own and behind its end; only those take room, and as many as fit are there."""
+        size = len(file.data)
+        if not 0 <= at <= size:
+            raise InvalidInput(f"{path} has {size} bytes: it cannot be rewritten from byte {at} on.")
+        fits = size - at + self._room()
+        file.rewrite(at, data[:fits])
+        if len(data) > fits:
             raise self._full(path)
 
     def require(self, size: int, path: str) -> None:

@@ -1,0 +1,134 @@
+"""What a folder of a write-ahead log holds beside its frames: who the log is, its start and its slots, as JSON.
+
+Also the metadata of its frames: whose append a frame is, and what each file begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.formats.checksum import crc32c
+from strandline.formats.spool import slot_fields, slots_of
+from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.head import WriterId, WriterState
+from strandline.model.slots import SlotState
+
+KIND: Final = "strandline-wal"
+FORMAT_VERSION: Final = 1
+_KEPT_KIND: Final = "strandline-wal-slots"
+_LOG: Final = "log"
+_WRITERS: Final = "writers"
+_WRITER: Final = "writer"
+_NUMBER: Final = "number"
+
+
+# --- who the log is --------------------------------------------------------------------------------------------
+
+
+def encode_wal_identity(log_id: UUID) -> bytes:
+    """``log.json``."""
+    fields = {"kind": KIND, "log_id": str(log_id), "version": FORMAT_VERSION, "min_reader": FORMAT_VERSION}
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_wal_identity(data: bytes, where: str) -> UUID:
+    """The log's identity, or an error that says what to do."""
+    try:
+        fields = json.loads(data)
+        kind, log_id, needs = fields["kind"], UUID(fields["log_id"]), int(fields["min_reader"])
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(f"{where} is damaged: {error!r}. Restore the file.") from error
+    if kind != KIND:
+        raise CorruptData(f"{where} describes a {kind!r}, which is no write-ahead log: open it with strandline.open.")
+    if needs > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "
+            "strandline."
+        )
+    return log_id
+
+
+# --- its start and its slots -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is replaced as a whole: where the log begins, and who still needs it."""
+
+    log_id: UUID
+    start: int
+    slots: tuple[SlotState, ...] = ()
+
+
+def encode_kept(kept: Kept) -> bytes:
+    """``slots.json``."""
+    fields: dict[str, Any] = {
+        "kind": _KEPT_KIND,
+        "version": FORMAT_VERSION,
+        "log_id": str(kept.log_id),
+        "start": kept.start,
+        "slots": list(map(slot_fields, kept.slots)),
+    }
+    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
+    """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
+    try:
+        fields = json.loads(data)
+        if fields.pop("checksum") != _checksum(fields):
+            raise ValueError("its checksum is wrong")  # noqa: TRY301 - one sentence for all damage
+        if fields["kind"] != _KEPT_KIND or fields["version"] != FORMAT_VERSION:
+            raise ValueError(f"it is a {fields['kind']!r} of version {fields['version']!r}")  # noqa: TRY301
+        return Kept(UUID(fields["log_id"]), int(fields["start"]), tuple(slots_of(fields, now)))
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(
+            f"{where} is damaged: {error}. It says where the log begins and which slots pin it, so that nothing is "
+            "served or pruned without it: restore the file from a backup, or let 'strandline wal repair' make one "
+            "without slots, and create them again."
+        ) from error
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+# --- the metadata of frames ------------------------------------------------------------------------------------
+
+
+def batch_metadata(writer: WriterId, number: int) -> dict[str, str]:
+    """Whose append a frame is."""
+    return {_WRITER: writer.hex, _NUMBER: str(number)}
+
+
+def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, int] | None:
+    """The writer and the number of the append that a frame is; None for records that nobody numbered."""
+    found = metadata.get(_WRITER.encode())
+    if found is None:
+        return None
+    try:
+        return WriterId(UUID(hex=found.decode())), int(metadata[_NUMBER.encode()])
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: its writer cannot be read ({error!r}).") from error
+
+
+def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]]) -> dict[str, str]:
+    """What a file begins with: the log that it belongs to, and the last append of each writer before it."""
+    rows = [
+        [writer.hex, state.number, state.sequence, state.first, state.count, state.listed] for writer, state in writers
+    ]
+    return {_LOG: str(log_id), _WRITERS: json.dumps(rows, separators=(",", ":"))}
+
+
+def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[WriterId, WriterState]]:
+    """The log that a file belongs to, and the last append of each writer before it."""
+    try:
+        rows = json.loads(metadata[_WRITERS.encode()])
+        writers = {WriterId(UUID(hex=row[0])): WriterState(*map(int, row[1:])) for row in rows}
+        return UUID(metadata[_LOG.encode()].decode()), writers
+    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
+        raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error

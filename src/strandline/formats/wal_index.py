@@ -1,0 +1,101 @@
+"""The sparse index beside a file of a write-ahead log: where frames begin, and which writers wrote before them.
+
+Entries are chained: the checksum of each one goes on from that of the entry before it, and the first from the log and
+the file that it belongs to. So what is left of an older index is never taken for a part of this one. All of it can be
+made again from the frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from strandline.formats.checksum import crc32c
+from strandline.model.head import WriterId, WriterState
+
+_LEAD: Final = b"RDLI\x01\x00\x00\x00"
+_ENTRY = struct.Struct("<QQQQI")
+_WRITER = struct.Struct("<16sQQQQQ")
+_CHECKSUM = struct.Struct("<I")
+_MOST_WRITERS: Final = 1 << 16
+
+
+class IndexEntry(NamedTuple):
+    """A frame begins at ``position`` with the record at ``offset``; all that is before it is durable."""
+
+    offset: int
+    position: int
+    term: int
+    """The term of the frame before it."""
+    timestamp: int
+    """When the frame before it was written, in milliseconds."""
+    writers: Mapping[WriterId, WriterState]
+    """The last append of each writer in the frames since the entry before."""
+
+
+class Index(NamedTuple):
+    """What could be read of an index: the entries up to the first that is not whole."""
+
+    entries: list[IndexEntry]
+    size: int
+    """Where the last of them ends in its file."""
+    chain: int
+    """What the checksum of the next entry goes on from."""
+
+
+def index_lead() -> bytes:
+    """What an index begins with."""
+    return _LEAD
+
+
+def new_chain(log_id: UUID, first: int) -> int:
+    """What the checksum of the first entry goes on from, in the index of the file that begins at ``first``."""
+    return crc32c(log_id.bytes + first.to_bytes(8, "little"))
+
+
+def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
+    """The entry's bytes, and what the checksum of the next one goes on from."""
+    body = bytearray(_ENTRY.pack(entry.offset, entry.position, entry.term, entry.timestamp, len(entry.writers)))
+    for writer, state in entry.writers.items():
+        body += _WRITER.pack(
+            writer.bytes, state.number, state.sequence, state.first, state.count, state.listed
+        )  # fmt: skip
+    chain = crc32c(bytes(body), chain)
+    return bytes(body) + _CHECKSUM.pack(chain), chain
+
+
+def decode_index(data: bytes, chain: int) -> Index:
+    """The entries in these bytes, up to the first that is not whole: whatever is left of an index is of use."""
+    if not data.startswith(_LEAD):
+        return Index([], 0, chain)
+    return read_entries(data[len(_LEAD) :], Index([], len(_LEAD), chain))
+
+
+def read_entries(data: bytes, before: Index) -> Index:
+    """The index ``before`` with the entries in these bytes, which its file has behind it."""
+    entries, at, chain = list(before.entries), 0, before.chain
+    while True:
+        found = _entry_at(data, at, chain)
+        if found is None:
+            return Index(entries, before.size + at, chain)
+        entry, at, chain = found
+        entries.append(entry)
+
+
+def _entry_at(data: bytes, at: int, chain: int) -> tuple[IndexEntry, int, int] | None:
+    if at + _ENTRY.size + _CHECKSUM.size > len(data):
+        return None
+    offset, position, term, timestamp, count = _ENTRY.unpack_from(data, at)
+    end = at + _ENTRY.size + count * _WRITER.size
+    if count > _MOST_WRITERS or end + _CHECKSUM.size > len(data):
+        return None
+    checksum = crc32c(data[at:end], chain)
+    if _CHECKSUM.unpack_from(data, end)[0] != checksum:
+        return None
+    writers = {
+        WriterId(UUID(bytes=writer)): WriterState(number, sequence, first, rows, listed)
+        for writer, number, sequence, first, rows, listed in _WRITER.iter_unpack(data[at + _ENTRY.size : end])
+    }
+    return IndexEntry(offset, position, term, timestamp, writers), end + _CHECKSUM.size, checksum

@@ -1,0 +1,54 @@
+"""The durable mark of a write-ahead log: a small file beside it, written over in place after each commit."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from strandline.formats.checksum import crc32c
+
+_MAGIC: Final = b"RDLM"
+_VERSION: Final = 1
+_MARK = struct.Struct("<4sBB2x16sQQQQ16s")
+_CHECKSUM = struct.Struct("<I")
+MARK_SIZE: Final = _MARK.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What readers in other processes may see: everything below ``next`` is durable."""
+
+    log_id: UUID
+    start: int
+    """The first offset that is retained."""
+    next: int
+    active: int
+    """The first offset of the file that is being written."""
+    term: int
+    boot: UUID
+    """The run of the machine in which it was written: in another one the file may be older than the log."""
+    clean: bool = False
+    """Whether the log was closed with this mark, which was synced then."""
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """The bytes of a mark, always as many."""
+    body = _MARK.pack(
+        _MAGIC, _VERSION, mark.clean, mark.log_id.bytes, mark.start, mark.next, mark.active, mark.term, mark.boot.bytes
+    )
+    return body + _CHECKSUM.pack(crc32c(body))
+
+
+def decode_mark(data: bytes) -> Mark | None:
+    """The mark in these bytes; None if they are torn or none, which tells nothing about the log."""
+    if len(data) < MARK_SIZE:
+        return None
+    body = data[: _MARK.size]
+    if crc32c(body) != _CHECKSUM.unpack_from(data, _MARK.size)[0]:
+        return None
+    magic, version, clean, log_id, start, after, active, term, boot = _MARK.unpack(body)
+    if magic != _MAGIC or version != _VERSION:
+        return None
+    return Mark(UUID(bytes=log_id), start, after, active, term, UUID(bytes=boot), bool(clean))

@@ -1,0 +1,70 @@
+"""What planning and fetching have in common in every log: limits, clipping, and the columns asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import pyarrow as pa
+
+from strandline.model.cursor import Limit
+from strandline.model.errors import InvalidInput
+from strandline.model.records import READ_SCHEMA
+
+
+class Stored(Protocol):
+    """A batch that is somewhere: which offsets it holds, and how many bytes."""
+
+    @property
+    def first(self) -> int:
+        """The offset of its first record."""
+
+    @property
+    def next(self) -> int:
+        """One past the offset of its last record."""
+
+    @property
+    def size(self) -> int:
+        """Its stored bytes."""
+
+
+E = TypeVar("E", bound=Stored)
+
+
+def known_columns(columns: Sequence[str]) -> list[str]:
+    """The columns, if a log has them."""
+    unknown = [name for name in columns if name not in READ_SCHEMA.names]
+    if unknown:
+        raise InvalidInput(f"There is no column {unknown}; a log has {READ_SCHEMA.names}.")
+    return list(columns)
+
+
+def clipped(batches: list[pa.RecordBatch], first: int, end: int) -> list[pa.RecordBatch]:
+    """Numbered batches without what is below ``first`` or not below ``end``; copies nothing."""
+    kept = []
+    for batch in batches:
+        start = batch.column(0)[0].as_py() if batch.num_rows else first
+        skip = max(0, first - start)
+        rows = min(batch.num_rows, end - start) - skip
+        if rows > 0:
+            kept.append(batch if rows == batch.num_rows else batch.slice(skip, rows))
+    return kept
+
+
+def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E, int, int]]:
+    """Consecutive entries from ``since`` on with the offsets wanted of each, within the limit but at least one."""
+    planned: list[tuple[E, int, int]] = []
+    records = size = 0
+    for entry in entries:
+        end = entry.next if limit.upto is None else min(entry.next, limit.upto)
+        first = max(entry.first, since)
+        records += end - first
+        size += entry.size
+        fits = limit.allows(records=records, size=size, batches=len(planned) + 1)
+        if end <= first or (planned and not fits):
+            break
+        planned.append((entry, first, end))
+        # Looking at the next entry may cost reading a chunk: do not, if it cannot fit.
+        if not limit.allows(records=records + 1, size=size + 1, batches=len(planned) + 1):
+            break
+    return planned

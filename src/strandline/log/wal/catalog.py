@@ -1,0 +1,169 @@
+"""Finding frames: which file has an offset, and where in it; by the sparse index, then from header to header."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from strandline.formats.frame import HEADER_SIZE, Stop, frame_head
+from strandline.formats.wal_index import Index, IndexEntry, decode_index, new_chain, read_entries
+from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.model.errors import CorruptData, NotFound
+from strandline.storage.disk import Disk
+
+_WINDOW: Final = 64 << 10
+"""How many bytes are read at a time to go from header to header."""
+
+_CACHED: Final = 256
+"""The indexes of so many files are kept in memory."""
+
+
+class Located(NamedTuple):
+    """A frame, by its header: which offsets it holds, and where it stands."""
+
+    path: str
+    position: int
+    size: int
+    first: int
+    next: int
+    term: int
+    timestamp: int
+    """When it was written, in milliseconds."""
+
+
+class Catalog:
+    """The files of a log, oldest first, and their indexes. Reads only; safe in threads.
+
+    Whoever writes the log tells it of new and of removed files; whoever only reads it looks again.
+    """
+
+    def __init__(self, folder: str, log_id: UUID, firsts: Sequence[int], *, disk: Disk) -> None:
+        """The log in this folder, whose files begin at these offsets."""
+        self.folder = folder
+        self.firsts = tuple(firsts)
+        self._log_id = log_id
+        self._disk = disk
+        self._indexes: dict[int, Index] = {}
+        self._lock = threading.Lock()
+
+    def path(self, first: int) -> str:
+        """The file that begins at this offset."""
+        return f"{self.folder}/{data_name(first)}"
+
+    def look_again(self) -> None:
+        """Learn which files there are now."""
+        self.firsts = tuple(firsts_in(self._disk.scan(self.folder)))
+
+    def add(self, first: int) -> None:
+        """There is a new last file."""
+        self.firsts = (*self.firsts, first)
+
+    def forget(self, first: int) -> None:
+        """A file is about to be removed."""
+        self.firsts = tuple(known for known in self.firsts if known != first)
+        with self._lock:
+            self._indexes.pop(first, None)
+
+    # --- the index ---------------------------------------------------------------------------------------------
+
+    def index(self, first: int, *, offset: int) -> Sequence[IndexEntry]:
+        """The entries of a file's index, looked at again if ``offset`` is behind the last that is known."""
+        known = self._indexes.get(first)
+        if known is not None and known.entries and offset < known.entries[-1].offset:
+            return known.entries
+        found = self._load(first, known)
+        with self._lock:
+            self._indexes[first] = found
+            while len(self._indexes) > _CACHED:
+                self._indexes.pop(next(iter(self._indexes)))
+        return found.entries
+
+    def _load(self, first: int, known: Index | None) -> Index:
+        path = f"{self.folder}/{index_name(first)}"
+        chain = new_chain(self._log_id, first)
+        try:
+            if known is None or not known.size:
+                return decode_index(self._disk.read(path), chain)
+            return read_entries(self._disk.read(path, known.size), known)
+        except NotFound:
+            return known or Index([], 0, chain)
+
+    # --- frames ------------------------------------------------------------------------------------------------
+
+    def frames(self, since: int, end: int) -> Iterator[Located]:
+        """The frames with the offsets from ``since`` up to ``end``, which are durable; in order and without a hole.
+
+        Costs about what it gives. ``NotFound`` if a file was removed meanwhile, ``CorruptData`` for any damage.
+        """
+        firsts = self.firsts
+        at = bisect_right(firsts, since) - 1
+        if at < 0:
+            # Pruned since the caller looked: what comes next must not be taken for what was asked.
+            raise NotFound(f"{self.folder} has no file with offset {since}.")
+        for first, following in pairwise((*firsts[at:], end)):
+            if since >= end:
+                return
+            upto = min(following, end)
+            for frame in self._within(first, since, upto):
+                if frame.next > since:
+                    yield frame
+                    since = frame.next
+        if since < end:
+            raise CorruptData(f"{self.folder} has no frames with the offsets {since} to {end - 1}: restore its files.")
+
+    def _within(self, first: int, since: int, upto: int) -> Iterator[Located]:
+        entries = self.index(first, offset=since)
+        at = bisect_right(entries, since, key=_offset_of)
+        position = entries[at - 1].position if at else 0
+        path = self.path(first)
+        offset = entries[at - 1].offset if at else first
+        window, origin = memoryview(b""), position
+        while offset < upto:
+            if position + HEADER_SIZE > origin + len(window):
+                window, origin = memoryview(self._disk.read(path, position, _WINDOW)), position
+            head = frame_head(window, position - origin, origin=origin)
+            if isinstance(head, Stop):
+                raise damaged(path, position, f"{head.why}, and offset {offset} should be there")
+            info = head.info
+            if info.first != offset + 1:
+                raise damaged(path, position, f"the frame there begins at offset {info.first - 1}, not at {offset}")
+            size = head.end - head.start
+            if info.count:
+                yield Located(path, position, size, offset, offset + info.count, info.term, info.timestamp)
+            position, offset = head.end, offset + info.count
+
+    # --- by time -----------------------------------------------------------------------------------------------
+
+    def written_since(self, time: int, start: int, end: int) -> int | None:
+        """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later."""
+        firsts = self.firsts
+        # Of the first file that begins at this time or later, the one before may hold the frame as well.
+        low = bisect_right(firsts, -1, key=lambda first: 0 if self._begun(first) >= time else -1)
+        first = firsts[max(0, low - 1)]
+        entries = self.index(first, offset=end)
+        at = bisect_right(entries, -1, key=lambda entry: 0 if entry.timestamp >= time else -1)
+        since = max(start, entries[at - 1].offset if at else first)
+        return next((frame.first for frame in self.frames(since, end) if frame.timestamp >= time), None)
+
+    def _begun(self, first: int) -> int:
+        path = self.path(first)
+        head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
+        if isinstance(head, Stop):
+            raise damaged(path, 0, head.why)
+        return head.info.timestamp
+
+
+def _offset_of(entry: IndexEntry) -> int:
+    return entry.offset
+
+
+def damaged(path: str, at: int, why: str) -> CorruptData:
+    """The error for damage at or below the durable mark."""
+    return CorruptData(
+        f"{path} is damaged at byte {at}: {why}. What was acknowledged is affected, so that nothing was changed: "
+        "restore the file, or see what 'strandline wal verify' finds."
+    )

@@ -1,0 +1,325 @@
+"""Group commit: appends queue up while a sync runs, and share the next one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from strandline.formats.block import Parts
+from strandline.log.wal.groups import Group, Item, Run, WalHandle, Whole, settled_group
+from strandline.log.writers import check_number, forget_silent
+from strandline.model.errors import (
+    DiskFull,
+    ExpectationFailed,
+    Fenced,
+    LogClosed,
+    LogFailed,
+    UsedAcrossFork,
+)
+from strandline.model.head import WriterId, WriterState
+
+Commit = Callable[[Sequence[Item]], None]
+"""Makes items durable and readable, in order; raises if it cannot."""
+
+_DONE: Final = settled_group()
+
+
+class Committer:
+    """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
+
+    With ``background`` one thread does that; without, whoever waits for a handle. A failure is final: the appends that
+    it hit raise, and so do all later ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        commit: Commit,
+        tidy: Callable[[], None],
+        *,
+        next_offset: int,
+        term: int,
+        writers: Mapping[WriterId, WriterState],
+        background: bool,
+        max_pending: int,
+    ) -> None:
+        """Go on at this offset. ``tidy`` is called when a group was told that it is durable."""
+        self._name = name
+        self._commit = commit
+        self._tidy = tidy
+        self._next = next_offset
+        self._term = term
+        self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        """Orders appends: held while an offset is given and its record queued."""
+        self._room = threading.Condition(self._lock)
+        self._crowd = 0
+        """How many wait for room."""
+        self._committing = threading.Lock()
+        self._pump = None if background else self.commit_all
+        self._group = Group(self._pump)
+        self._refusal: Callable[[], Exception] | None = None
+        self._failed = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._asleep = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
+            self._thread.start()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """The term of the next record."""
+        return self._term
+
+    @property
+    def next(self) -> int:
+        """The offset of the next record, durable or not yet."""
+        return self._next
+
+    def add_value(
+        self, value: bytes, timestamp: int, *, term: int | None = None, expect: int | None = None
+    ) -> WalHandle:
+        """Queue one value (``timestamp`` in nanoseconds)."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal()
+            if term is not None or expect is not None:
+                self._check(term, expect)
+            if self._group.size >= self._max_pending:
+                self._make_room()
+            group = self._group
+            run = group.run
+            if run is None or run.is_full or run.term != self._term:
+                run = group.run = Run(self._next, self._term)
+                group.items.append(run)
+            run.values.append(value)
+            run.timestamps.append(timestamp)
+            run.size += len(value)
+            group.size += len(value) + 64
+            first = self._next
+            self._next = first + 1
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
+        return WalHandle(group, first, 1)
+
+    def add_batch(
+        self,
+        batches: tuple[pa.RecordBatch, ...],
+        pages: Sequence[Parts],
+        size: int,
+        *,
+        writer: tuple[WriterId, int] | None = None,
+        expect: int | None = None,
+        term: int | None = None,
+        timestamp: int | None = None,
+    ) -> WalHandle:
+        """Queue a batch that is one frame; nothing is done for a number that the writer had before."""
+        count = sum(batch.num_rows for batch in batches)
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal()
+            if writer is not None and (repeated := self._repeated(*writer, count)) is not None:
+                return repeated
+            self._check(term, expect)
+            if self._group.size >= self._max_pending:
+                self._make_room()
+                self._check(term, expect)  # others may have appended meanwhile
+                if writer is not None and (repeated := self._repeated(*writer, count)) is not None:
+                    return repeated
+            group, first = self._group, self._next
+            group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp))
+            group.run = None
+            group.size += size
+            self._next = first + count
+            if writer is not None:
+                self._remember(*writer, first, count, group)
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
+        return WalHandle(group, first, count)
+
+    def _check(self, term: int | None, expect: int | None) -> None:
+        """Refuse what does not follow; then the term holds for this record and for those after it."""
+        if expect is not None and expect != self._next:
+            raise ExpectationFailed(
+                f"The append expected the log to end at {expect}, and it ends at {self._next}; nothing was appended."
+            )
+        if term is not None:
+            if term < self._term:
+                raise Fenced(
+                    f"The append is of term {term}, and the log is in term {self._term}: terms never go down, and "
+                    "whoever wrote this must stop."
+                )
+            self._term = term
+
+    def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
+        state, group = self._writers.get(writer, (None, _DONE))
+        if state is not None and number <= state.number:
+            # An earlier number is in the same group or in one before it, and durable when this one is.
+            return WalHandle(group, *((state.first, state.count) if number == state.number else (None, count)))
+        check_number(writer, number, state)
+        return None
+
+    def _remember(self, writer: WriterId, number: int, first: int, count: int, group: Group) -> None:
+        self._writers[writer] = (WriterState(number, first, first, count, 0), group)
+        if len(self._writers) > _MANY_WRITERS:
+            states = {known: state for known, (state, _) in self._writers.items()}
+            forget_silent(states)
+            self._writers = {known: self._writers[known] for known in states}
+
+    def _make_room(self) -> None:
+        """Wait until less is queued; called and left with the lock held."""
+        if self._pump is not None:
+            self._lock.release()
+            try:
+                self._pump()
+            finally:
+                self._lock.acquire()
+        else:
+            self._crowd += 1
+            try:
+                while self._group.size >= self._max_pending and self._refusal is None:
+                    self._room.wait()
+            finally:
+                self._crowd -= 1
+        if self._refusal is not None:
+            raise self._refusal()
+
+    # --- committing --------------------------------------------------------------------------------------------
+
+    def commit_all(self) -> None:
+        """Commit everything that is queued at the time of the call."""
+        with self._committing:
+            group = self._take()
+            if group is not None:
+                self._commit_group(group)
+
+    def exclusively(self) -> threading.Lock:
+        """What is held while a group is being committed: with it, nobody else touches the files."""
+        return self._committing
+
+    def _take(self) -> Group | None:
+        with self._lock:
+            group = self._group
+            if not group.items or self._failed:
+                return None
+            self._group = Group(self._pump)
+            if self._crowd:
+                self._room.notify_all()
+        return group
+
+    def _commit_group(self, group: Group) -> None:
+        try:
+            self._commit(group.items)
+        except BaseException as error:
+            self.fail(error)
+            group.settle(self._refusal)
+            if not isinstance(error, Exception):
+                raise
+            return
+        group.settle()
+        try:
+            self._tidy()
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.commit_all()
+            except BaseException:
+                self._abandon()
+                raise
+            with self._lock:
+                if self._group.items:
+                    continue
+                if self._closing:
+                    return
+                self._asleep = True
+            self._wake.acquire()
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Refuse all further appends, and those that are queued: after a failure nothing may follow."""
+        name = self._name
+        if isinstance(error, DiskFull):
+            text = f"The log in {name} stopped, since its disk is full ({error}): make room, and open it again."
+            self._refuse(lambda: _caused(DiskFull(text), error))
+            return
+        text = (
+            f"The log in {name} stopped, since it could not write ({error!r}): what was acknowledged is kept, whether "
+            "the rest is stored is not known; open it again."
+        )
+        self._refuse(lambda: _caused(LogFailed(text), error))
+
+    def _refuse(self, refusal: Callable[[], Exception]) -> None:
+        with self._lock:
+            if not self._failed:
+                self._failed, self._refusal = True, refusal
+            group, self._group = self._group, Group(self._pump)
+            self._room.notify_all()
+        group.settle(self._refusal)
+
+    def _abandon(self) -> None:
+        """Leave nobody waiting when the thread ends in a way that it should not."""
+        self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, so that nothing more is appended."""
+        return self._failed
+
+    def close(self) -> bool:
+        """Refuse all that comes later, and commit what is queued; returns whether all of that is durable."""
+        name = self._name
+        with self._lock:
+            if self._refusal is None:
+                self._refusal = lambda: LogClosed(f"The log in {name} is closed: open it again.")
+            self._closing = True
+            self._room.notify_all()
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
+        if self._thread is None:
+            self.commit_all()
+        else:
+            self._thread.join()
+        return not self._failed
+
+    def go_on_at(self, offset: int) -> None:
+        """Give this offset next; the caller knows that nothing is queued and that nobody else appends."""
+        with self._lock:
+            if self._group.items:
+                raise ExpectationFailed("Others have appended meanwhile; nothing was appended.")
+            self._next = offset
+
+    def after_fork(self) -> None:
+        """In a child, where the thread does not run and the lock may be held by nobody: refuse everything."""
+        name, parent = self._name, os.getppid()
+        self._lock = threading.Lock()
+        self._group = Group()
+        self._refusal = lambda: UsedAcrossFork(
+            f"The log in {name} was opened by the process {parent} and used in its forked child: open it there alone."
+        )
+
+
+_MANY_WRITERS: Final = 1024
+
+
+def _caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error

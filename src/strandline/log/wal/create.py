@@ -1,0 +1,52 @@
+"""Creating a write-ahead log: its identity last, so that a log that exists is whole."""
+
+from __future__ import annotations
+
+from strandline.formats.frame import FrameScanner
+from strandline.formats.wal_folder import Kept, decode_kept, encode_wal_identity
+from strandline.log.wal.journal import Place, encode_lead
+from strandline.log.wal.names import IDENTITY, KEPT, LEAD, NEW, data_name, firsts_in
+from strandline.log.wal.repair import remove_files
+from strandline.log.wal.slots import write_kept
+from strandline.model.errors import CorruptData, NotFound
+from strandline.storage.ambient import Chance, Clock
+from strandline.storage.disk import Disk
+from strandline.storage.files import replace_file
+
+
+def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
+    """Create an empty log in a folder that has none; the caller holds its lock.
+
+    What a creation that was interrupted has left is replaced. ``CorruptData`` if there is more: then this was a log.
+    """
+    try:
+        disk.size(f"{folder}/{IDENTITY}")
+    except NotFound:
+        pass
+    else:
+        return
+    _clear(folder, disk=disk, clock=clock)
+    log_id = chance.uuid()
+    write_kept(folder, Kept(log_id, 0), disk=disk)
+    lead = encode_lead(log_id, 0, Place(0, 0, 0, 0, clock.now() // 1000, {}))
+    disk.write_new(f"{folder}/{data_name(0)}", lead)
+    disk.sync_folder(folder)
+    identity = f"{folder}/{IDENTITY}"
+    replace_file(disk, identity, encode_wal_identity(log_id), temporary=f"{identity}{NEW}")
+
+
+def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:
+    """Remove what a creation has left that was interrupted, and refuse anything else."""
+    missing = f"{folder}/{IDENTITY} is missing, and there are records of a log beside it: restore the file."
+    try:
+        kept = decode_kept(disk.read(f"{folder}/{KEPT}"), folder, now=clock.now())
+    except NotFound:
+        pass
+    else:
+        if kept.slots or kept.start:
+            raise CorruptData(missing)
+    for first in firsts_in(disk.scan(folder)):
+        path = f"{folder}/{data_name(first)}"
+        if first or any(not frame.info.flags & LEAD for frame in FrameScanner(memoryview(disk.read(path)))):
+            raise CorruptData(missing)
+        remove_files(folder, [first], disk=disk)

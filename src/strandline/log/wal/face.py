@@ -1,0 +1,241 @@
+"""The write-ahead log as others know it: payloads numbered by lsn, from 1 on."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from os import PathLike
+from types import TracebackType
+from typing import Final, NamedTuple, Self, final
+
+import pyarrow as pa
+
+from strandline.log.contract import Receipt
+from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
+from strandline.log.wal.migrate import folder_of
+from strandline.log.wal.verify import Told, Verification
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.errors import InvalidInput
+from strandline.model.records import Op, RecordSource, record_batch
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+
+
+class WalRecord(NamedTuple):
+    """One record of a write-ahead log."""
+
+    term: int
+    lsn: int
+    timestamp: int
+    """Milliseconds since the epoch."""
+    payload: bytes | None
+
+
+class LsnHandle:
+    """An append under way: its result is its lsn, once it is durable."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: WalHandle) -> None:
+        """The same append as this handle's."""
+        self._handle = handle
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._handle.done()
+
+    def result(self, timeout: float | None = None) -> int:
+        """Block until the record is durable, or raise why it is not; returns the (last) lsn."""
+        return _last_lsn(self._handle.result(timeout))
+
+    def lsns(self, timeout: float | None = None) -> range:
+        """The same for an append of many records: all their lsns."""
+        receipt = self._handle.result(timeout)
+        return range(_last_lsn(receipt) - receipt.count + 1, _last_lsn(receipt) + 1)
+
+    def __await__(self) -> Generator[object, None, int]:
+        receipt = yield from self._handle.__await__()
+        return _last_lsn(receipt)
+
+
+@final
+class WriteAheadLog:
+    """A durable log of payloads on this machine's disk: an append that returned is never lost, whatever the power does.
+
+    Records are numbered by lsn, from 1 on, without a gap; 0 stands for "nothing". :attr:`log` is the same log with
+    offsets, cursors, spans and slots, as everything else here takes it: ``strandline.follow(wal.log, sink)``.
+
+    >>> import tempfile
+    >>> wal = WriteAheadLog.open(tempfile.mkdtemp() + "/orders")
+    >>> wal.append(b"first"), wal.append_many([b"second", b"third"])
+    (1, range(2, 4))
+    >>> [(record.lsn, record.payload) for record in wal.read_since(1)]
+    [(2, b'second'), (3, b'third')]
+    >>> wal.prune_through(2), wal.oldest, wal.current
+    (2, 3, 3)
+    >>> wal.close()
+    """
+
+    def __init__(self, log: WalLog) -> None:
+        """Use :meth:`open`."""
+        self.log = log
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        create: bool = True,
+        migrate: bool = False,
+        roll_bytes: int = ROLL_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+        pending_bytes: int = PENDING_BYTES,
+        background: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> WriteAheadLog:
+        """Open the log in the folder ``path`` for writing, as :meth:`WalLog.open` does.
+
+        A spool of older versions (``path`` with ``.logical.wal`` behind it, and its slots) is never taken over
+        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is.
+        """
+        folder = folder_of(path, migrate=migrate, disk=disk, clock=clock, chance=chance)
+        log = WalLog.open(
+            folder,
+            create=create,
+            roll_bytes=roll_bytes,
+            tail_bytes=tail_bytes,
+            pending_bytes=pending_bytes,
+            background=background,
+            disk=disk,
+            clock=clock,
+            chance=chance,
+        )
+        return cls(log)
+
+    def __repr__(self) -> str:
+        return f"WriteAheadLog({self.log.folder!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Make everything durable that was appended, and let go of the log; closing twice is fine."""
+        self.log.close()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def append(
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> int:
+        """Append a payload; returns its lsn when it is durable.
+
+        For replicas: the ``lsn`` that it must get (``ExpectationFailed``, with the one that follows, if it cannot),
+        its ``term`` (``Fenced`` below the log's) and its ``timestamp`` in milliseconds. A log that never held a record
+        accepts any first lsn.
+        """
+        return self.submit(payload, lsn=lsn, term=term, timestamp=timestamp).result()
+
+    def submit(
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> LsnHandle:
+        """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
+        handle = self.log.append_value(
+            payload,
+            expect=None if lsn is None else _offset(lsn),
+            term=term,
+            timestamp=None if timestamp is None else timestamp * _NANOSECONDS,
+        )
+        return LsnHandle(handle)
+
+    def append_many(self, payloads: Iterable[bytes], *, term: int | None = None) -> range:
+        """Append payloads as one frame, all or none; returns their lsns when they are durable."""
+        values = list(payloads)
+        if not all(isinstance(value, bytes) for value in values):
+            raise InvalidInput("Payloads are bytes.")
+        if not values:
+            return range(self.current + 1, self.current + 1)
+        now, count = self.log.clock.now(), len(values)
+        batch = record_batch(timestamps=[now] * count, ops=[Op.PUT] * count, keys=[None] * count, values=values)
+        return self.append_batch(batch, term=term)
+
+    def append_batch(
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> range:
+        """Append a table of records as one frame, all or none; returns their lsns when they are durable."""
+        return self.submit_batch(batch, lsn=lsn, term=term, timestamp=timestamp).lsns()
+
+    def submit_batch(
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> LsnHandle:
+        """The same without waiting; the result is the last lsn."""
+        expect = None if lsn is None else _offset(lsn)
+        return LsnHandle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> int:
+        """The lowest lsn that is retained; one above :attr:`current` if none is."""
+        return self.log.bounds().first + 1
+
+    @property
+    def current(self) -> int:
+        """The highest lsn that is durable; 0 before the first."""
+        return self.log.bounds().next
+
+    def read_since(self, lsn: int, max_count: int = 1000) -> list[WalRecord]:
+        """Up to ``max_count`` records behind this lsn, in order: all that are durable, if there are fewer.
+
+        ``CursorExpired`` if what follows is no longer retained, ``Diverged`` for an lsn above :attr:`current`.
+        """
+        if max_count < 1:
+            raise InvalidInput(f"At least one record is read at a time, not {max_count}.")
+        cursor = Cursor(self.log.log_id, lsn)
+        records: list[WalRecord] = []
+        for span in self.log.plan(cursor, Limit(records=max_count, upto=lsn + max_count)):
+            for batch in span.fetch(_READ):
+                records += _records(span.frame.term, batch)
+        return records
+
+    def wait(self, past: int, timeout: float) -> bool:
+        """Block until an lsn above ``past`` is durable (True) or the time is over (False)."""
+        return self.log.wait(Cursor(self.log.log_id, past), timeout)
+
+    def verify(self, told: Told | None = None) -> Verification:
+        """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
+        return self.log.verify(told)
+
+    def prune_through(self, lsn: int) -> int:
+        """Durably forget everything up to and with this lsn, but nothing that a slot needs; returns what it reached.
+
+        Whole files go. The end stays where it is, even if everything is pruned.
+        """
+        return self.log.prune(lsn)
+
+
+_NANOSECONDS: Final = 1_000_000
+_READ: Final = ("offset", "timestamp", "value")
+
+
+def _offset(lsn: int) -> int:
+    if lsn < 1:
+        raise InvalidInput(f"The first lsn is 1, not {lsn}.")
+    return lsn - 1
+
+
+def _last_lsn(receipt: Receipt) -> int:
+    return 0 if receipt.first is None else receipt.first + receipt.count
+
+
+def _records(term: int, batch: pa.RecordBatch) -> Iterator[WalRecord]:
+    offsets, timestamps, values = batch.columns
+    columns = offsets.to_pylist(), timestamps.view(pa.int64()).to_pylist(), values.to_pylist()
+    for offset, timestamp, value in zip(*columns, strict=True):
+        yield WalRecord(term, offset + 1, timestamp // 1000, value)

@@ -1,0 +1,250 @@
+"""The file that is being written: groups become frames, frames become durable, and full files give way to new ones."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.formats.block import Compression, Parts, encode_page
+from strandline.formats.frame import FrameInfo, encode_frame
+from strandline.formats.wal_folder import batch_metadata, lead_metadata
+from strandline.formats.wal_index import Index, IndexEntry, encode_entry, index_lead, new_chain
+from strandline.log.wal.catalog import Located
+from strandline.log.wal.groups import Item, Run
+from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
+from strandline.log.wal.tail import Held
+from strandline.log.writers import forget_silent
+from strandline.model.errors import CorruptData
+from strandline.model.head import WriterId, WriterState
+from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.storage.ambient import Clock
+from strandline.storage.disk import Disk
+
+INDEX_FRAMES: Final = 64
+INDEX_BYTES: Final = 1 << 20
+"""A checkpoint stands in the index at most so many frames and so many bytes behind the one before."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the next frame goes, and what is known of those before it."""
+
+    first: int
+    """The offset at which the file begins."""
+    size: int
+    """Its bytes, all durable."""
+    next: int
+    term: int
+    timestamp: int
+    """When the last frame was written, in milliseconds: no later one says that it was earlier."""
+    writers: dict[WriterId, WriterState]
+
+
+class Journal:
+    """Writes frames to the last file of a log, and its index beside it. One thread at a time.
+
+    After an error it is used no more: what is behind the durable end may be anything.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        log_id: UUID,
+        place: Place,
+        index: IndexWriter,
+        *,
+        roll_bytes: int,
+        rolled: Callable[[int], None],
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        """Go on at this place. ``rolled`` is told of each new file when it is durable."""
+        self._folder = folder
+        self._log_id = log_id
+        self._salt = salt_of(log_id)
+        self._roll_bytes = roll_bytes
+        self._rolled = rolled
+        self._disk = disk
+        self._clock = clock
+        self._index = index
+        self._new = False
+        """Whether the name of the file is not durable yet."""
+        self.place = place
+        self._file = disk.open_append(f"{folder}/{data_name(place.first)}")
+
+    # --- committing --------------------------------------------------------------------------------------------
+
+    def commit(self, items: Sequence[Item]) -> list[Held]:
+        """Make a group durable: one frame for each item, one write, one sync. Returns the frames."""
+        place = self.place
+        if place.size >= self._roll_bytes and place.next > place.first:
+            self._begin(place.next)
+        now = max(place.timestamp, self._clock.now() // 1000)
+        path = f"{self._folder}/{data_name(place.first)}"
+        parts: Parts = []
+        held: list[Held] = []
+        position, following = place.size, place.next
+        for item in items:
+            if item.first != following:
+                raise AssertionError(f"offset {item.first} was given where {following} follows")
+            if isinstance(item, Run):
+                batches: tuple[pa.RecordBatch, ...] = (_values_batch(item),)
+                pages: Sequence[Parts] = [encode_page(batches[0], Compression.NONE)]
+                count, metadata, written = len(item.values), None, now
+            else:
+                batches, pages, count = item.batches, item.pages, item.count
+                metadata = None if item.writer is None else batch_metadata(*item.writer)
+                written = now if item.timestamp is None else max(place.timestamp, item.timestamp)
+            place.timestamp = max(place.timestamp, written)
+            info = FrameInfo(
+                item.term, item.first + 1, count, written, place.next, self._salt, len(batches), Compression.NONE
+            )
+            frame = encode_frame(info, pages, metadata)
+            size = sum(map(len, frame))
+            parts += frame
+            following += count
+            held.append(
+                Held(
+                    Located(path, position, size, item.first, following, item.term, written),
+                    batches if _is_compact(batches) else None,
+                )
+            )
+            position += size
+        self._file.write(parts)
+        self._sync()
+        self._settle(items, held, position)
+        return held
+
+    def _sync(self) -> None:
+        self._file.sync()
+        if self._new:
+            # A file that a power cut can take away, name and all, holds nothing that may be acknowledged.
+            self._disk.sync_folder(self._folder)
+            self._new = False
+
+    def _settle(self, items: Sequence[Item], held: Sequence[Held], size: int) -> None:
+        """Remember what has just become durable."""
+        place = self.place
+        for item, (frame, _) in zip(items, held, strict=True):
+            state = None
+            if not isinstance(item, Run) and item.writer is not None:
+                writer, number = item.writer
+                state = WriterState(number, frame.first, frame.first, item.count, frame.timestamp * 1000)
+                place.writers[writer] = state
+                self._index.saw(writer, state)
+            self._index.passed(frame)
+        forget_silent(place.writers)
+        place.next, place.size, place.term = held[-1].next, size, held[-1].frame.term
+
+    def write_index(self) -> None:
+        """Put the checkpoints of what was committed into the index; it is no part of what makes it durable."""
+        self._index.write()
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def begin_file(self, first: int) -> None:
+        """Durably go on in a new file that begins at this offset, with no records yet."""
+        self._begin(first)
+        self._sync()
+
+    def _begin(self, first: int) -> None:
+        """Leave the file, all of which is durable, for a new one; it is durable, too, after the next sync."""
+        place = self.place
+        self._file.close()
+        self._index.finish()
+        name = f"{self._folder}/{data_name(first)}"
+        self._file = self._disk.open_append(name)
+        if self._file.size():
+            raise CorruptData(
+                f"{name} is there although the log ended before it: move it away, and open the log again."
+            )
+        self._new = True
+        lead = encode_lead(self._log_id, first, place)
+        self._file.write(lead)
+        place.first, place.size, place.next = first, sum(map(len, lead)), first
+        self._index = IndexWriter(
+            self._folder, first, Index([], 0, new_chain(self._log_id, first)), place.size, disk=self._disk
+        )
+        self._rolled(first)
+
+    def close(self) -> None:
+        """Let go of the files; nothing is waiting to be written."""
+        self._file.close()
+        self._index.close()
+
+
+def encode_lead(log_id: UUID, first: int, place: Place) -> Parts:
+    """What a file begins with: a frame without records that stands for everything before it."""
+    info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
+    return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
+
+
+def _values_batch(run: Run) -> pa.RecordBatch:
+    count = len(run.values)
+    nanoseconds = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", run.timestamps))])
+    return pa.RecordBatch.from_arrays(
+        [
+            pc.divide(nanoseconds, 1000).view(TIMESTAMP),
+            pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),
+            pa.nulls(count, pa.binary()),
+            pa.array(run.values, pa.binary()),
+            no_headers(count),
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
+    """Whether these batches hold on to little more than their own bytes: a slice keeps all it was cut from."""
+    return all(batch.get_total_buffer_size() <= 2 * batch.nbytes + 4096 for batch in batches)
+
+
+class IndexWriter:
+    """Adds checkpoints to the index of the file that is being written; nothing of it needs to be synced."""
+
+    def __init__(self, folder: str, first: int, found: Index, position: int, *, disk: Disk) -> None:
+        """Go on behind the entries that were found whole, the last of which, or the first frame, is at ``position``."""
+        self._file = disk.open_append(f"{folder}/{index_name(first)}")
+        self._file.cut(found.size)
+        self._waiting = [] if found.size else [index_lead()]
+        self._chain = found.chain
+        self._last = position
+        self._frames = 0
+        self._writers: dict[WriterId, WriterState] = {}
+
+    def saw(self, writer: WriterId, state: WriterState) -> None:
+        """A writer's append is in the frame that comes next."""
+        self._writers[writer] = state
+
+    def passed(self, frame: Located) -> None:
+        """A frame is durable; perhaps the next one deserves an entry."""
+        self._frames += 1
+        end = frame.position + frame.size
+        if self._frames < INDEX_FRAMES and end - self._last < INDEX_BYTES:
+            return
+        entry = IndexEntry(frame.next, end, frame.term, frame.timestamp, self._writers)
+        data, self._chain = encode_entry(entry, self._chain)
+        self._waiting.append(data)
+        self._last, self._frames, self._writers = end, 0, {}
+
+    def write(self) -> None:
+        """Write what is waiting."""
+        if self._waiting:
+            self._file.write(self._waiting)
+            self._waiting = []
+
+    def finish(self) -> None:
+        """Write and sync it all: the file is full, and so is its index."""
+        self.write()
+        self._file.sync()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()

@@ -1,0 +1,390 @@
+"""The write-ahead log: a log on this machine's own disk, written by one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final, Self, final
+from uuid import UUID
+
+from strandline.formats.block import Compression, encode_page
+from strandline.formats.frame import MAX_PAYLOAD
+from strandline.formats.wal_mark import Mark
+from strandline.log.contract import Slot
+from strandline.log.wal.catalog import Catalog
+from strandline.log.wal.committer import Committer
+from strandline.log.wal.create import create_if_absent
+from strandline.log.wal.examine import Examined, examine
+from strandline.log.wal.groups import Item, WalHandle
+from strandline.log.wal.journal import IndexWriter, Journal
+from strandline.log.wal.lock import hold_lock
+from strandline.log.wal.published import Published, View
+from strandline.log.wal.reading import WalReading
+from strandline.log.wal.repair import drop_below, repair
+from strandline.log.wal.slots import WalSlots
+from strandline.log.wal.tail import Held, Tail
+from strandline.log.wal.verify import Told, Verification, verify
+from strandline.model.cursor import Cursor
+from strandline.model.errors import InvalidInput
+from strandline.model.head import WriterId
+from strandline.model.records import RecordSource, conform
+from strandline.model.slots import InvalidReason, SlotState
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder
+
+ROLL_BYTES: Final = 64 << 20
+TAIL_BYTES: Final = 32 << 20
+PENDING_BYTES: Final = 64 << 20
+_METADATA: Final = 4 << 10
+"""More than the schema and the metadata of a frame take."""
+
+_OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
+
+
+@final
+class WalLog(WalReading):
+    """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
+
+    All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable. After a
+    failed write or sync every append raises until the log is opened again; what was durable can still be read.
+
+    Safe in threads; one process has it open at a time, others read it with
+    :class:`~strandline.log.wal.reader.WalReader`.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        found: Examined,
+        *,
+        roll_bytes: int,
+        tail_bytes: int,
+        pending_bytes: int,
+        background: bool,
+        boot: UUID,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        """Use :meth:`open`."""
+        super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
+        self._clock = clock
+        self._held = contextlib.ExitStack()
+        self._closed = False
+        self._pruning = threading.Lock()
+        self._tail = Tail(tail_bytes)
+        place = found.place
+        index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
+        for frame, writers in found.behind:
+            for writer, state in writers.items():
+                index.saw(writer, state)
+            index.passed(frame)
+        self._journal = Journal(
+            folder, found.log_id, place, index, roll_bytes=roll_bytes, rolled=self._catalog.add, disk=disk, clock=clock
+        )
+        if found.kept.start > place.next:  # it was told to begin elsewhere, and had no time to
+            self._journal.begin_file(found.kept.start)
+        mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
+        self._published = Published.open(folder, mark, disk=disk)
+        self._slots = WalSlots(folder, found.kept, self.bounds, disk=disk, clock=clock)
+        self._committer = Committer(
+            folder,
+            self._commit,
+            self._journal.write_index,
+            next_offset=place.next,
+            term=place.term,
+            writers=place.writers,
+            background=background,
+            max_pending=pending_bytes,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        folder: str,
+        *,
+        create: bool = True,
+        roll_bytes: int = ROLL_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+        pending_bytes: int = PENDING_BYTES,
+        background: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+        boot: UUID | None = None,
+    ) -> WalLog:
+        """Open the log in this folder for writing, and create it if there is none and ``create`` says so.
+
+        Reads the last file only, from its index's last checkpoint on. What a crash has left above the durable mark is
+        cut, and kept beside it. ``CorruptData``, with file and byte, for damage at or below the mark and
+        ``UnsupportedVersion`` for what a newer version wrote: nothing was changed then. ``Fenced``, naming the holder,
+        while another process has it open.
+
+        A file is followed by a new one when it has ``roll_bytes``; ``tail_bytes`` of the newest records stay in
+        memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
+        started, and whoever waits for a handle commits.
+        """
+        _check_options(roll_bytes, tail_bytes, pending_bytes)
+        if create:
+            make_own_folder(folder, disk=disk)
+        with contextlib.ExitStack() as held:
+            hold_lock(held, folder, disk=disk)
+            if create:
+                create_if_absent(folder, disk=disk, clock=clock, chance=chance)
+            found = examine(folder, disk=disk, clock=clock)
+            repair(folder, found, disk=disk)
+            log = cls(
+                folder,
+                found,
+                roll_bytes=roll_bytes,
+                tail_bytes=tail_bytes,
+                pending_bytes=pending_bytes,
+                background=background,
+                boot=boot_id() if boot is None else boot,
+                disk=disk,
+                clock=clock,
+            )
+            log._held = held.pop_all()
+        _OPEN.add(log)
+        return log
+
+    def __repr__(self) -> str:
+        return f"WalLog({self._folder!r}, log_id={self._log_id})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> WalHandle:
+        """Append a batch as one frame, whole or not at all; the same writer and number again is a no-op."""
+        if number < 0:
+            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
+        return self.append_batch(batch, writer=(writer, number), expect=expect)
+
+    def append_batch(
+        self,
+        batch: RecordSource,
+        *,
+        writer: tuple[WriterId, int] | None = None,
+        expect: int | None = None,
+        term: int | None = None,
+        timestamp: int | None = None,
+    ) -> WalHandle:
+        """The same; unnumbered if no writer is given, at an explicit place, term and time for replicas.
+
+        ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) when it was first written.
+        ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
+        below the log's: nothing was appended.
+        """
+        batches = tuple(conform(batch, now=self._clock.now()))
+        pages = [encode_page(page, Compression.NONE) for page in batches]
+        size = sum(len(part) for page in pages for part in page)
+        if size + _METADATA > MAX_PAYLOAD:
+            raise InvalidInput(
+                f"A frame may hold {MAX_PAYLOAD:,} bytes and this batch has {size:,}: append it in parts."
+            )
+        if expect:
+            self._begin_at(expect)
+        return self._committer.add_batch(
+            batches, pages, size, writer=writer, expect=expect, term=term, timestamp=timestamp
+        )
+
+    def append_value(
+        self, value: bytes, *, expect: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> WalHandle:
+        """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in nanoseconds."""
+        if type(value) is not bytes:
+            value = _bytes_of(value)
+        if len(value) + _METADATA > MAX_PAYLOAD:
+            raise InvalidInput(
+                f"A frame may hold {MAX_PAYLOAD:,} bytes and this value has {len(value):,}: append it in parts."
+            )
+        if expect:
+            self._begin_at(expect)
+        return self._committer.add_value(
+            value, self._clock.now_ns() if timestamp is None else timestamp, term=term, expect=expect
+        )
+
+    def _begin_at(self, offset: int) -> None:
+        """Let a log that never held a record begin where its first one asks to be."""
+        if self._committer.next > 0:
+            return
+        with self._committer.exclusively():
+            if max(self._committer.next, self.bounds().next) > 0:
+                return
+            try:
+                self._slots.retain(offset, beyond_slots=True)
+                self._published.retain(offset)
+                self._journal.begin_file(offset)
+                self._published.advance(upto=offset, active=offset, term=self._journal.place.term)
+                self._committer.go_on_at(offset)
+            except BaseException as error:
+                self._committer.fail(error)
+                raise
+            self._drop_files(offset)
+
+    def _commit(self, items: Sequence[Item]) -> None:
+        held = self._journal.commit(items)
+        # First the frames, then the end: who sees the end finds the frames.
+        self._tail.add(held)
+        place = self._journal.place
+        self._published.advance(upto=place.next, active=place.first, term=place.term)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that the log goes by."""
+        return self._clock
+
+    @property
+    def term(self) -> int:
+        """The term that appends carry unless they say another; it never goes down."""
+        return self._committer.term
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        """What is durable and retained now."""
+        return self._published.view
+
+    def _frames(self, since: int, end: int) -> Iterator[Held]:
+        while since < end:
+            begins = self._tail.begins()
+            if begins is not None and begins <= since:
+                for held in self._tail.since(since):
+                    if held.first >= end:
+                        return
+                    yield held
+                    since = held.next
+            else:
+                for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
+                    yield Held(frame)
+                    since = frame.next
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
+        return self._published.wait(past.next, timeout)
+
+    def verify(self, told: Told | None = None) -> Verification:
+        """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
+        return verify(self._folder, disk=self._disk, clock=self._clock, told=told)
+
+    # --- forgetting --------------------------------------------------------------------------------------------
+
+    def prune(self, upto: int, *, beyond_slots: bool = False) -> int:
+        """Durably forget everything below an offset, but nothing that a valid slot needs; returns where it begins now.
+
+        Whole files go; what is left of the first one that stays cannot be read any more. Runs beside appends and
+        reads. With ``beyond_slots`` the slots that need more are invalidated, and it goes on.
+        """
+        with self._pruning:
+            start = self._slots.retain(min(upto, self.bounds().next), beyond_slots=beyond_slots)
+            # Readers are told before anything is removed: what they then miss has expired, and is not lost.
+            self._published.retain(start)
+            with self._committer.exclusively():
+                self._leave_behind(start)
+            self._drop_files(start)
+            return start
+
+    def _leave_behind(self, start: int) -> None:
+        """Begin a new file if nothing is left in the one being written, so that it can go, too."""
+        place = self._journal.place
+        if place.next > start or place.first == start or self._committer.failed:
+            return
+        try:
+            self._journal.begin_file(start)
+            self._published.advance(upto=start, active=start, term=place.term)
+        except BaseException as error:
+            self._committer.fail(error)
+            raise
+
+    def _drop_files(self, start: int) -> None:
+        firsts = list(self._catalog.firsts)
+        for first in drop_below(self._folder, firsts, start, disk=self._disk):
+            self._catalog.forget(first)
+
+    # --- slots -------------------------------------------------------------------------------------------------
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on."""
+        return self._slots.create(name, position)
+
+    def claim_slot(self, name: str, holder: str) -> Slot:
+        """Durably become the slot's holder."""
+        return self._slots.claim(name, holder)
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Durably put a slot elsewhere, back or ahead, and make it valid again."""
+        return self._slots.reset(name, position)
+
+    def drop_slot(self, name: str) -> None:
+        """Durably remove a slot."""
+        self._slots.drop(name)
+
+    def invalidate_slot(self, name: str, reason: InvalidReason) -> SlotState:
+        """Durably take a slot's pin away, with a reason; its consumer has to bootstrap again."""
+        return self._slots.invalidate(name, reason)
+
+    def flush_slots(self) -> None:
+        """Durably write the positions that were only noted."""
+        self._slots.flush()
+
+    def slots(self) -> list[SlotState]:
+        """All slots, by name."""
+        return self._slots.listed()
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs; None without any."""
+        return self._slots.floor()
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Make everything durable that was appended, and let go of the log; closing twice is fine.
+
+        Raises what kept it from being durable, and lets go all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with self._held:
+            clean = self._committer.close()
+            with contextlib.ExitStack() as closing:
+                closing.callback(self._published.close, clean=clean)
+                closing.callback(self._journal.close)
+                if clean:
+                    self._journal.write_index()
+                self._slots.flush()
+
+    def _after_fork(self) -> None:
+        self._committer.after_fork()
+        self._closed = True
+        self._held.close()  # only this process's part of the lock
+
+
+def _check_options(*sizes: int) -> None:
+    if min(sizes) < 0:
+        raise InvalidInput("roll_bytes, tail_bytes and pending_bytes are numbers of bytes, not negative.")
+
+
+def _bytes_of(value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)  # a copy: its owner may change it before it is written
+    raise InvalidInput(f"A value is bytes, not {type(value).__name__}.")
+
+
+def _forked() -> None:
+    for log in list(_OPEN):
+        log._after_fork()  # noqa: SLF001 - of the same module
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,54 @@
+"""What the files of a write-ahead log are called, and how its frames are told from those of other logs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+from strandline.formats.checksum import crc32c
+from strandline.storage.disk import FolderRow
+
+IDENTITY: Final = "log.json"
+KEPT: Final = "slots.json"
+MARK: Final = "mark"
+LOCK: Final = "lock"
+DATA: Final = ".log"
+INDEX: Final = ".index"
+TORN: Final = ".torn"
+NEW: Final = ".new"
+
+LEAD: Final = 1
+"""The flag of the frame that a file begins with, which holds no records."""
+
+_DATA = re.compile(r"([0-9]{20})\.log")
+
+
+def data_name(first: int) -> str:
+    """The file whose first record has this offset."""
+    return f"{first:020d}{DATA}"
+
+
+def index_name(first: int) -> str:
+    """The index beside it."""
+    return f"{first:020d}{INDEX}"
+
+
+def torn_name(first: int, at: int, number: int) -> str:
+    """What was cut off it from a byte on, for the ``number``-th time."""
+    return f"{first:020d}.{at}.{number}{TORN}"
+
+
+def firsts_in(rows: Iterable[FolderRow]) -> list[int]:
+    """The first offset of each file of frames, in order."""
+    return sorted(int(found[1]) for row in rows if not row.is_folder and (found := _DATA.fullmatch(row.name)))
+
+
+def salt_of(log_id: UUID) -> int:
+    """A mark of the log in the flags of its frames.
+
+    Somebody may store a frame of another log as a value. When the bytes around it are damaged, it must not be taken
+    for one that tells how far this log is durable.
+    """
+    return crc32c(log_id.bytes) << 1 & 0xFFFE

@@ -1,0 +1,79 @@
+"""What readers may see: in this process by a look at memory, in others by the mark beside the log."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from strandline.formats.wal_mark import MARK_SIZE, Mark, decode_mark, encode_mark
+from strandline.log.wal.names import MARK
+from strandline.model.cursor import Bounds
+from strandline.model.errors import NotFound
+from strandline.storage.disk import AppendFile, Disk
+
+
+def read_mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
+    """The mark beside this log; None if there is none that can be read, which tells nothing about the log."""
+    try:
+        mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
+    except NotFound:
+        return None
+    return mark if mark is not None and mark.log_id == log_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The log at one moment."""
+
+    bounds: Bounds
+    term: int
+
+
+class Published:
+    """The durable end and the start of a log, moved by its writer and seen by everyone. Safe in threads."""
+
+    def __init__(self, file: AppendFile, mark: Mark) -> None:
+        """Publish what was found on opening."""
+        self._file = file
+        self._changed = threading.Condition()
+        with self._changed:
+            self._publish(mark)
+
+    @classmethod
+    def open(cls, folder: str, mark: Mark, *, disk: Disk) -> Published:
+        """Publish in this folder."""
+        return cls(disk.open_append(f"{folder}/{MARK}"), mark)
+
+    def advance(self, *, upto: int, active: int, term: int) -> None:
+        """Everything below ``upto`` is durable."""
+        with self._changed:
+            self._publish(replace(self._mark, next=upto, active=active, term=term))
+
+    def retain(self, start: int) -> None:
+        """Nothing below ``start`` is to be had any more."""
+        with self._changed:
+            self._publish(replace(self._mark, start=start, next=max(start, self._mark.next)))
+
+    def _publish(self, mark: Mark) -> None:
+        self._file.rewrite(0, [encode_mark(mark)])
+        self._mark = mark
+        self.view = View(Bounds(mark.start, mark.next), mark.term)
+        self._changed.notify_all()
+
+    def wait(self, past: int, timeout: float) -> bool:
+        """Block until the durable end is above ``past`` (True) or the time is over (False)."""
+        if self.view.bounds.next > past:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self.view.bounds.next > past, timeout)
+
+    def close(self, *, clean: bool) -> None:
+        """Let go of the file. A clean end is synced: it is known to be the end even after the machine restarted."""
+        with self._changed:
+            try:
+                if clean:
+                    self._file.rewrite(0, [encode_mark(replace(self._mark, clean=True))])
+                    self._file.sync()
+            finally:
+                self._file.close()

@@ -1,0 +1,184 @@
+"""The slots of a write-ahead log, and where it begins: one small file beside it, replaced as a whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+from uuid import UUID
+
+from strandline.formats.wal_folder import Kept, encode_kept
+from strandline.log import slots as rules
+from strandline.log.retention import invalidate
+from strandline.log.wal.names import KEPT, NEW
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.errors import AlreadyExists, NotFound
+from strandline.model.slots import InvalidReason, SlotState
+from strandline.storage.ambient import Clock
+from strandline.storage.disk import Disk
+from strandline.storage.files import replace_file
+
+
+def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
+    """Durably replace ``slots.json``."""
+    replace_file(disk, f"{folder}/{KEPT}", encode_kept(kept), temporary=f"{folder}/{KEPT}{NEW}")
+
+
+@final
+class WalSlots:
+    """Slots in memory, written before anything is answered that must not be lost. Safe in threads.
+
+    Positions are written lazily: with the next change that cannot wait, before the log forgets anything, and when it is
+    closed. After a crash a slot may stand further back than it stood: then more is kept than is needed, never less.
+    """
+
+    def __init__(self, folder: str, kept: Kept, bounds: Callable[[], Bounds], *, disk: Disk, clock: Clock) -> None:
+        """The slots that were found beside the log."""
+        self._folder = folder
+        self._log_id = kept.log_id
+        self._start = kept.start
+        self._slots = {state.name: state for state in kept.slots}
+        self._bounds = bounds
+        self._disk = disk
+        self._clock = clock
+        self._dirty = False
+        self._lock = threading.RLock()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._log_id
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def listed(self) -> list[SlotState]:
+        """All slots, by name."""
+        with self._lock:
+            return [state for _, state in sorted(self._slots.items()) if not state.dropped]
+
+    def state(self, name: str) -> SlotState:
+        """One slot's state, or ``NotFound``."""
+        state = self._slots.get(name)
+        if state is None or state.dropped:
+            raise NotFound(f"There is no slot {name!r}: create it first.")
+        return state
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs."""
+        with self._lock:
+            return rules.floor(self._slots.values())
+
+    # --- changing ----------------------------------------------------------------------------------------------
+
+    def create(self, name: str, position: int) -> SlotState:
+        """Durably create a slot."""
+        with self._lock:
+            former = self._slots.get(rules.check_name(name))
+            if former is not None and not former.dropped:
+                raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
+            rules.check_position(position, self._bounds())
+            epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
+            return self._store(SlotState(name, position, None, epoch, self._clock.now()))
+
+    def claim(self, name: str, holder: str) -> WalSlot:
+        """Durably become the slot's holder."""
+        with self._lock:
+            before = self.state(name)
+            claimed = rules.claim(before, holder, self._clock.now())
+            if claimed != before:
+                self._store(claimed)
+            elif self._dirty:
+                self.flush()  # the claim itself may be what is not written yet
+            return WalSlot(self, name, claimed.epoch)
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Durably put a slot elsewhere and make it valid again."""
+        with self._lock:
+            before = self.state(name)
+            rules.check_position(position, self._bounds())
+            return self._store(rules.reset(before, before, position, self._clock.now()))
+
+    def drop(self, name: str) -> None:
+        """Durably remove a slot."""
+        with self._lock:
+            self._store(rules.drop(self.state(name), self.state(name).epoch))
+
+    def invalidate(self, name: str, reason: InvalidReason) -> SlotState:
+        """Durably take a slot's pin away, with a reason."""
+        with self._lock:
+            before = self.state(name)
+            return self._store(invalidate(before, before, reason, self._clock.now()))
+
+    def advance(self, name: str, epoch: int, to: Cursor) -> None:
+        """Move a slot up; written lazily."""
+        with self._lock:
+            rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
+            self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=self._clock.now()))
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Note that a slot's holder is alive; written lazily."""
+        with self._lock:
+            self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
+
+    def retain(self, start: int, *, beyond_slots: bool) -> int:
+        """Durably let the log begin at ``start``, with all positions; returns where it begins now.
+
+        Never above the floor of the valid slots, unless told so: then those that needed more are invalidated with the
+        same write.
+        """
+        with self._lock:
+            if beyond_slots:
+                now = self._clock.now()
+                behind = [state for state in self._slots.values() if state.pins and state.position < start]
+                judged = {state.name: invalidate(state, state, InvalidReason.WAL_REMOVED, now) for state in behind}
+                slots = {**self._slots, **judged}
+            else:
+                slots = self._slots
+                floor = rules.floor(slots.values())
+                start = start if floor is None else min(start, floor)
+            if start > self._start:
+                self._write(start, slots)
+            return self._start
+
+    def flush(self) -> None:
+        """Write the positions that were only noted."""
+        with self._lock:
+            if self._dirty:
+                self._write(self._start, self._slots)
+
+    def _note(self, state: SlotState) -> None:
+        if self._slots[state.name] != state:
+            self._slots[state.name] = state
+            self._dirty = True
+
+    def _store(self, state: SlotState) -> SlotState:
+        self._write(self._start, {**self._slots, state.name: state})
+        return state
+
+    def _write(self, start: int, slots: dict[str, SlotState]) -> None:
+        """Durably replace the file; only then does anyone see what is in it."""
+        self._dirty = True  # until it is known to be written: an error leaves either
+        write_kept(self._folder, Kept(self._log_id, start, tuple(slots.values())), disk=self._disk)
+        self._start, self._slots, self._dirty = start, dict(slots), False
+
+
+@dataclass(frozen=True, slots=True)
+class WalSlot:
+    """A claimed slot of a write-ahead log. Satisfies :class:`~strandline.log.contract.Slot`."""
+
+    slots: WalSlots
+    name: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is known now, whoever holds it."""
+        return self.slots.state(self.name)
+
+    def advance(self, to: Cursor) -> None:
+        """Move the position up, without a sync: it is written before it counts, which is when the log forgets."""
+        self.slots.advance(self.name, self.epoch, to)
+
+    def touch(self) -> None:
+        """Say that the holder is alive; written lazily, too."""
+        self.slots.touch(self.name, self.epoch)

@@ -1,0 +1,87 @@
+"""The newest frames, held as they were appended: what most readers want costs them neither disk nor copy."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.log.wal.catalog import Located
+
+_TAKEN: Final = 64
+"""How many frames are looked at in one turn: a plan seldom wants more."""
+
+
+class Held(NamedTuple):
+    """A frame, and its records if they are in memory."""
+
+    frame: Located
+    batches: tuple[pa.RecordBatch, ...] | None = None
+
+    @property
+    def first(self) -> int:
+        """The offset of its first record."""
+        return self.frame.first
+
+    @property
+    def next(self) -> int:
+        """One past the offset of its last record."""
+        return self.frame.next
+
+    @property
+    def size(self) -> int:
+        """The bytes of the frame."""
+        return self.frame.size
+
+
+class Tail:
+    """The last frames of a log that are durable, without a hole, up to about ``limit`` bytes. Safe in threads."""
+
+    def __init__(self, limit: int) -> None:
+        """Keep nothing yet."""
+        self._limit = limit
+        self._firsts: list[int] = []
+        self._frames: list[Held] = []
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def add(self, frames: Sequence[Held]) -> None:
+        """Frames have become durable."""
+        with self._lock:
+            self._firsts += [held.first for held in frames]
+            self._frames += frames
+            self._held += sum(map(_weight, frames))
+            if self._held > self._limit:
+                self._shrink()
+
+    def _shrink(self) -> None:
+        """Let go of the oldest, a quarter more than need be: removing from the front of a list moves the rest."""
+        gone = 0
+        while gone < len(self._frames) and self._held > self._limit - self._limit // 4:
+            self._held -= _weight(self._frames[gone])
+            gone += 1
+        del self._firsts[:gone], self._frames[:gone]
+
+    def begins(self) -> int | None:
+        """The first offset that it has; None if it has nothing."""
+        with self._lock:
+            return self._firsts[0] if self._firsts else None
+
+    def since(self, offset: int) -> Iterator[Held]:
+        """The frames with this offset, which it begins at or before, and later ones, as long as it has them."""
+        while True:
+            with self._lock:
+                at = bisect_right(self._firsts, offset) - 1
+                taken = self._frames[at : at + _TAKEN] if at >= 0 else []
+            if not taken or taken[-1].next <= offset:
+                return
+            yield from taken
+            offset = taken[-1].next
+
+
+def _weight(held: Held) -> int:
+    # A frame that is not held costs a little all the same, so that a tail of many small ones ends somewhere.
+    return 512 + (held.size if held.batches is not None else 0)

@@ -1,0 +1,36 @@
+"""Folders of one owner, and small files that are replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from strandline.model.errors import StorageError
+from strandline.storage.disk import Disk
+
+
+def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
+    """Durably put a file in place of whatever is at ``path``: afterwards, and after any crash, the old or the new.
+
+    ``temporary`` is a name in the same folder that nobody else uses; what a crash has left there is overwritten.
+    """
+    disk.remove(temporary)
+    try:
+        disk.write_new(temporary, [data])
+        disk.rename(temporary, path)
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            disk.remove(temporary)
+        raise
+    disk.sync_folder(os.path.dirname(path))
+
+
+def make_own_folder(folder: str, *, disk: Disk) -> None:
+    """Make a folder, and its name durable even if it is there.
+
+    Whoever made it, or put something into it, may have died before syncing the name: then a power cut would take it,
+    with all that was acknowledged in it since.
+    """
+    disk.make_folders(folder)
+    disk.sync_folder(str(Path(folder).absolute().parent))

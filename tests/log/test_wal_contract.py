@@ -1,0 +1,68 @@
+"""The log contract on the write-ahead log: with its thread and without, from memory, from files, from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from strandline.log.contract import Log
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.reader import WalReader
+from strandline.model.slots import InvalidReason
+from strandline.testing.logs import LogContract
+
+
+class WalContract(LogContract):
+    options: ClassVar[dict[str, Any]] = {}
+    appends = 20
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Iterator[Log]:
+        with WalLog.open(str(tmp_path / "log"), **self.options) as log:
+            yield log
+
+    def retain_from(self, log: WalLog, offset: int) -> None:
+        log.prune(offset, beyond_slots=True)
+
+    def invalidate(self, log: WalLog, name: str) -> None:
+        log.invalidate_slot(name, InvalidReason.HORIZON)
+
+
+class TestWalLog(WalContract):
+    """As users open it: a thread commits, and the newest records are in memory."""
+
+
+class TestWalLogWithoutAThread(WalContract):
+    options: ClassVar = {"background": False}
+
+
+class TestWalLogFromItsFiles(WalContract):
+    """Nothing is in memory, and each group has a file of its own."""
+
+    options: ClassVar = {"tail_bytes": 0, "roll_bytes": 0}
+
+
+class TestWalLogSeenByAReader(WalContract):
+    """What can be read is read as another process does it."""
+
+    @pytest.fixture
+    def log(self, tmp_path: Path) -> Iterator[Log]:
+        folder = str(tmp_path / "log")
+        with WalLog.open(folder, roll_bytes=2000) as log:
+            yield Seen(log, folder)
+
+
+class Seen:
+    """A log that is written by one object and read by others, each opened anew."""
+
+    def __init__(self, log: WalLog, folder: str) -> None:
+        self._log = log
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("log_id", "bounds", "start", "end", "position_of", "plan", "wait", "read"):
+            return getattr(WalReader(self._folder), name)
+        return getattr(self._log, name)

@@ -1,0 +1,91 @@
+"""The write-ahead log on a disk that crashes, fails, fills and rots: at every operation, in every way."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from strandline.model.errors import CorruptData, NotALog, UnsupportedVersion
+from strandline.testing.simdisk import (
+    CrashMode,
+    SimulatedDisk,
+    crash_everywhere,
+    damage_everywhere,
+    fail_everywhere,
+    fill_everywhere,
+)
+from tests.log.wal_parts import check, open_on, workload
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog):
+    """A torn tail is told to the log each time, and there are thousands."""
+    caplog.set_level(logging.ERROR)
+
+
+def report(capsys, explored):
+    with capsys.disabled():
+        print(f"\n  write-ahead log: {explored}")
+
+
+def test_a_crash_at_every_operation_in_every_mode_loses_nothing(capsys):
+    explored = crash_everywhere(workload, check)
+    report(capsys, explored)
+    assert explored.states > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_second_crash_while_the_first_is_being_repaired_loses_nothing(capsys):
+    explored = crash_everywhere(
+        workload, check, modes=(CrashMode.PREFIX, CrashMode.PAGES), seeds=(0,), limit=2, again=14
+    )
+    report(capsys, explored)
+    assert explored.states > 1000
+
+
+def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(capsys):
+    explored = fail_everywhere(workload, check, modes=(CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS), limit=3)
+    report(capsys, explored)
+    assert explored.states > 100
+
+
+def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys):
+    explored = fill_everywhere(workload, check, step=257, modes=(CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS))
+    report(capsys, explored)
+    assert explored.states > 50
+
+
+def test_the_same_seeds_explore_the_same_states():
+    runs = [crash_everywhere(workload, check, modes=(CrashMode.SCRAPS,), seeds=(3,), limit=2) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_damage_below_the_mark_is_refused_or_does_not_matter_but_never_changes_anything(capsys):
+    def refuse_or_hold(disk, notes):
+        before = disk.files()
+        try:
+            open_on(disk.fork())
+        except (CorruptData, UnsupportedVersion, NotALog):
+            with pytest.raises((CorruptData, UnsupportedVersion, NotALog)):
+                open_on(disk)
+            assert {path: data for path, data in disk.files().items() if not path.endswith("lock")} == {
+                path: data for path, data in before.items() if not path.endswith("lock")
+            }
+            return
+        try:
+            check(disk, notes)
+        except CorruptData:
+            return  # found when it is read
+
+    explored = damage_everywhere(workload, refuse_or_hold, step=97, piece=b"\x5a\xa5\x5a")
+    report(capsys, explored)
+    assert explored.states > 50
+
+
+def test_nothing_is_left_open_or_behind_by_the_workload():
+    disk, notes = SimulatedDisk(), []
+    workload(disk, notes)
+    assert not [path for path in disk.files() if path.endswith((".new", ".torn"))]
+    check(disk, notes)
