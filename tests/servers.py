@@ -1,7 +1,7 @@
 """Real servers for tests and benchmarks: object stores and NATS, started here, on loopback, and stopped again.
 
-``make services`` installs the object stores; NATS comes with the environment of the tests. Each gets a free port and
-a folder of its own, both gone when it is stopped.
+``make services`` installs the object stores; NATS comes with the environment of the tests; PostgreSQL has a module of
+its own, ``tests/postgres.py``. Each gets a free port and a folder of its own, both gone when it is stopped.
 
     with S3Server() as server:
         store = open_store(server.url("bucket", "log"), server.options)
@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import hmac
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -49,6 +50,9 @@ class Process(ABC):
     """A process that serves until it is stopped. A context manager."""
 
     name: str
+    goodbye = signal.SIGTERM
+    grace = 1.0
+    """Seconds that a server has for its end: it may wait for connections that clients keep open."""
 
     def __init__(self) -> None:
         """Nothing is started yet."""
@@ -60,6 +64,13 @@ class Process(ABC):
     @abstractmethod
     def command(self) -> list[str]:
         """What starts the server on ``self.port``, without the program's own name."""
+
+    def prepare(self) -> None:  # noqa: B027 - most need nothing
+        """What is to be done once in ``self.folder`` before the server is started."""
+
+    def bond(self) -> list[str]:
+        """What stands before the command. However this process ends, its server ends with it."""
+        return ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
 
     def program(self) -> Path:
         """The program's own file; ``NoServer`` if it is not installed."""
@@ -80,6 +91,7 @@ class Process(ABC):
         program = self.program()
         self._folder = tempfile.mkdtemp(prefix=f"strandline-{self.name}-")
         try:
+            self.prepare()
             # Somebody may take the port between our look and the server's start: then it ends at once, and another
             # port is tried.
             started = any(self._start(program, free_port()) for _ in range(3))
@@ -94,10 +106,8 @@ class Process(ABC):
     def _start(self, program: Path, port: int) -> bool:
         self.port = port
         self._log = Path(self._folder, "log").open("ab")  # noqa: SIM115 - closed when the process has ended
-        # However this process ends, its server ends with it.
-        bond = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
         self._process = subprocess.Popen(
-            [*bond, str(program), *self.command()],
+            [*self.bond(), str(program), *self.command()],
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -117,9 +127,9 @@ class Process(ABC):
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(self.goodbye)
             try:
-                self._process.wait(1.0)  # it waits for connections that clients keep open
+                self._process.wait(self.grace)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
