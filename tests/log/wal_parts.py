@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -15,8 +16,11 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import CursorExpired, NotReady
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
+from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.disks import _PassingDisk, _PassingFile
 from strandline.testing.logs import records
+from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import SimulatedDisk
 
 FOLDER = "/srv/log"
@@ -186,3 +190,37 @@ class _Told:
 
     def has(self, what: str) -> bool:
         return any(note.what == what for note in self.notes)
+
+
+class HeldSyncs(_PassingDisk):
+    """A disk whose syncs of frames wait, once :meth:`hold` was called, until :meth:`release`."""
+
+    def __init__(self, inner: Disk = DISK) -> None:
+        super().__init__(inner)
+        self.waiting = threading.Event()
+        """Set when a sync has come and waits."""
+        self.free = threading.Event()
+        self.free.set()
+
+    def hold(self) -> None:
+        self.waiting.clear()
+        self.free.clear()
+
+    def release(self) -> None:
+        self.free.set()
+
+    def open_append(self, path: str) -> AppendFile:
+        file = super().open_append(path)
+        return _HeldFile(file, self) if path.endswith(".log") else file
+
+
+class _HeldFile(_PassingFile):
+    def __init__(self, inner: AppendFile, disk: HeldSyncs) -> None:
+        super().__init__(inner)
+        self._disk = disk
+
+    def sync(self) -> None:
+        if not self._disk.free.is_set():
+            self._disk.waiting.set()
+            assert self._disk.free.wait(SOON)
+        super().sync()
