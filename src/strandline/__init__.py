@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from strandline.log.queue.consumer import Consumer as Consumer
     from strandline.log.v1 import QueueLog as QueueLog
     from strandline.log.v1.front import open_any as open  # noqa: A004 - sl.open is the public name
+    from strandline.log.wal.face import WriteAheadLog as WriteAheadLog
+    from strandline.log.wal.reader import WalReader as WalReader
     from strandline.model import errors as errors
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Cursor as Cursor
@@ -90,8 +92,10 @@ _HOMES = {
     "StrandlineError": "strandline.model.errors",
     "Supervisor": "strandline.follow.supervise",
     "Update": "strandline.model.keyed",
+    "WalReader": "strandline.log.wal.reader",
     "watch_applied": "strandline.follow.watch",
     "watch_applied_async": "strandline.follow.watch",
+    "WriteAheadLog": "strandline.log.wal.face",
     "WriterId": "strandline.model.head",
 }
 _RENAMED = {"open": ("strandline.log.v1.front", "open_any")}
@@ -128,6 +132,8 @@ __all__ = [
     "StrandlineError",
     "Supervisor",
     "Update",
+    "WalReader",
+    "WriteAheadLog",
     "WriterId",
     "__version__",
     "bootstrap",

@@ -48,7 +48,8 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
     fields = _parsed(data, where)
     try:
         if fields["kind"] != "strandline-object-log":
-            raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log.")
+            hint = "open it with strandline.WriteAheadLog" if fields["kind"] == "strandline-wal" else "name another one"
+            raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log: {hint}.")
         identity = LogIdentity(
             UUID(fields["log_id"]),
             _natural(fields["version"]),
