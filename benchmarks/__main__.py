@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import append, backlog, collect, contention, decode, keyed, memory, spark_read
+from benchmarks import append, backlog, collect, contention, decode, keyed, memory, spark_read, wal
 from benchmarks.harness import Result, save, show
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "keyed": keyed.run,
     "memory": memory.run,
     "spark_read": spark_read.run,
+    "wal": wal.run,
 }
 
 

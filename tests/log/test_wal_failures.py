@@ -105,7 +105,7 @@ class TestFailures:
         def broken(items):
             raise MemoryError("no memory")
 
-        monkeypatch.setattr(log._journal, "commit", broken)
+        monkeypatch.setattr(log._committer, "_write", broken)
         with pytest.raises(LogFailed, match="no memory"):
             log.append_value(b"a").result(SOON)
         log.close()
@@ -122,3 +122,21 @@ class TestFailures:
         seen = log.bounds().next
         disk.crash(CrashMode.NOTHING)
         assert open_on(disk).bounds().next == seen
+
+    def test_closing_raises_what_nobody_has_waited_for(self, tmp_path):
+        disk = FailingDisk()
+        log = WalLog.open(str(tmp_path), disk=disk, background=False)
+        log.append_value(b"a")
+        disk.fails = "sync"
+        with pytest.raises(LogFailed, match="Input/output"):
+            log.close()
+        log.close()
+        WalLog.open(str(tmp_path)).close()  # it let go of the lock all the same
+
+    def test_closing_does_not_repeat_what_somebody_was_told(self, tmp_path):
+        disk = FailingDisk()
+        log = WalLog.open(str(tmp_path), disk=disk)
+        disk.fails = "sync"
+        with pytest.raises(LogFailed):
+            log.append_value(b"a").result(SOON)
+        log.close()

@@ -232,14 +232,14 @@ def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):
 
     append_after_a_failure()
 
-    def carelessly(self, group):
+    def carelessly(self, group, told=None):
         try:
-            self._commit(group.items)
+            self._finish(self._write(group.items))
         except StorageError:
             self._next = group.items[0].first
             group.settle(lambda: StorageError("the sync failed"))
-        else:
-            group.settle()
+            return False
+        return True
 
     monkeypatch.setattr(Committer, "_commit_group", carelessly)
     with pytest.raises((AssertionError, CorruptData), match="acknowledged"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -445,3 +446,18 @@ class TestAddresses:
         with pytest.raises(StorageError, match="no_such_option") as caught:
             ObstoreStore("s3://bucket/log", {"no_such_option": "1"}).get("head")
         assert not caught.value.retryable
+
+
+def test_a_lock_whose_file_was_removed_while_it_was_waited_for_keeps_nobody_out(tmp_path, monkeypatch):
+    path, honest = tmp_path / "lock", fcntl.flock
+
+    def removed_before(descriptor, how):
+        monkeypatch.setattr(fcntl, "flock", honest)
+        path.unlink()
+        honest(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", removed_before)
+    with DISK.try_locked(str(path)) as held:
+        assert held
+        with DISK.try_locked(str(path)) as second:
+            assert not second

@@ -390,11 +390,8 @@ class LocalDisk:
     @contextlib.contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
-        with _speaking(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor, _ = _lock(path, fcntl.LOCK_EX)
         try:
-            with _speaking(path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
@@ -402,18 +399,28 @@ class LocalDisk:
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:
         """Hold the same lock if nobody else does; the block is told whether."""
-        with _speaking(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor, held = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                held = False
-            else:
-                held = True
             yield held
         finally:
             os.close(descriptor)
+
+
+def _lock(path: str, how: int) -> tuple[int, bool]:
+    """The lock's file, open, and whether it is held."""
+    with _speaking(path):
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, how)
+                if os.fstat(descriptor).st_nlink:
+                    return descriptor, True
+            except BlockingIOError:
+                return descriptor, False
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # somebody removed the file meanwhile: a lock on it keeps nobody out
 
 
 DISK = LocalDisk()

@@ -23,7 +23,7 @@ def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
         with contextlib.suppress(StorageError):
             disk.remove(temporary)
         raise
-    disk.sync_folder(os.path.dirname(path))
+    disk.sync_folder(os.path.dirname(path) or ".")
 
 
 def make_own_folder(folder: str, *, disk: Disk) -> None:
@@ -33,4 +33,9 @@ def make_own_folder(folder: str, *, disk: Disk) -> None:
     with all that was acknowledged in it since.
     """
     disk.make_folders(folder)
+    sync_name(folder, disk=disk)
+
+
+def sync_name(folder: str, *, disk: Disk) -> None:
+    """Make the name of a folder durable."""
     disk.sync_folder(str(Path(folder).absolute().parent))

@@ -19,9 +19,14 @@ Role = Literal["producer", "consumer", "collector"]
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-BATCHES_WRITTEN = Counter("strandline_batches_written", "Batches listed by producers of this process.")
-ENTRIES_WRITTEN = Counter("strandline_entries_written", "Records in batches listed by producers of this process.")
-BYTES_WRITTEN = Counter("strandline_bytes_written", "Stored bytes of batches listed by producers of this process.")
+BATCHES_WRITTEN = Counter("strandline_batches_written", "Batches listed, or made durable, by this process.")
+ENTRIES_WRITTEN = Counter("strandline_entries_written", "Records in batches listed, or made durable, by this process.")
+BYTES_WRITTEN = Counter("strandline_bytes_written", "Stored bytes of batches listed, or made durable, by this process.")
+COMMIT_SECONDS = Histogram(
+    "strandline_wal_commit_seconds",
+    "Writing and syncing one group of appends to a write-ahead log.",
+    buckets=(0.00005, 0.0001, 0.00025, 0.0005, *_SECONDS),
+)
 FLUSH_SECONDS = Histogram(
     "strandline_flush_seconds", "From closing a batch to its listing, upload included.", buckets=_SECONDS
 )

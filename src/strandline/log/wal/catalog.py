@@ -60,12 +60,13 @@ class Catalog:
 
     def add(self, first: int) -> None:
         """There is a new last file."""
-        self.firsts = (*self.firsts, first)
+        with self._lock:  # who appends adds files while who prunes forgets others
+            self.firsts = (*self.firsts, first)
 
     def forget(self, first: int) -> None:
         """A file is about to be removed."""
-        self.firsts = tuple(known for known in self.firsts if known != first)
         with self._lock:
+            self.firsts = tuple(known for known in self.firsts if known != first)
             self._indexes.pop(first, None)
 
     # --- the index ---------------------------------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -22,13 +23,12 @@ from strandline.model.errors import (
 )
 from strandline.model.head import WriterId, WriterState
 
-Commit = Callable[[Sequence[Item]], None]
-"""Makes items durable and readable, in order; raises if it cannot."""
+W = TypeVar("W")
 
 _DONE: Final = settled_group()
 
 
-class Committer:
+class Committer(Generic[W]):
     """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
 
     With ``background`` one thread does that; without, whoever waits for a handle. A failure is final: the appends that
@@ -38,33 +38,43 @@ class Committer:
     def __init__(
         self,
         name: str,
-        commit: Commit,
-        tidy: Callable[[], None],
         *,
+        write: Callable[[Sequence[Item]], W],
+        finish: Callable[[W], None],
+        tidy: Callable[[], None],
         next_offset: int,
         term: int,
         writers: Mapping[WriterId, WriterState],
         background: bool,
         max_pending: int,
     ) -> None:
-        """Go on at this offset. ``tidy`` is called when a group was told that it is durable."""
+        """Go on at this offset.
+
+        ``write`` puts a group behind the one before, ``finish`` makes it durable and readable, ``tidy`` does what can
+        wait until others are being woken; each raises if it cannot.
+        """
         self._name = name
-        self._commit = commit
+        self._write = write
+        self._finish = finish
         self._tidy = tidy
         self._next = next_offset
         self._term = term
         self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
-        self._max_pending = max_pending
+        self._max_pending = max(1, max_pending)  # an empty queue always has room
         self._lock = threading.Lock()
         """Orders appends: held while an offset is given and its record queued."""
         self._room = threading.Condition(self._lock)
         self._crowd = 0
         """How many wait for room."""
         self._committing = threading.Lock()
+        """Held while the files are written."""
+        self._turnstile = threading.Lock()
         self._pump = None if background else self.commit_all
         self._group = Group(self._pump)
         self._refusal: Callable[[], Exception] | None = None
         self._failed = False
+        self._told = False
+        """Whether anybody was told of the failure."""
         self._wake = threading.Lock()
         self._wake.acquire()
         self._asleep = False
@@ -97,6 +107,7 @@ class Committer:
                 self._check(term, expect)
             if self._group.size >= self._max_pending:
                 self._make_room()
+                self._check(term, expect)  # others may have appended meanwhile
             group = self._group
             run = group.run
             if run is None or run.is_full or run.term != self._term:
@@ -202,12 +213,14 @@ class Committer:
         """Commit everything that is queued at the time of the call."""
         with self._committing:
             group = self._take()
-            if group is not None:
-                self._commit_group(group)
+            if group is not None and self._commit_group(group):
+                self._tell(group)
 
-    def exclusively(self) -> threading.Lock:
-        """What is held while a group is being committed: with it, nobody else touches the files."""
-        return self._committing
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Nothing is being committed within the block: nobody else touches the files."""
+        with self._turnstile, self._committing:
+            yield
 
     def _take(self) -> Group | None:
         with self._lock:
@@ -219,14 +232,27 @@ class Committer:
                 self._room.notify_all()
         return group
 
-    def _commit_group(self, group: Group) -> None:
+    def _commit_group(self, group: Group, told: Group | None = None) -> bool:
+        """Make a group durable, or fail; ``told`` is the one before, which is durable and does not know it yet."""
         try:
-            self._commit(group.items)
+            try:
+                written = self._write(group.items)
+            finally:
+                # Who waits for the group before is woken now: they run while the sync does, which needs no interpreter.
+                # Earlier they would only have been in the way of the write.
+                self._tell(told)
+            self._finish(written)
         except BaseException as error:
             self.fail(error)
             group.settle(self._refusal)
             if not isinstance(error, Exception):
                 raise
+            return False
+        return True
+
+    def _tell(self, group: Group | None) -> None:
+        """Say that a group is durable."""
+        if group is None:
             return
         group.settle()
         try:
@@ -237,34 +263,63 @@ class Committer:
                 raise
 
     def _run(self) -> None:
-        while True:
-            try:
-                self.commit_all()
-            except BaseException:
-                self._abandon()
-                raise
-            with self._lock:
-                if self._group.items:
-                    continue
-                if self._closing:
-                    return
-                self._asleep = True
-            self._wake.acquire()
+        told: Group | None = None
+        try:
+            while True:
+                with self._turnstile:  # who wants the files for themselves is not kept waiting by a busy log
+                    pass
+                with self._committing:
+                    group = self._take()
+                    if group is not None:
+                        told = group if self._commit_group(group, told) else None
+                    if told is not None and (not self._group.items or self._turnstile.locked()):
+                        self._tell(told)
+                        told = None
+                if self._rests():
+                    if self._closing:
+                        return
+                    self._wake.acquire()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _rests(self) -> bool:
+        """Whether there is nothing to do; then who brings something wakes the thread."""
+        with self._lock:
+            if self._group.items and not self._failed:
+                return False
+            self._asleep = not self._closing
+            return True
 
     # --- ending ------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
         """Refuse all further appends, and those that are queued: after a failure nothing may follow."""
         name = self._name
-        if isinstance(error, DiskFull):
-            text = f"The log in {name} stopped, since its disk is full ({error}): make room, and open it again."
-            self._refuse(lambda: _caused(DiskFull(text), error))
-            return
-        text = (
-            f"The log in {name} stopped, since it could not write ({error!r}): what was acknowledged is kept, whether "
-            "the rest is stored is not known; open it again."
-        )
-        self._refuse(lambda: _caused(LogFailed(text), error))
+
+        def refusal() -> Exception:
+            self._told = True
+            if isinstance(error, DiskFull):
+                return _caused(
+                    DiskFull(
+                        f"The log in {name} stopped, since its disk is full ({error}): make room, and open it again."
+                    ),
+                    error,
+                )
+            return _caused(
+                LogFailed(
+                    f"The log in {name} stopped, since it could not write ({error!r}): what was acknowledged is kept, "
+                    "whether the rest is stored is not known; open it again."
+                ),
+                error,
+            )
+
+        self._refuse(refusal)
+
+    def raise_untold(self) -> None:
+        """Raise the failure if nobody was told of it: appends that nobody waited for may not be durable."""
+        if self._failed and not self._told and self._refusal is not None:
+            raise self._refusal()
 
     def _refuse(self, refusal: Callable[[], Exception]) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.migrate import folder_of
 from strandline.log.wal.verify import Told, Verification
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import InvalidInput
+from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.records import Op, RecordSource, record_batch
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -199,9 +199,13 @@ class WriteAheadLog:
             raise InvalidInput(f"At least one record is read at a time, not {max_count}.")
         cursor = Cursor(self.log.log_id, lsn)
         records: list[WalRecord] = []
-        for span in self.log.plan(cursor, Limit(records=max_count, upto=lsn + max_count)):
-            for batch in span.fetch(_READ):
-                records += _records(span.frame.term, batch)
+        try:
+            for span in self.log.plan(cursor, Limit(records=max_count, upto=lsn + max_count)):
+                for batch in span.fetch(_READ):
+                    records += _records(span.frame.term, batch)
+        except NotFound:
+            self.log.plan(cursor, Limit(batches=1))  # if it was pruned since it was planned, this says so
+            raise
         return records
 
     def wait(self, past: int, timeout: float) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
@@ -46,6 +46,17 @@ class Place:
     writers: dict[WriterId, WriterState]
 
 
+class Written(NamedTuple):
+    """A group that is in the file, and not durable yet."""
+
+    items: Sequence[Item]
+    held: list[Held]
+    size: int
+    """The bytes that the file has with it."""
+    begun: float
+    """When it was begun, by the monotonic clock."""
+
+
 class Journal:
     """Writes frames to the last file of a log, and its index beside it. One thread at a time.
 
@@ -80,9 +91,9 @@ class Journal:
 
     # --- committing --------------------------------------------------------------------------------------------
 
-    def commit(self, items: Sequence[Item]) -> list[Held]:
-        """Make a group durable: one frame for each item, one write, one sync. Returns the frames."""
-        place = self.place
+    def write(self, items: Sequence[Item]) -> Written:
+        """Write a group, one frame for each item; durable only after :meth:`finish`."""
+        place, begun = self.place, self._clock.monotonic()
         if place.size >= self._roll_bytes and place.next > place.first:
             self._begin(place.next)
         now = max(place.timestamp, self._clock.now() // 1000)
@@ -117,9 +128,13 @@ class Journal:
             )
             position += size
         self._file.write(parts)
+        return Written(items, held, position, begun)
+
+    def finish(self, written: Written) -> list[Held]:
+        """Make what was written durable, with one sync, and remember it. Returns the frames."""
         self._sync()
-        self._settle(items, held, position)
-        return held
+        self._settle(written.items, written.held, written.size)
+        return written.held
 
     def _sync(self) -> None:
         self._file.sync()

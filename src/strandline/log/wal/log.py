@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
@@ -19,8 +19,8 @@ from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.examine import Examined, examine
-from strandline.log.wal.groups import Item, WalHandle
-from strandline.log.wal.journal import IndexWriter, Journal
+from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.published import Published, View
 from strandline.log.wal.reading import WalReading
@@ -35,7 +35,8 @@ from strandline.model.records import RecordSource, conform
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder
+from strandline.storage.files import make_own_folder, sync_name
+from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
@@ -93,8 +94,9 @@ class WalLog(WalReading):
         self._slots = WalSlots(folder, found.kept, self.bounds, disk=disk, clock=clock)
         self._committer = Committer(
             folder,
-            self._commit,
-            self._journal.write_index,
+            write=self._journal.write,
+            finish=self._finish,
+            tidy=self._journal.write_index,
             next_offset=place.next,
             term=place.term,
             writers=place.writers,
@@ -136,6 +138,8 @@ class WalLog(WalReading):
             if create:
                 create_if_absent(folder, disk=disk, clock=clock, chance=chance)
             found = examine(folder, disk=disk, clock=clock)
+            if not create:
+                sync_name(folder, disk=disk)  # whoever put the log there may have died before
             repair(folder, found, disk=disk)
             log = cls(
                 folder,
@@ -224,8 +228,9 @@ class WalLog(WalReading):
                 return
             try:
                 self._slots.retain(offset, beyond_slots=True)
-                self._published.retain(offset)
                 self._journal.begin_file(offset)
+                # Not before: who opens the log after a kill takes the published end for one that files reach.
+                self._published.retain(offset)
                 self._published.advance(upto=offset, active=offset, term=self._journal.place.term)
                 self._committer.go_on_at(offset)
             except BaseException as error:
@@ -233,12 +238,16 @@ class WalLog(WalReading):
                 raise
             self._drop_files(offset)
 
-    def _commit(self, items: Sequence[Item]) -> None:
-        held = self._journal.commit(items)
+    def _finish(self, written: Written) -> None:
+        held = self._journal.finish(written)
         # First the frames, then the end: who sees the end finds the frames.
         self._tail.add(held)
         place = self._journal.place
         self._published.advance(upto=place.next, active=place.first, term=place.term)
+        COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
+        BATCHES_WRITTEN.inc(len(held))
+        ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
+        BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
 
     @property
     def clock(self) -> Clock:
@@ -351,7 +360,7 @@ class WalLog(WalReading):
     def close(self) -> None:
         """Make everything durable that was appended, and let go of the log; closing twice is fine.
 
-        Raises what kept it from being durable, and lets go all the same.
+        Raises what kept it from being durable, unless somebody was told, and lets go all the same.
         """
         if self._closed:
             return
@@ -364,6 +373,7 @@ class WalLog(WalReading):
                 if clean:
                     self._journal.write_index()
                 self._slots.flush()
+            self._committer.raise_untold()
 
     def _after_fork(self) -> None:
         self._committer.after_fork()

@@ -43,7 +43,13 @@ class Published:
     @classmethod
     def open(cls, folder: str, mark: Mark, *, disk: Disk) -> Published:
         """Publish in this folder."""
-        return cls(disk.open_append(f"{folder}/{MARK}"), mark)
+        file = disk.open_append(f"{folder}/{MARK}")
+        is_new = not file.size()
+        published = cls(file, mark)
+        file.sync()  # or a power cut brings back the clean end of the last time, as if nothing had come after it
+        if is_new:
+            disk.sync_folder(folder)  # a clean end is synced, and would be lost with its name
+        return published
 
     def advance(self, *, upto: int, active: int, term: int) -> None:
         """Everything below ``upto`` is durable."""

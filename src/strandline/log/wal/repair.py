@@ -23,7 +23,8 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
             folder, data_name(torn.first), torn.why, torn.size, torn.at,
         )  # fmt: skip
         _set_aside(folder, torn, disk=disk)
-    disk.sync_folder(folder)  # the pieces that are kept, before anything is cut
+    if found.torn:
+        disk.sync_folder(folder)  # the pieces that are kept, before anything is cut
     for torn in found.torn:
         if torn.first != found.place.first:
             disk.remove(f"{folder}/{data_name(torn.first)}")

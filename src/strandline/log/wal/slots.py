@@ -64,6 +64,11 @@ class WalSlots:
             raise NotFound(f"There is no slot {name!r}: create it first.")
         return state
 
+    def _retained(self) -> Bounds:
+        """What a slot may be put on: readers may not have been told yet of what was just decided to go."""
+        bounds = self._bounds()
+        return Bounds(max(bounds.first, self._start), bounds.next)
+
     def floor(self) -> int | None:
         """The lowest position that a valid slot still needs."""
         with self._lock:
@@ -77,7 +82,7 @@ class WalSlots:
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
-            rules.check_position(position, self._bounds())
+            rules.check_position(position, self._retained())
             epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
             return self._store(SlotState(name, position, None, epoch, self._clock.now()))
 
@@ -96,7 +101,7 @@ class WalSlots:
         """Durably put a slot elsewhere and make it valid again."""
         with self._lock:
             before = self.state(name)
-            rules.check_position(position, self._bounds())
+            rules.check_position(position, self._retained())
             return self._store(rules.reset(before, before, position, self._clock.now()))
 
     def drop(self, name: str) -> None:

@@ -1,0 +1,346 @@
+"""Exporting a log as a spool: what a round trip keeps, what is refused, and a crash at every disk operation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+
+from strandline.formats.legacy_frame import LegacyEnding, LegacyScanner
+from strandline.formats.spool import decode_slots, read_spool
+from strandline.log.wal import export
+from strandline.log.wal.export import export_spool
+from strandline.log.wal.face import WriteAheadLog
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.reader import WalReader
+from strandline.model.cursor import Cursor
+from strandline.model.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, StorageError
+from strandline.model.records import Op, record_batch
+from strandline.model.slots import InvalidReason
+from strandline.testing.clock import ManualClock, SeededChance
+from strandline.testing.simdisk import SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
+
+FOLDER, OUT = "/data/orders", "/out/old"
+SPOOL, SLOTS = f"{OUT}.logical.wal", f"{OUT}.logical.slots.json"
+
+
+def open_on(disk, path=FOLDER, **options):
+    options = {"background": False, "clock": ManualClock(), "chance": SeededChance(1), **options}
+    return WriteAheadLog.open(path, disk=disk, **options)
+
+
+def filled(disk):
+    """A log with singles, batches, several files and terms, from lsn 4 on; and slots of every kind."""
+    wal = open_on(disk, roll_bytes=1500)
+    wal.append(b"three", lsn=3, term=2, timestamp=1_000)
+    wal.append(b"four", timestamp=2_000)
+    wal.append_many([b"", b"six", b"seven" * 100])
+    wal.append(b"eight", term=7, timestamp=3_000)
+    wal.prune_through(3)
+    log = wal.log
+    log.create_slot("plain", 5)
+    log.create_slot("held", 4)
+    log.create_slot("gone", 4)
+    log.invalidate_slot("gone", InvalidReason.IDLE_TIMEOUT)
+    log.claim_slot("held", "someone").advance(Cursor(log.log_id, 8))
+    return wal
+
+
+def all_of(wal):
+    return [tuple(record) for record in wal.read_since(wal.oldest - 1, 10**6)]
+
+
+def made(disk):
+    return {path for path in disk.files() if path.startswith("/out")}
+
+
+@pytest.fixture
+def disk():
+    disk = SimulatedDisk()
+    disk.make_folders("/out")
+    return disk
+
+
+# --- the round trip --------------------------------------------------------------------------------------------
+
+
+def test_a_spool_that_is_migrated_again_is_the_same_log(disk):
+    with filled(disk) as wal:
+        found = export_spool(wal.log, OUT, disk=disk)
+        records, slots = all_of(wal), wal.log.slots()
+    assert [record[:2] for record in records] == [(2, 4), (2, 5), (2, 6), (2, 7), (7, 8)]
+    with open_on(disk, OUT, migrate=True) as back:
+        assert all_of(back) == records
+        assert back.log.slots() == slots
+        assert (back.oldest, back.current, back.log.term) == (4, 8, 7)
+    assert (found.path, found.slots_path, found.first, found.last, found.records, found.slots) == (
+        SPOOL, SLOTS, 4, 8, 5, 3,
+    )  # fmt: skip
+    assert found.size == len(disk.read(SPOOL))
+
+
+def test_it_is_a_spool_of_version_3_frames_and_nothing_else(disk):
+    with filled(disk) as wal:
+        export_spool(wal.log, OUT, disk=disk)
+        scanner = LegacyScanner(memoryview(disk.read(SPOOL)))
+        assert {frame.version for frame in scanner} == {3}
+        assert scanner.stop.ending is LegacyEnding.CLEAN
+    assert made(disk) == {SPOOL, SLOTS}
+
+
+def test_slots_have_the_names_that_older_programs_know(disk):
+    with filled(disk) as wal:
+        export_spool(wal.log, OUT, disk=disk)
+        gone, held, plain = json.loads(disk.read(SLOTS))["slots"]
+        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == wal.log.slots()
+    now = ManualClock().now() // 1000
+    assert (plain["id"], plain["restart_lsn"], plain["last_seen_at_unix_ms"]) == ("plain", 5, now)
+    assert (held["holder"], held["restart_lsn"]) == ("someone", 8)
+    assert (gone["invalidation_reason"], gone["invalidated_at_unix_ms"]) == ("idle-timeout", now)
+
+
+def test_an_empty_log_becomes_an_empty_spool(disk):
+    with open_on(disk) as wal:
+        found = export_spool(wal.log, OUT, disk=disk)
+    assert (found.records, found.first, found.last, disk.read(SPOOL)) == (0, 1, 0, b"")
+
+
+def test_times_are_kept_to_the_millisecond(disk):
+    with open_on(disk) as wal:
+        values = {"ops": [Op.PUT], "keys": [None], "values": [b"x"]}
+        wal.append_batch(record_batch(timestamps=[1_234_567], **values))
+        export_spool(wal.log, OUT, disk=disk)
+    assert read_spool(memoryview(disk.read(SPOOL))).records[0].timestamp == 1234
+
+
+def test_a_reader_in_another_process_can_export_while_the_log_is_written(tmp_path):
+    folder, out = str(tmp_path / "orders"), tmp_path / "old.logical.wal"
+    with WriteAheadLog.open(folder) as wal:
+        wal.append_many([b"%d" % number for number in range(1000)])
+        found = export_spool(WalReader(folder), out)
+        records = all_of(wal)
+    assert (found.path, found.records) == (str(out), 1000)
+    with WriteAheadLog.open(tmp_path / "old", migrate=True) as back:
+        assert all_of(back) == records
+
+
+def test_a_relative_name_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with WriteAheadLog.open("orders") as wal:
+        wal.append(b"x")
+        export_spool(wal.log, "old")
+    assert Path("old.logical.wal").stat().st_size > 0
+    assert Path("old.logical.slots.json").exists()
+
+
+def test_what_is_appended_meanwhile_stays_out_and_no_slot_is_behind_the_end(disk):
+    with filled(disk) as wal:
+
+        class Busy:
+            """Somebody appends and acknowledges between any two looks at the log."""
+
+            def __getattr__(self, name):
+                found = getattr(wal.log, name)
+                if name in ("slots", "bounds", "plan"):
+                    wal.append(b"more")
+                    wal.log.claim_slot("held", "someone").advance(wal.log.end())
+                return found
+
+        found = export_spool(Busy(), OUT, disk=disk)
+        assert found.last < wal.current
+    with open_on(disk, OUT, migrate=True) as back:
+        assert back.current == found.last
+        assert [slot.name for slot in back.log.slots() if slot.pins] == ["held", "plain"]
+
+
+def test_it_is_written_in_pieces_and_told(disk, monkeypatch):
+    monkeypatch.setattr(export, "_PIECE", 1000)
+    with open_on(disk) as wal:
+        wal.append_many([b"x" * 100] * 95)
+        told = []
+        export_spool(wal.log, OUT, disk=disk, told=told.append)
+    assert told == [*range(10, 100, 10), 95]
+    writes = [call for call in disk.calls if call.path.startswith(SPOOL) and call.action == "write"]
+    assert len(writes) == 10
+
+
+def test_the_time_between_pieces_is_bounded_for_empty_payloads_too(disk, monkeypatch):
+    monkeypatch.setattr(export, "_PARTS", 30)
+    with open_on(disk) as wal:
+        wal.append_many([b""] * 25)
+        told = []
+        export_spool(wal.log, OUT, disk=disk, told=told.append)
+    assert told == [10, 20, 25]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"keys": [None, b"k"]},
+        {"headers": [None, [("h", b"v")]]},
+        {"ops": [Op.PUT, Op.DELETE]},
+        {"ops": [Op.PUT, Op.PURGE]},
+        {"values": [b"x", None]},
+    ],
+)
+def test_a_record_that_is_more_than_a_value_is_refused_with_its_offset(disk, more):
+    plain = {"timestamps": [1, 1], "ops": [Op.PUT] * 2, "keys": [None] * 2, "values": [b"x"] * 2}
+    with open_on(disk) as wal:
+        wal.append_batch(record_batch(**plain))
+        wal.append_batch(record_batch(**{**plain, **more}))
+        with pytest.raises(InvalidInput, match=r"Offset 3 \(lsn 4\)"):
+            export_spool(wal.log, OUT, disk=disk)
+    assert made(disk) == set()
+
+
+def test_a_time_before_1970_is_refused_with_its_lsn(disk):
+    with open_on(disk) as wal:
+        wal.append_batch(record_batch(timestamps=[-1], ops=[Op.PUT], keys=[None], values=[b"x"]))
+        with pytest.raises(InvalidInput, match="lsn 1 "):
+            export_spool(wal.log, OUT, disk=disk)
+    assert made(disk) == set()
+
+
+@pytest.mark.parametrize("path", [SPOOL, SLOTS])
+def test_an_existing_file_is_never_replaced(disk, path):
+    disk.write_new(path, [b"mine"])
+    with filled(disk) as wal, pytest.raises(AlreadyExists, match=path):
+        export_spool(wal.log, OUT, disk=disk)
+    assert made(disk) == {path}
+    assert disk.read(path) == b"mine"
+
+
+def test_a_log_that_was_used_and_retains_nothing_is_refused(disk):
+    with open_on(disk) as wal:
+        wal.append_many([b"x"] * 3)
+        wal.prune_through(3)
+        with pytest.raises(InvalidInput, match="goes on at lsn 4"):
+            export_spool(wal.log, OUT, disk=disk)
+    assert made(disk) == set()
+
+
+def test_two_cannot_write_the_same_spool(disk):
+    with filled(disk) as wal, disk.try_locked(f"{SPOOL}.exporting"), pytest.raises(Fenced, match=SPOOL):
+        export_spool(wal.log, OUT, disk=disk)
+
+
+class Overtaken(SimulatedDisk):
+    """Another process writes the spool before this one has its lock."""
+
+    overtaker = None
+
+    @contextlib.contextmanager
+    def try_locked(self, path):
+        if path.endswith(".exporting") and self.overtaker is not None:
+            other, self.overtaker = self.overtaker, None
+            other()
+        with super().try_locked(path) as is_mine:
+            yield is_mine
+
+
+def test_whoever_is_late_does_not_replace_what_another_has_made():
+    disk = Overtaken()
+    disk.make_folders("/out")
+    with filled(disk) as wal:
+        disk.overtaker = lambda: export_spool(wal.log, OUT, disk=disk)
+        with pytest.raises(AlreadyExists, match=SPOOL):
+            export_spool(wal.log, OUT, disk=disk)
+    assert made(disk) == {SPOOL, SLOTS}
+
+
+def test_a_log_that_is_pruned_meanwhile_is_told_so_and_leaves_nothing(disk, monkeypatch):
+    monkeypatch.setattr(export, "_PLANNED", 1)
+    monkeypatch.setattr(export, "_PARTS", 1)
+    with WalLog.open(FOLDER, roll_bytes=0, tail_bytes=0, background=False, disk=disk, clock=ManualClock()) as log:
+        for number in range(5):
+            log.append_value(b"%d" % number).result()
+        with pytest.raises(CursorExpired):
+            export_spool(log, OUT, disk=disk, told=lambda done: log.prune(4) if done == 2 else None)
+    assert made(disk) == set()
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------
+
+
+class Exporting:
+    """Exports a log that is on another disk; notes when it was promised. A spool that is there is whole."""
+
+    def __init__(self):
+        self.wal = filled(SimulatedDisk())
+        self.records = [
+            (record.term, record.lsn, record.timestamp, record.payload) for record in self.wal.read_since(3)
+        ]
+
+    def __call__(self, disk, notes):
+        disk.make_folders("/out")
+        if SPOOL not in disk.files():
+            export_spool(self.wal.log, OUT, disk=disk)
+            notes.append("exported")
+
+    def check(self, disk, notes):
+        if SPOOL not in disk.files():
+            assert not notes
+            return
+        assert [tuple(record) for record in read_spool(memoryview(disk.read(SPOOL))).records] == self.records
+        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == self.wal.log.slots()
+
+
+def explored(capsys, what, found):
+    with capsys.disabled():
+        print(f"\nexport, {what}: {found}")
+    return found.states
+
+
+def test_a_crash_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys, monkeypatch):
+    monkeypatch.setattr(export, "_PIECE", 500)  # so that there are several writes
+    work = Exporting()
+    assert explored(capsys, "crashed", crash_everywhere(work, work.check, again=3)) > 50
+
+
+def test_a_failure_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys):
+    work = Exporting()
+    assert explored(capsys, "one operation fails", fail_everywhere(work, work.check, then=2)) > 20
+
+
+def test_a_full_disk_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys):
+    work = Exporting()
+    assert explored(capsys, "the disk fills", fill_everywhere(work, work.check, step=64)) > 5
+
+
+def test_what_an_interrupted_export_has_left_is_no_part_of_the_next(disk):
+    disk.write_new(f"{SPOOL}.exporting", [b"half"])
+    with filled(disk) as wal:
+        export_spool(wal.log, OUT, disk=disk)
+    assert len(read_spool(memoryview(disk.read(SPOOL))).records) == 5
+
+
+def test_a_failed_export_leaves_nothing_and_can_be_repeated(disk):
+    with filled(SimulatedDisk()) as wal:
+        number = 0
+        while True:
+            twin = disk.fork()
+            twin.interrupt(number, StorageError("no"))
+            try:
+                export_spool(wal.log, OUT, disk=twin)
+                break
+            except StorageError:
+                assert f"{SPOOL}.exporting" not in twin.files()
+            if SPOOL not in twin.files():
+                export_spool(wal.log, OUT, disk=twin)
+            assert len(read_spool(memoryview(twin.read(SPOOL))).records) == 5
+            number += 1
+    assert number > 5
+
+
+def test_a_full_disk_is_a_clear_error(disk):
+    with filled(disk) as wal:
+        disk.capacity = sum(map(len, disk.files().values())) + 100
+        with pytest.raises(DiskFull, match=SPOOL):
+            export_spool(wal.log, OUT, disk=disk)
+        disk.capacity = None
+    assert made(disk) == set()
