@@ -99,7 +99,7 @@ class Committer(Generic[W]):
     def add_value(
         self, value: bytes, timestamp: int, *, term: int | None = None, expect: int | None = None
     ) -> WalHandle:
-        """Queue one value (``timestamp`` in nanoseconds)."""
+        """Queue one value (``timestamp`` in microseconds)."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()

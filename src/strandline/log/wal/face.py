@@ -150,7 +150,7 @@ class WriteAheadLog:
             payload,
             expect=None if lsn is None else _offset(lsn),
             term=term,
-            timestamp=None if timestamp is None else timestamp * _NANOSECONDS,
+            timestamp=None if timestamp is None else timestamp * _MICROSECONDS,
         )
         return LsnHandle(handle)
 
@@ -224,7 +224,7 @@ class WriteAheadLog:
         return self.log.prune(lsn)
 
 
-_NANOSECONDS: Final = 1_000_000
+_MICROSECONDS: Final = 1_000
 _READ: Final = ("offset", "timestamp", "value")
 
 

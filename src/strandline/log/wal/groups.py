@@ -28,7 +28,7 @@ class Run:
     term: int
     values: list[bytes] = field(default_factory=list)
     timestamps: list[int] = field(default_factory=list)
-    """Nanoseconds."""
+    """Microseconds."""
     size: int = 0
 
     @property

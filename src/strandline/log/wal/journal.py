@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from strandline.formats.block import Compression, Parts, encode_page
+from strandline.formats.block import SMALL_PAGE, Compression, Parts, encode_page
 from strandline.formats.frame import FrameInfo, encode_frame
 from strandline.formats.wal_folder import batch_metadata, lead_metadata
 from strandline.formats.wal_index import Index, IndexEntry, encode_entry, index_lead, new_chain
@@ -25,6 +25,8 @@ from strandline.model.head import WriterId, WriterState
 from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
+
+_PLAIN: Final = Compression.NONE
 
 INDEX_FRAMES: Final = 64
 INDEX_BYTES: Final = 1 << 20
@@ -104,28 +106,18 @@ class Journal:
         for item in items:
             if item.first != following:
                 raise AssertionError(f"offset {item.first} was given where {following} follows")
-            if isinstance(item, Run):
-                batches: tuple[pa.RecordBatch, ...] = (_values_batch(item),)
-                pages: Sequence[Parts] = [encode_page(batches[0], Compression.NONE)]
-                count, metadata, written = len(item.values), None, now
-            else:
-                batches, pages, count = item.batches, item.pages, item.count
-                metadata = None if item.writer is None else batch_metadata(*item.writer)
-                written = now if item.timestamp is None else max(place.timestamp, item.timestamp)
+            content = _content_of(item)
+            written = now if content.timestamp is None else max(place.timestamp, content.timestamp)
             place.timestamp = max(place.timestamp, written)
             info = FrameInfo(
-                item.term, item.first + 1, count, written, place.next, self._salt, len(batches), Compression.NONE
+                item.term, item.first + 1, content.records, written, place.next, self._salt, len(content.pages)
             )
-            frame = encode_frame(info, pages, metadata)
+            frame = encode_frame(info, content.pages, content.metadata)
             size = sum(map(len, frame))
             parts += frame
-            following += count
-            held.append(
-                Held(
-                    Located(path, position, size, item.first, following, item.term, written),
-                    batches if _is_compact(batches) else None,
-                )
-            )
+            following += content.records
+            located = Located(path, position, size, item.first, following, item.term, written)
+            held.append(Held(located, content.kept))
             position += size
         self._file.write(parts)
         return Written(items, held, position, begun)
@@ -200,19 +192,43 @@ def encode_lead(log_id: UUID, first: int, place: Place) -> Parts:
     return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
 
 
+class _Content(NamedTuple):
+    """What goes into a frame."""
+
+    records: int
+    pages: Sequence[Parts]
+    metadata: Mapping[str, str] | None
+    timestamp: int | None
+    kept: tuple[pa.RecordBatch, ...] | None
+    """The records, if they may stay in memory for readers."""
+
+
+def _content_of(item: Item) -> _Content:
+    if isinstance(item, Run):
+        batch = _values_batch(item)
+        # For a small one, which most are, nothing need be asked first.
+        is_small = item.size < SMALL_PAGE
+        page: Parts = [memoryview(batch.serialize()).cast("B")] if is_small else encode_page(batch, _PLAIN)
+        return _Content(len(item.values), [page], None, None, (batch,))
+    metadata = None if item.writer is None else batch_metadata(*item.writer)
+    kept = item.batches if _is_compact(item.batches) else None
+    return _Content(item.count, item.pages, metadata, item.timestamp, kept)
+
+
 def _values_batch(run: Run) -> pa.RecordBatch:
     count = len(run.values)
-    nanoseconds = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", run.timestamps))])
+    timestamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(array("q", run.timestamps))])
+    ops, keys, headers = _same_for_all(count)
     return pa.RecordBatch.from_arrays(
-        [
-            pc.divide(nanoseconds, 1000).view(TIMESTAMP),
-            pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),
-            pa.nulls(count, pa.binary()),
-            pa.array(run.values, pa.binary()),
-            no_headers(count),
-        ],
-        schema=RECORD_SCHEMA,
+        [timestamps, ops, keys, pa.array(run.values, pa.binary()), headers], schema=RECORD_SCHEMA
     )
+
+
+@lru_cache(maxsize=256)
+def _same_for_all(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """The columns that do not differ between records that are only a value; most groups have a few dozen."""
+    ops = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
+    return ops, pa.nulls(count, pa.binary()), no_headers(count)
 
 
 def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:

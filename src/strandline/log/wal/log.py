@@ -206,7 +206,7 @@ class WalLog(WalReading):
     def append_value(
         self, value: bytes, *, expect: int | None = None, term: int | None = None, timestamp: int | None = None
     ) -> WalHandle:
-        """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in nanoseconds."""
+        """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in microseconds."""
         if type(value) is not bytes:
             value = _bytes_of(value)
         if len(value) + _METADATA > MAX_PAYLOAD:
@@ -216,7 +216,7 @@ class WalLog(WalReading):
         if expect:
             self._begin_at(expect)
         return self._committer.add_value(
-            value, self._clock.now_ns() if timestamp is None else timestamp, term=term, expect=expect
+            value, self._clock.now_ns() // 1000 if timestamp is None else timestamp, term=term, expect=expect
         )
 
     def _begin_at(self, offset: int) -> None:

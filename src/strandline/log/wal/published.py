@@ -54,7 +54,8 @@ class Published:
     def advance(self, *, upto: int, active: int, term: int) -> None:
         """Everything below ``upto`` is durable."""
         with self._changed:
-            self._publish(replace(self._mark, next=upto, active=active, term=term))
+            mark = self._mark
+            self._publish(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
 
     def retain(self, start: int) -> None:
         """Nothing below ``start`` is to be had any more."""
