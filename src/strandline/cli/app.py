@@ -19,6 +19,7 @@ from strandline.cli.slots import slots
 from strandline.cli.tail import tail
 from strandline.cli.upgrade import upgrade
 from strandline.cli.verify import verify
+from strandline.cli.wal.command import wal
 
 app = typer.Typer(
     name="strandline",
@@ -61,6 +62,7 @@ app.add_typer(slots, name="slots")
 app.command()(retention)
 app.command()(gc)
 app.command()(verify)
+app.add_typer(wal, name="wal")
 app.command()(doctor)
 app.command()(upgrade)
 app.command()(quickstart)

@@ -144,9 +144,7 @@ class FileCheck:
             return
         first = info.first - 1
         past_hole, self._past_hole = self._past_hole, False
-        if (
-            first > facts.next and past_hole
-        ):  # what is missing was in the bytes that were no frame: one problem, not two
+        if past_hole and first > facts.next:  # what is missing was in the hole: one problem, not two
             hole = facts.problems[-1]
             lost = f"offset {facts.next} is" if first == facts.next + 1 else f"offsets {facts.next} to {first - 1} are"
             facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
@@ -342,9 +340,9 @@ def _note(facts: FileFacts, problem: Problem, what: str) -> Finding:
 
 
 def _torn(facts: FileFacts, at: int, why: str, *, may_be_written: bool) -> Finding:
-    what = "unless they are just being written, opening cuts them" if may_be_written else "opening cuts them"
+    what = "unless it is just being written, opening cuts it" if may_be_written else "opening cuts it"
     message = (
         f"{facts.path} has a torn tail of {facts.size - at} bytes from byte {at} on: {why}. Nothing in it was "
-        f"acknowledged; {what}, and keeps them aside."
+        f"acknowledged; {what}, and keeps it aside."
     )
     return Finding(Severity.NOTE, Kind.TAIL, facts.path, at, message)

@@ -132,7 +132,7 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
             firsts.pop()
             continue
         mark = max(mark, found.mark)
-        _refuse(path, found, mark, kept.start)
+        _refuse(path, found, mark)
         if found.stop.ending is not Ending.CLEAN:
             torn.append(Torn(first, found.stop.at, found.size - found.stop.at, found.stop.why))
         sure = _sure(found, mark, is_begun=side is not None and side.active == first)
@@ -148,12 +148,10 @@ def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark 
         raise damaged(path, 0, stop.why)
 
 
-def _refuse(path: str, found: _File, mark: int, start: int) -> None:
+def _refuse(path: str, found: _File, mark: int) -> None:
     """Refuse damage at or below the mark; what is above it is a torn tail, whatever follows."""
     if found.stop.ending is Ending.UNSUPPORTED:
         raise _unsupported(path, found.stop)
-    if not found.place.next and mark <= start:
-        return  # it was told to begin elsewhere, and had no time to
     if found.place.next < mark:
         raise damaged(path, found.stop.at, f"{found.stop.why}, and everything below offset {mark} was durable")
 

@@ -107,6 +107,8 @@ def _unreadable(folder: str, found: Verification, *, disk: Disk, clock: Clock) -
 
 
 def _refuse(damage: Sequence[Finding], folder: str) -> None:
+    if damage and all(finding.kind is Kind.SLOTS for finding in damage):
+        raise CorruptData(f"{damage[0].message} Nothing was changed.")
     if damage:
         places = "" if len(damage) == 1 else f" in {len(damage)} places, the first of which follows"
         raise CorruptData(

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from strandline.log.wal.examine import Examined, Torn
-from strandline.log.wal.names import DATA, INDEX, KEPT, NEW, TORN, data_name, torn_name
+from strandline.log.wal.names import DATA, INDEX, KEPT, NEW, TORN, data_name, index_name, torn_name
 from strandline.model.errors import NotFound
 from strandline.storage.disk import Disk
 
@@ -27,6 +27,7 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
         disk.sync_folder(folder)  # the pieces that are kept, before anything is cut
     for torn in found.torn:
         if torn.first != found.place.first:
+            disk.remove(f"{folder}/{index_name(torn.first)}")
             disk.remove(f"{folder}/{data_name(torn.first)}")
     _settle(folder, found, disk=disk)
     drop_below(folder, found.firsts, found.kept.start, disk=disk)

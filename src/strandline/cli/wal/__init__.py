@@ -1,0 +1,1 @@
+"""``strandline wal``: looking at, checking, repairing and moving a write-ahead log."""

@@ -1,0 +1,249 @@
+"""What is in the folder of a write-ahead log, as far as it can be read. Changes nothing, and takes no lock."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from strandline.formats.block import read_metadata
+from strandline.formats.frame import Frame
+from strandline.formats.wal_folder import Kept, append_of
+from strandline.formats.wal_index import decode_index, new_chain
+from strandline.formats.wal_mark import Mark
+from strandline.log.wal.examine import examine_files, read_identity, read_kept
+from strandline.log.wal.lock import read_holder
+from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.published import read_mark
+from strandline.log.wal.walk import Hole, walk
+from strandline.model.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
+from strandline.storage.ambient import CLOCK, boot_id
+from strandline.storage.disk import DISK, FolderRow
+
+T = TypeVar("T")
+
+_LOOKS: Final = 8
+_HOLDER: Final = re.compile(r"process ([0-9]+) on (.*)")
+_NOBODY: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """One file of frames. ``records`` is None if it is not known where it ends, ``checkpoints`` without an index."""
+
+    file: str
+    first: int
+    size: int
+    records: int | None
+    checkpoints: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot, as it was last written."""
+
+    slot: str
+    position: int
+    holder: str | None
+    epoch: int
+    invalid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was once cut off a file."""
+
+    file: str
+    size: int
+
+
+@dataclass(slots=True)
+class Folder:
+    """A log as it lies on the disk. What is None is not known."""
+
+    folder: str
+    log_id: str | None
+    start: int | None
+    next: int | None
+    term: int | None
+    published: bool
+    """Whether the end is what its writer published; otherwise it was found in the last file."""
+    state: str
+    """``closed``, ``open``, ``died`` (its process did), ``crashed`` (the machine did) or ``unknown``."""
+    holder: str | None
+    """Who opened it last for writing."""
+    mark: dict[str, Any] | None
+    files: list[FileRow] = field(default_factory=list)
+    slots: list[SlotRow] = field(default_factory=list)
+    torn: list[Piece] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, and why."""
+
+    def fields(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        oldest = None if self.start is None else self.start + 1
+        return {**asdict(self), "oldest": oldest, "current": self.next}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """One frame, or bytes that are none (then ``problem`` says why, and only ``byte`` and ``size`` are known)."""
+
+    file: str
+    byte: int
+    size: int
+    first: int | None = None
+    next: int | None = None
+    term: int | None = None
+    timestamp: int | None = None
+    """Milliseconds since the epoch."""
+    durable: int | None = None
+    """Everything below this offset was known to be durable when it was written."""
+    writer: str | None = None
+    number: int | None = None
+    lead: bool = False
+    problem: str | None = None
+
+
+def look(folder: str) -> Folder:
+    """Everything but the frames. ``NotALog`` if there is nothing of a log."""
+    rows = DISK.scan(folder)
+    firsts = firsts_in(rows)
+    problems: list[str] = []
+    try:
+        log_id = _told(problems, lambda: read_identity(folder, disk=DISK))
+    except NotALog as error:
+        if not firsts:
+            raise
+        log_id = None
+        problems.append(str(error))
+    kept = None if log_id is None else _told(problems, lambda: read_kept(folder, log_id, disk=DISK, clock=CLOCK))
+    mark = None if log_id is None else _mark(folder, log_id)
+    holder = read_holder(folder, disk=DISK) or None
+    state = _state(mark, holder)
+    start = mark.start if mark is not None else None if kept is None else kept.start
+    end, term, published = None, None, mark is not None and state not in {"crashed", "unknown"}
+    if mark is not None and published:
+        end, term = mark.next, mark.term
+    elif log_id is not None:
+        made_up = kept or Kept(log_id, firsts[0] if firsts else 0)
+        found = _told(problems, lambda: examine_files(folder, made_up, disk=DISK))
+        if found is not None:
+            end, term = max(made_up.start, found.place.next), found.place.term
+    return Folder(
+        folder=folder,
+        log_id=None if log_id is None else str(log_id),
+        start=start,
+        next=end,
+        term=term,
+        published=published,
+        state=state,
+        holder=holder,
+        mark=None if mark is None else {**asdict(mark), "log_id": str(mark.log_id), "boot": str(mark.boot)},
+        files=list(_files(folder, log_id, rows, firsts, end)),
+        slots=[] if kept is None else _slots(kept),
+        torn=[Piece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
+        problems=problems,
+    )
+
+
+def _told(problems: list[str], read: Callable[[], T]) -> T | None:
+    """What could be read; otherwise why not is a problem among others."""
+    try:
+        return read()
+    except (CorruptData, UnsupportedVersion) as error:
+        problems.append(str(error))
+        return None
+
+
+def _mark(folder: str, log_id: UUID) -> Mark | None:
+    marks = (read_mark(folder, log_id, disk=DISK) for _ in range(_LOOKS))  # one may be being written just now
+    return next((mark for mark in marks if mark is not None), None)
+
+
+def _state(mark: Mark | None, holder: str | None) -> str:
+    if mark is None:
+        return "unknown"
+    if mark.clean:
+        return "closed"
+    if mark.boot != boot_id():
+        return "crashed"
+    found = _HOLDER.fullmatch(holder or "")
+    if found is not None and found[2] == platform.node():
+        try:
+            os.kill(int(found[1]), 0)  # asks only whether it is there
+        except ProcessLookupError:
+            return "died"
+        except OSError:
+            pass  # it is there, and somebody else's
+    return "open"
+
+
+def _files(
+    folder: str, log_id: UUID | None, rows: list[FolderRow], firsts: list[int], end: int | None
+) -> Iterator[FileRow]:
+    sizes = {row.name: row.size for row in rows}
+    for first, following in zip(firsts, [*firsts[1:], end], strict=True):
+        records = None if following is None else max(0, following - first)
+        checkpoints = None
+        if index_name(first) in sizes:
+            try:
+                data = DISK.read(f"{folder}/{index_name(first)}")
+            except NotFound:
+                data = b""  # pruned meanwhile
+            checkpoints = len(decode_index(data, new_chain(log_id or _NOBODY, first)).entries)
+        yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
+
+
+def _slots(kept: Kept) -> list[SlotRow]:
+    listed = sorted((slot for slot in kept.slots if not slot.dropped), key=lambda slot: slot.name)
+    reasons = [None if slot.invalid is None else str(slot.invalid.reason) for slot in listed]
+    return [
+        SlotRow(slot.name, slot.position, slot.holder, slot.epoch, reason)
+        for slot, reason in zip(listed, reasons, strict=True)
+    ]
+
+
+# --- frames ------------------------------------------------------------------------------------------------------
+
+
+def frames(found: Folder) -> Iterator[FrameRow]:
+    """Every frame of every file, in order, each byte of it checked."""
+    salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))
+    for file in found.files:
+        path = f"{found.folder}/{file.file}"
+        try:
+            for piece in walk(path, DISK.size(path), salt=salt, disk=DISK):
+                yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
+        except NotFound:
+            continue  # pruned meanwhile
+
+
+def _hole(file: str, hole: Hole) -> FrameRow:
+    return FrameRow(file, hole.at, hole.upto - hole.at, problem=hole.why)
+
+
+def _frame(file: str, frame: Frame) -> FrameRow:
+    info, problem, append = frame.info, None, None
+    try:
+        append = append_of(read_metadata(frame.block, file), file)
+    except CorruptData as error:
+        problem = str(error)
+    return FrameRow(
+        file=file,
+        byte=frame.start,
+        size=frame.end - frame.start,
+        first=info.first - 1,
+        next=info.first - 1 + info.count,
+        term=info.term,
+        timestamp=info.timestamp,
+        durable=info.durable,
+        writer=None if append is None else str(append[0]),
+        number=None if append is None else append[1],
+        lead=bool(info.flags & 1),
+        problem=problem,
+    )

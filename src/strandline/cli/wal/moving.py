@@ -1,0 +1,87 @@
+"""``strandline wal export`` and ``migrate``: to and from the spools of older versions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from strandline.cli import show
+from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli.wal.shared import Folder
+from strandline.log.wal.export import export_spool
+from strandline.log.wal.face import WriteAheadLog
+from strandline.log.wal.migrate import SPOOL
+from strandline.log.wal.names import IDENTITY
+from strandline.log.wal.reader import WalReader
+from strandline.model.errors import AlreadyExists, NotFound
+from strandline.storage.disk import DISK
+
+
+@guarded
+def export(
+    folder: Folder,
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The spool to write: NAME.logical.wal.", show_default=False)
+    ],
+    *,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Write everything that is retained as a spool for older programs, with the slots beside it.
+
+    Changes nothing in the log, which may be open. The spool appears only when it is whole, and replaces nothing.
+    """
+    log = WalReader(folder)
+    with show.meter("exporting", total=log.bounds().count, quiet=json) as advance:
+        done = export_spool(log, target, told=show.so_far(advance))
+    if json:
+        show.document(asdict(done))
+        return
+    show.out().print(
+        f"{done.path} holds {show.counted(done.records, 'record')} (lsns {done.first:,} to {done.last:,}, "
+        f"{show.size(done.size)}), and {done.slots_path} {show.counted(done.slots, 'slot')}.",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@guarded
+def migrate(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="The spool NAME.logical.wal, or NAME, the folder that is made.", show_default=False
+        ),
+    ],
+    *,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Move a spool of an older version, with its slots, into a folder beside it. The spool stays as it is."""
+    folder = path.removesuffix(SPOOL).rstrip("/")
+    if _exists(f"{folder}/{IDENTITY}"):
+        raise AlreadyExists(f"There is a log in {folder} already: nothing was moved.")
+    if not _exists(folder + SPOOL):
+        raise NotFound(f"There is no spool at {folder}{SPOOL}: check the path.")
+    with WriteAheadLog.open(folder, create=False, migrate=True) as wal:
+        oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots())
+    size = DISK.size(folder + SPOOL)
+    if json:
+        show.document({"folder": folder, "oldest": oldest, "current": current, "slots": slots, "spool_bytes": size})
+        return
+    show.out().print(
+        f"{folder} holds {show.counted(current - oldest + 1, 'record')} (lsns {oldest:,} to {current:,}) and "
+        f"{show.counted(slots, 'slot')}; {folder}{SPOOL} ({show.size(size)}) is as it was.",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _exists(path: str) -> bool:
+    try:
+        DISK.size(path)
+    except NotFound:
+        return False
+    return True
