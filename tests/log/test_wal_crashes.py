@@ -15,7 +15,7 @@ from strandline.testing.simdisk import (
     fail_everywhere,
     fill_everywhere,
 )
-from tests.log.wal_parts import check, open_on, workload
+from tests.log.wal_parts import check, open_on, payload, values, workload
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,27 @@ def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys):
     explored = fill_everywhere(workload, check, step=257, modes=(CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS))
     report(capsys, explored)
     assert explored.states > 50
+
+
+def test_a_log_that_begins_anywhere_begins_there_after_every_crash(capsys):
+    def begin(disk, notes):
+        log = open_on(disk)
+        end = log.bounds().next
+        for offset in range(max(end, 5), 8):
+            notes.append(log.append_value(payload(offset), expect=offset).result().first)
+        log.close()
+
+    def begun(disk, notes):
+        log = open_on(disk)
+        found = values(log)
+        assert found == {offset: payload(offset) for offset in range(5, 5 + len(found))}
+        assert set(notes) <= set(found)
+        assert not found or log.bounds().first == 5
+        disk.kill()
+
+    explored = crash_everywhere(begin, begun)
+    report(capsys, explored)
+    assert explored.states > 100
 
 
 def test_the_same_seeds_explore_the_same_states():

@@ -85,13 +85,26 @@ class TestAppending:
     def test_an_explicit_lsn_that_follows_is_taken_and_another_is_refused_with_the_expected_one(self, wal):
         assert wal.append(b"a", lsn=1) == 1
         for wrong in (1, 3, 99):
-            with pytest.raises(ExpectationFailed, match="ends at 1"):
+            with pytest.raises(ExpectationFailed, match="the next one is 2"):
                 wal.append(b"b", lsn=wrong)
-            with pytest.raises(ExpectationFailed, match="ends at 1"):
+            with pytest.raises(ExpectationFailed, match="the next one is 2"):
                 wal.append_batch(records(b"b", b"c"), lsn=wrong)
         with pytest.raises(InvalidInput):
             wal.append(b"b", lsn=0)
         assert wal.append_batch(records(b"b", b"c"), lsn=2) == range(2, 4)
+
+    @pytest.mark.parametrize(
+        "numbers",
+        [{name: value} for name in ("lsn", "term", "timestamp") for value in (-1, 1 << 63, 1.0, "1", True)],
+    )
+    def test_a_number_that_no_frame_can_hold_is_refused_and_the_log_goes_on(self, wal, numbers):
+        with pytest.raises(InvalidInput):
+            wal.append(b"a", **numbers)
+        with pytest.raises(InvalidInput):
+            wal.append_batch(records(b"a"), **numbers)
+        with pytest.raises(InvalidInput):
+            wal.log.append(records(b"a"), writer=writer_named(1), number=1 << 63)
+        assert wal.append(b"a") == 1
 
     def test_terms_never_go_down(self, wal):
         wal.append(b"a", term=3)
@@ -143,7 +156,7 @@ class TestAppending:
     def test_a_pruned_log_goes_on_where_it_was(self, wal):
         wal.append_many([b"a", b"b"])
         wal.prune_through(2)
-        with pytest.raises(ExpectationFailed, match="ends at 2"):
+        with pytest.raises(ExpectationFailed, match="the next one is 3"):
             wal.append(b"c", lsn=1)
         assert wal.append(b"c", lsn=3) == 3
 

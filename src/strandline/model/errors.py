@@ -132,7 +132,12 @@ class ConsumerClosed(StrandlineError):
 
 
 class ExpectationFailed(StrandlineError):
-    """A conditional append expected another end of the log; nothing was appended."""
+    """A conditional append expected another end of the log; nothing was appended.
+
+    ``end`` is where the log ended, if that is known.
+    """
+
+    end: int | None = None
 
 
 class LogFailed(StorageError):

@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-import pyarrow as pa
-
-from strandline.formats.block import Parts
 from strandline.log.wal.groups import Group, Item, Run, WalHandle, Whole, settled_group
+from strandline.log.wal.intake import Encoded
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.errors import (
     DiskFull,
@@ -126,9 +124,7 @@ class Committer(Generic[W]):
 
     def add_batch(
         self,
-        batches: tuple[pa.RecordBatch, ...],
-        pages: Sequence[Parts],
-        size: int,
+        content: Encoded,
         *,
         writer: tuple[WriterId, int] | None = None,
         expect: int | None = None,
@@ -136,6 +132,7 @@ class Committer(Generic[W]):
         timestamp: int | None = None,
     ) -> WalHandle:
         """Queue a batch that is one frame; nothing is done for a number that the writer had before."""
+        batches, pages, size = content
         count = sum(batch.num_rows for batch in batches)
         with self._lock:
             if self._refusal is not None:
@@ -163,9 +160,11 @@ class Committer(Generic[W]):
     def _check(self, term: int | None, expect: int | None) -> None:
         """Refuse what does not follow; then the term holds for this record and for those after it."""
         if expect is not None and expect != self._next:
-            raise ExpectationFailed(
+            error = ExpectationFailed(
                 f"The append expected the log to end at {expect}, and it ends at {self._next}; nothing was appended."
             )
+            error.end = self._next
+            raise error
         if term is not None:
             if term < self._term:
                 raise Fenced(

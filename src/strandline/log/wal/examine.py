@@ -132,7 +132,8 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
             firsts.pop()
             continue
         mark = max(mark, found.mark)
-        _refuse(path, found, mark)
+        # What is below the start is gone anyway: a log may just have been told to begin there.
+        _refuse(path, found, mark if mark > kept.start else 0)
         if found.stop.ending is not Ending.CLEAN:
             torn.append(Torn(first, found.stop.at, found.size - found.stop.at, found.stop.why))
         sure = _sure(found, mark, is_begun=side is not None and side.active == first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from os import PathLike
 from types import TracebackType
@@ -11,11 +12,12 @@ import pyarrow as pa
 
 from strandline.log.contract import Receipt
 from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.intake import check_numbers
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.migrate import folder_of
 from strandline.log.wal.verify import Told, Verification
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import InvalidInput, NotFound
+from strandline.model.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.model.records import Op, RecordSource, record_batch
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -146,13 +148,12 @@ class WriteAheadLog:
         self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
     ) -> LsnHandle:
         """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
-        handle = self.log.append_value(
-            payload,
-            expect=None if lsn is None else _offset(lsn),
-            term=term,
-            timestamp=None if timestamp is None else timestamp * _MICROSECONDS,
-        )
-        return LsnHandle(handle)
+        if lsn is None and term is None and timestamp is None:
+            return LsnHandle(self.log.append_value(payload))
+        check_numbers(timestamp=timestamp)
+        time = None if timestamp is None else timestamp * _MICROSECONDS
+        with _following(lsn) as expect:
+            return LsnHandle(self.log.append_value(payload, expect=expect, term=term, timestamp=time))
 
     def append_many(self, payloads: Iterable[bytes], *, term: int | None = None) -> range:
         """Append payloads as one frame, all or none; returns their lsns when they are durable."""
@@ -175,8 +176,8 @@ class WriteAheadLog:
         self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
     ) -> LsnHandle:
         """The same without waiting; the result is the last lsn."""
-        expect = None if lsn is None else _offset(lsn)
-        return LsnHandle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
+        with _following(lsn) as expect:
+            return LsnHandle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -228,10 +229,23 @@ _MICROSECONDS: Final = 1_000
 _READ: Final = ("offset", "timestamp", "value")
 
 
-def _offset(lsn: int) -> int:
-    if lsn < 1:
-        raise InvalidInput(f"The first lsn is 1, not {lsn}.")
-    return lsn - 1
+@contextlib.contextmanager
+def _following(lsn: int | None) -> Iterator[int | None]:
+    """The offset of an lsn that a record must get; if it cannot, the error names the lsn that follows."""
+    if lsn is None:
+        yield None
+        return
+    check_numbers(lsn=lsn)
+    if not lsn:
+        raise InvalidInput("The first lsn is 1: 0 stands for nothing.")
+    try:
+        yield lsn - 1
+    except ExpectationFailed as error:
+        if error.end is None:
+            raise
+        raise ExpectationFailed(
+            f"Lsn {lsn} does not follow: the next one is {error.end + 1}; nothing was appended."
+        ) from error
 
 
 def _last_lsn(receipt: Receipt) -> int:

@@ -11,8 +11,6 @@ from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
 
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.frame import MAX_PAYLOAD
 from strandline.formats.wal_mark import Mark
 from strandline.log.contract import Slot
 from strandline.log.wal.catalog import Catalog
@@ -20,6 +18,7 @@ from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.examine import Examined, examine
 from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.intake import check_numbers, encoded, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.published import Published, View
@@ -31,7 +30,7 @@ from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput
 from strandline.model.head import WriterId
-from strandline.model.records import RecordSource, conform
+from strandline.model.records import RecordSource
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
@@ -41,8 +40,6 @@ from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SE
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
-_METADATA: Final = 4 << 10
-"""More than the schema and the metadata of a frame take."""
 
 _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
@@ -171,8 +168,7 @@ class WalLog(WalReading):
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> WalHandle:
         """Append a batch as one frame, whole or not at all; the same writer and number again is a no-op."""
-        if number < 0:
-            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
+        check_numbers(number=number)
         return self.append_batch(batch, writer=(writer, number), expect=expect)
 
     def append_batch(
@@ -190,38 +186,26 @@ class WalLog(WalReading):
         ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
         below the log's: nothing was appended.
         """
-        batches = tuple(conform(batch, now=self._clock.now()))
-        pages = [encode_page(page, Compression.NONE) for page in batches]
-        size = sum(len(part) for page in pages for part in page)
-        if size + _METADATA > MAX_PAYLOAD:
-            raise InvalidInput(
-                f"A frame may hold {MAX_PAYLOAD:,} bytes and this batch has {size:,}: append it in parts."
-            )
-        if expect:
-            self._begin_at(expect)
-        return self._committer.add_batch(
-            batches, pages, size, writer=writer, expect=expect, term=term, timestamp=timestamp
-        )
+        check_numbers(expect=expect, term=term, timestamp=timestamp)
+        content = encoded(batch, now=self._clock.now())
+        self._begin_at(expect or 0)
+        return self._committer.add_batch(content, writer=writer, expect=expect, term=term, timestamp=timestamp)
 
     def append_value(
         self, value: bytes, *, expect: int | None = None, term: int | None = None, timestamp: int | None = None
     ) -> WalHandle:
         """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in microseconds."""
-        if type(value) is not bytes:
-            value = _bytes_of(value)
-        if len(value) + _METADATA > MAX_PAYLOAD:
-            raise InvalidInput(
-                f"A frame may hold {MAX_PAYLOAD:,} bytes and this value has {len(value):,}: append it in parts."
-            )
-        if expect:
-            self._begin_at(expect)
+        value = value_of(value)
+        if expect is not None or term is not None or timestamp is not None:
+            check_numbers(expect=expect, term=term, timestamp=timestamp)
+            self._begin_at(expect or 0)
         return self._committer.add_value(
             value, self._clock.now_ns() // 1000 if timestamp is None else timestamp, term=term, expect=expect
         )
 
     def _begin_at(self, offset: int) -> None:
         """Let a log that never held a record begin where its first one asks to be."""
-        if self._committer.next > 0:
+        if not offset or self._committer.next > 0:
             return
         with self._committer.exclusively():
             if max(self._committer.next, self.bounds().next) > 0:
@@ -384,12 +368,6 @@ class WalLog(WalReading):
 def _check_options(*sizes: int) -> None:
     if min(sizes) < 0:
         raise InvalidInput("roll_bytes, tail_bytes and pending_bytes are numbers of bytes, not negative.")
-
-
-def _bytes_of(value: object) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)  # a copy: its owner may change it before it is written
-    raise InvalidInput(f"A value is bytes, not {type(value).__name__}.")
 
 
 def _forked() -> None:

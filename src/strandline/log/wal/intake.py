@@ -1,0 +1,58 @@
+"""What is appended, checked and encoded by who appends it: nothing of it may fail later, when others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.formats.block import Compression, Parts, encode_page
+from strandline.formats.frame import MAX_PAYLOAD
+from strandline.model.errors import InvalidInput
+from strandline.model.records import RecordSource, conform
+
+LARGEST: Final = (1 << 63) - 1
+"""Of offsets, terms, numbers and times."""
+
+_METADATA: Final = 4 << 10
+"""More than the schema and the metadata of a frame take."""
+
+
+class Encoded(NamedTuple):
+    """A batch that fits a frame: its records, and their bytes."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    pages: Sequence[Parts]
+    size: int
+
+
+def encoded(batch: RecordSource, *, now: int) -> Encoded:
+    """The batch as the pages of a frame; ``InvalidInput`` if it is none, or over 256 MiB."""
+    batches = tuple(conform(batch, now=now))
+    pages = [encode_page(page, Compression.NONE) for page in batches]
+    size = sum(len(part) for page in pages for part in page)
+    _check_size(size, "batch")
+    return Encoded(batches, pages, size)
+
+
+def value_of(value: bytes) -> bytes:
+    """The value as bytes that nobody can change; ``InvalidInput`` if it is none, or over 256 MiB."""
+    if type(value) is not bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise InvalidInput(f"A value is bytes, not {type(value).__name__}.")
+        value = bytes(value)  # a copy: its owner may change it before it is written
+    _check_size(len(value), "value")
+    return value
+
+
+def _check_size(size: int, what: str) -> None:
+    if size + _METADATA > MAX_PAYLOAD:
+        raise InvalidInput(f"A frame may hold {MAX_PAYLOAD:,} bytes and this {what} has {size:,}: append it in parts.")
+
+
+def check_numbers(**numbers: int | None) -> None:
+    """Refuse what a frame cannot say: each is a whole number from 0 up to 63 bits, or was not given."""
+    for name, number in numbers.items():
+        if number is not None and (type(number) is not int or not 0 <= number <= LARGEST):
+            raise InvalidInput(f"{name} is a whole number from 0 up to {LARGEST}, not {number!r}.")
