@@ -140,7 +140,7 @@ def test_a_payload_over_256_mib_is_refused_on_write():
 def test_a_small_plain_page_has_the_bytes_that_a_large_one_would_have(monkeypatch):
     batches = [some_records(5), some_records(300).slice(7, 90), some_records(0), two_records()]
     quick = [b"".join(encode_page(batch, Compression.NONE)) for batch in batches]
-    monkeypatch.setattr("strandline.formats.block.SMALL_PAGE", -1)
+    monkeypatch.setattr("strandline.formats.block._SMALL", -1)
     assert quick == [b"".join(encode_page(batch, Compression.NONE)) for batch in batches]
 
 

@@ -35,7 +35,7 @@ class Compression(IntEnum):
 _DECODED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
 """What decoding may take: a batch, and the padding between its buffers."""
 
-SMALL_PAGE: Final = 64 << 10
+_SMALL: Final = 64 << 10
 """A plain page of up to so many bytes is copied: that takes a sixth of the time that handing over its buffers does."""
 
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
@@ -82,7 +82,7 @@ def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
 
 def _is_small(batch: pa.RecordBatch) -> bool:
     # The first is quick but counts all of what a slice was cut from; the second counts what is written.
-    return bool(batch.get_total_buffer_size() <= SMALL_PAGE or batch.nbytes <= SMALL_PAGE)
+    return bool(batch.get_total_buffer_size() <= _SMALL or batch.nbytes <= _SMALL)
 
 
 def _without(parts: Parts, length: int, end: int) -> Parts:
@@ -97,8 +97,8 @@ def _without(parts: Parts, length: int, end: int) -> Parts:
 
 def frame_pages(pages: Iterable[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
     """The block made of encoded pages; metadata goes into its schema message."""
-    schema = _schema_message(metadata) if metadata else _SCHEMA_MESSAGE
-    return [memoryview(schema).cast("B"), *chain.from_iterable(pages), _END]
+    schema = memoryview(_schema_message(metadata)).cast("B") if metadata else _PLAIN_SCHEMA
+    return [schema, *chain.from_iterable(pages), _END]
 
 
 def _schema_message(metadata: Mapping[str, str]) -> bytes | bytearray:

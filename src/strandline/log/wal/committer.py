@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from strandline.log.wal.groups import Group, Item, Run, WalHandle, Whole, settled_group
+from strandline.log.wal.groups import RUN_BYTES, RUN_RECORDS, Group, Item, Run, WalHandle, Whole, settled_group
 from strandline.log.wal.intake import Encoded
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.errors import (
@@ -24,6 +24,9 @@ from strandline.model.head import WriterId, WriterState
 W = TypeVar("W")
 
 _DONE: Final = settled_group()
+
+_OVERHEAD: Final = 64
+"""What a queued value takes beside its bytes."""
 
 
 class Committer(Generic[W]):
@@ -96,8 +99,11 @@ class Committer(Generic[W]):
 
     def add_value(
         self, value: bytes, timestamp: int, *, term: int | None = None, expect: int | None = None
-    ) -> WalHandle:
-        """Queue one value (``timestamp`` in microseconds)."""
+    ) -> tuple[Group, int]:
+        """Queue one value (``timestamp`` in microseconds); returns the group that it is in, and its offset.
+
+        Called for every record: what can be done once for a group is done there.
+        """
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
@@ -106,21 +112,23 @@ class Committer(Generic[W]):
             if self._group.size >= self._max_pending:
                 self._make_room()
                 self._check(term, expect)  # others may have appended meanwhile
-            group = self._group
+            group, first = self._group, self._next
             run = group.run
-            if run is None or run.is_full or run.term != self._term:
-                run = group.run = Run(self._next, self._term)
+            if run is None or run.term != self._term:
+                run = group.run = Run(first, self._term)
                 group.items.append(run)
             run.values.append(value)
             run.timestamps.append(timestamp)
-            run.size += len(value)
-            group.size += len(value) + 64
-            first = self._next
+            size = len(value)
+            run.size += size
+            group.size += size + _OVERHEAD
+            if run.size >= RUN_BYTES or len(run.values) >= RUN_RECORDS:
+                group.run = None  # the next one begins another frame
             self._next = first + 1
             if self._asleep:
                 self._asleep = False
                 self._wake.release()
-        return WalHandle(group, first, 1)
+        return group, first
 
     def add_batch(
         self,

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple, Self, final
 
 import pyarrow as pa
 
-from strandline.log.contract import Receipt
-from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.groups import Group, WalHandle
 from strandline.log.wal.intake import check_numbers
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.migrate import folder_of
@@ -34,30 +33,36 @@ class WalRecord(NamedTuple):
 
 
 class LsnHandle:
-    """An append under way: its result is its lsn, once it is durable."""
+    """An append under way: its result is its lsn, the last one of many records, once it is durable."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_count", "_first", "_group")
 
-    def __init__(self, handle: WalHandle) -> None:
-        """The same append as this handle's."""
-        self._handle = handle
+    def __init__(self, group: Group, first: int, count: int = 1) -> None:
+        """``count`` records from offset ``first`` on, in this group."""
+        self._group = group
+        self._first = first
+        self._count = count
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._handle.done()
+        return self._group.done
 
     def result(self, timeout: float | None = None) -> int:
-        """Block until the record is durable, or raise why it is not; returns the (last) lsn."""
-        return _last_lsn(self._handle.result(timeout))
+        """Block until the record is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
+        self._group.wait(timeout)
+        return self._first + self._count
 
     def lsns(self, timeout: float | None = None) -> range:
         """The same for an append of many records: all their lsns."""
-        receipt = self._handle.result(timeout)
-        return range(_last_lsn(receipt) - receipt.count + 1, _last_lsn(receipt) + 1)
+        last = self.result(timeout)
+        return range(last - self._count + 1, last + 1)
 
     def __await__(self) -> Generator[object, None, int]:
-        receipt = yield from self._handle.__await__()
-        return _last_lsn(receipt)
+        group = self._group
+        if not group.done and (future := group.future()) is not None:
+            yield from future
+        group.check()
+        return self._first + self._count
 
 
 @final
@@ -142,6 +147,10 @@ class WriteAheadLog:
         its ``term`` (``Fenced`` below the log's) and its ``timestamp`` in milliseconds. A log that never held a record
         accepts any first lsn.
         """
+        if lsn is None and term is None and timestamp is None:
+            group, offset = self.log.add_value(payload)
+            group.wait()
+            return offset + 1
         return self.submit(payload, lsn=lsn, term=term, timestamp=timestamp).result()
 
     def submit(
@@ -149,11 +158,11 @@ class WriteAheadLog:
     ) -> LsnHandle:
         """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
         if lsn is None and term is None and timestamp is None:
-            return LsnHandle(self.log.append_value(payload))
+            return LsnHandle(*self.log.add_value(payload))
         check_numbers(timestamp=timestamp)
         time = None if timestamp is None else timestamp * _MICROSECONDS
         with _following(lsn) as expect:
-            return LsnHandle(self.log.append_value(payload, expect=expect, term=term, timestamp=time))
+            return _lsn_handle(self.log.append_value(payload, expect=expect, term=term, timestamp=time))
 
     def append_many(self, payloads: Iterable[bytes], *, term: int | None = None) -> range:
         """Append payloads as one frame, all or none; returns their lsns when they are durable."""
@@ -177,7 +186,7 @@ class WriteAheadLog:
     ) -> LsnHandle:
         """The same without waiting; the result is the last lsn."""
         with _following(lsn) as expect:
-            return LsnHandle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
+            return _lsn_handle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -248,8 +257,10 @@ def _following(lsn: int | None) -> Iterator[int | None]:
         ) from error
 
 
-def _last_lsn(receipt: Receipt) -> int:
-    return 0 if receipt.first is None else receipt.first + receipt.count
+def _lsn_handle(handle: WalHandle) -> LsnHandle:
+    if handle.first is None:
+        raise AssertionError("an append without a number has a place of its own")
+    return LsnHandle(handle.group, handle.first, handle.count)
 
 
 def _records(term: int, batch: pa.RecordBatch) -> Iterator[WalRecord]:

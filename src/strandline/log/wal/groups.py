@@ -31,11 +31,6 @@ class Run:
     """Microseconds."""
     size: int = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next record begins another frame."""
-        return self.size >= RUN_BYTES or len(self.values) >= RUN_RECORDS
-
 
 @dataclass(frozen=True, slots=True)
 class Whole:
@@ -90,14 +85,16 @@ class Group:
         if not self.done:
             if self.pump is not None:
                 self.pump()
-            self._block(timeout)
-        self.check()
+            waiter = threading.Lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
+            if not self.done:  # or who settles it may not have seen this waiter
+                self._block(waiter, timeout)
+        if self._error is not None:
+            raise self._error()
 
-    def _block(self, timeout: float | None) -> None:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        if not self.done and not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+    def _block(self, waiter: threading.Lock, timeout: float | None) -> None:
+        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             raise TimeoutError("The append is not durable yet; ask its handle again.")
 
     def check(self) -> None:
@@ -105,17 +102,17 @@ class Group:
         if self._error is not None:
             raise self._error()
 
-    async def wait_async(self) -> None:
-        """The same for asyncio; giving up does not disturb who else awaits it."""
-        if not self.done:
-            if self.pump is not None:
-                self.pump()
-            loop = asyncio.get_running_loop()
-            future = loop.create_future()
-            self._futures.setdefault(loop, []).append(future)
-            if not self.done:
-                await future
-        self.check()
+    def future(self) -> asyncio.Future[None] | None:
+        """What to await until it is durable or has failed, in the running loop; None if that is known.
+
+        Each caller has one of its own: giving up on it does not disturb who else awaits the group.
+        """
+        if self.pump is not None and not self.done:
+            self.pump()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self._futures.setdefault(loop, []).append(future)
+        return None if self.done else future
 
 
 def _wake(futures: list[asyncio.Future[None]]) -> None:
@@ -127,29 +124,28 @@ def _wake(futures: list[asyncio.Future[None]]) -> None:
 class WalHandle:
     """The handle of an append to a write-ahead log: its offsets are given, its durability is awaited."""
 
-    __slots__ = ("_count", "_first", "_group")
+    __slots__ = ("count", "first", "group")
 
     def __init__(self, group: Group, first: int | None, count: int) -> None:
         """``count`` records from ``first`` on, in this group."""
-        self._group = group
-        self._first = first
-        self._count = count
+        self.group = group
+        self.first = first
+        self.count = count
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._group.done
+        return self.group.done
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable, or raise why they are not."""
-        self._group.wait(timeout)
-        return Receipt(self._first, self._count)
+        self.group.wait(timeout)
+        return Receipt(self.first, self.count)
 
     def __await__(self) -> Generator[object, None, Receipt]:
-        if self._group.done:
-            self._group.check()
-        else:
-            yield from self._group.wait_async().__await__()
-        return Receipt(self._first, self._count)
+        if not self.group.done and (future := self.group.future()) is not None:
+            yield from future
+        self.group.check()
+        return Receipt(self.first, self.count)
 
 
 def settled_group() -> Group:

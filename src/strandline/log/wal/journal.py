@@ -5,24 +5,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.formats.block import SMALL_PAGE, Compression, Parts, encode_page
+from strandline.formats.block import Compression, Parts, encode_page
 from strandline.formats.frame import FrameInfo, encode_frame
+from strandline.formats.value_page import MOST_RECORDS, encode_values
 from strandline.formats.wal_folder import batch_metadata, lead_metadata
 from strandline.formats.wal_index import Index, IndexEntry, encode_entry, index_lead, new_chain
 from strandline.log.wal.catalog import Located
 from strandline.log.wal.groups import Item, Run
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
-from strandline.log.wal.tail import Held
+from strandline.log.wal.tail import Held, Records
 from strandline.log.writers import forget_silent
 from strandline.model.errors import CorruptData
 from strandline.model.head import WriterId, WriterState
-from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.model.records import record_batch
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
 
@@ -199,36 +199,27 @@ class _Content(NamedTuple):
     pages: Sequence[Parts]
     metadata: Mapping[str, str] | None
     timestamp: int | None
-    kept: tuple[pa.RecordBatch, ...] | None
+    kept: Records | None
     """The records, if they may stay in memory for readers."""
 
 
 def _content_of(item: Item) -> _Content:
     if isinstance(item, Run):
+        if len(item.values) <= MOST_RECORDS:
+            small = encode_values(item.values, item.timestamps)
+            return _Content(len(item.values), [[small]], None, None, Records(None, small))
         batch = _values_batch(item)
-        # For a small one, which most are, nothing need be asked first.
-        is_small = item.size < SMALL_PAGE
-        page: Parts = [memoryview(batch.serialize()).cast("B")] if is_small else encode_page(batch, _PLAIN)
-        return _Content(len(item.values), [page], None, None, (batch,))
+        return _Content(len(item.values), [encode_page(batch, _PLAIN)], None, None, Records((batch,)))
     metadata = None if item.writer is None else batch_metadata(*item.writer)
-    kept = item.batches if _is_compact(item.batches) else None
+    kept = Records(item.batches) if _is_compact(item.batches) else None
     return _Content(item.count, item.pages, metadata, item.timestamp, kept)
 
 
 def _values_batch(run: Run) -> pa.RecordBatch:
     count = len(run.values)
-    timestamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(array("q", run.timestamps))])
-    ops, keys, headers = _same_for_all(count)
-    return pa.RecordBatch.from_arrays(
-        [timestamps, ops, keys, pa.array(run.values, pa.binary()), headers], schema=RECORD_SCHEMA
-    )
-
-
-@lru_cache(maxsize=256)
-def _same_for_all(count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """The columns that do not differ between records that are only a value; most groups have a few dozen."""
     ops = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
-    return ops, pa.nulls(count, pa.binary()), no_headers(count)
+    timestamps = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", run.timestamps))])
+    return record_batch(timestamps=timestamps, ops=ops, keys=[None] * count, values=run.values)
 
 
 def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:

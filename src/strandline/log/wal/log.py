@@ -17,7 +17,7 @@ from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.examine import Examined, examine
-from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.groups import Group, WalHandle
 from strandline.log.wal.intake import check_numbers, encoded, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.lock import hold_lock
@@ -40,6 +40,8 @@ from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SE
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
+_LARGE: Final = 1 << 20
+"""Values up to this size need no closer look."""
 
 _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
@@ -71,6 +73,7 @@ class WalLog(WalReading):
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self._clock = clock
+        self._now_ns = clock.now_ns
         self._held = contextlib.ExitStack()
         self._closed = False
         self._pruning = threading.Lock()
@@ -195,13 +198,19 @@ class WalLog(WalReading):
         self, value: bytes, *, expect: int | None = None, term: int | None = None, timestamp: int | None = None
     ) -> WalHandle:
         """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in microseconds."""
+        if expect is None and term is None and timestamp is None:
+            return WalHandle(*self.add_value(value), 1)
+        check_numbers(expect=expect, term=term, timestamp=timestamp)
         value = value_of(value)
-        if expect is not None or term is not None or timestamp is not None:
-            check_numbers(expect=expect, term=term, timestamp=timestamp)
-            self._begin_at(expect or 0)
-        return self._committer.add_value(
-            value, self._clock.now_ns() // 1000 if timestamp is None else timestamp, term=term, expect=expect
-        )
+        self._begin_at(expect or 0)
+        now = self._clock.now() if timestamp is None else timestamp
+        return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
+
+    def add_value(self, value: bytes) -> tuple[Group, int]:
+        """The same in its plainest form, for who appends a great many: the group to wait for, and the offset."""
+        if type(value) is not bytes or len(value) > _LARGE:
+            value = value_of(value)
+        return self._committer.add_value(value, self._now_ns() // 1000)
 
     def _begin_at(self, offset: int) -> None:
         """Let a log that never held a record begin where its first one asks to be."""

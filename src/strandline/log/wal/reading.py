@@ -91,7 +91,7 @@ class WalReading(ABC):
 
     def _plan(self, since: Cursor, end: int, limit: Limit) -> list[WalSpan]:
         return [
-            WalSpan(held.frame, first, upto, held.batches, self._disk)
+            WalSpan(held.frame, first, upto, held.records, self._disk)
             for held, first, upto in plan_entries(self._frames(since.next, end), since.next, limit)
         ]
 

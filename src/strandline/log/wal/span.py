@@ -11,6 +11,7 @@ import pyarrow as pa
 from strandline.formats.frame import Frame, FrameScanner, decode_frame
 from strandline.log.planning import clipped, known_columns
 from strandline.log.wal.catalog import Located, damaged
+from strandline.log.wal.tail import Records
 from strandline.model.errors import NotFound
 from strandline.model.records import with_offsets
 from strandline.storage.disk import DISK, Disk
@@ -27,7 +28,7 @@ class WalSpan:
     frame: Located
     first: int
     next: int
-    cached: tuple[pa.RecordBatch, ...] | None = field(default=None, compare=False, repr=False)
+    cached: Records | None = field(default=None, compare=False, repr=False)
     disk: Disk = field(default=DISK, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,7 +46,7 @@ class WalSpan:
                 batches: Sequence[pa.RecordBatch] = self._read()
                 count(self.frame.next - self.frame.first, self.frame.size)
         else:
-            batches = self.cached
+            batches = self.cached.batches()
         numbered = clipped(with_offsets(batches, self.frame.first), self.first, self.next)
         return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
 

@@ -9,17 +9,35 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from strandline.formats.value_page import decode_values
 from strandline.log.wal.catalog import Located
 
 _TAKEN: Final = 64
 """How many frames are looked at in one turn: a plan seldom wants more."""
 
 
+class Records:
+    """The records of a frame, in memory: the same for every reader, and copied for none."""
+
+    __slots__ = ("_batches", "_page")
+
+    def __init__(self, batches: tuple[pa.RecordBatch, ...] | None, page: bytes = b"") -> None:
+        """Records as they were appended, or as the page that they were made into."""
+        self._batches = batches
+        self._page = page
+
+    def batches(self) -> tuple[pa.RecordBatch, ...]:
+        """The records; a page is looked at when the first reader comes, and not by the thread that commits."""
+        if self._batches is None:
+            self._batches = (decode_values(self._page),)
+        return self._batches
+
+
 class Held(NamedTuple):
     """A frame, and its records if they are in memory."""
 
     frame: Located
-    batches: tuple[pa.RecordBatch, ...] | None = None
+    records: Records | None = None
 
     @property
     def first(self) -> int:
@@ -84,4 +102,4 @@ class Tail:
 
 def _weight(held: Held) -> int:
     # A frame that is not held costs a little all the same, so that a tail of many small ones ends somewhere.
-    return 512 + (held.size if held.batches is not None else 0)
+    return 512 + (held.size if held.records is not None else 0)
