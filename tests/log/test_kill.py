@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 
 import strandline as sl
-from strandline.log.object.checks import Severity
+from strandline.log.findings import Severity
 from strandline.log.object.verify import Verification
 from strandline.testing.clock import ManualClock
 from tests.log.programs import SOON, V1_GRACE, Job, read_notes, start, tell, values_of

@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 
 from strandline.formats.head import decode_head, encode_head
+from strandline.log.findings import Severity
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.object.checks import Finding, Kind, Severity, Writers
+from strandline.log.object.checks import Finding, Kind, Writers
 from strandline.log.object.index import chunk_path
 from strandline.log.object.inventory import Names, compare
 from strandline.log.object.verify import Verification

@@ -15,7 +15,8 @@ import pytest
 from strandline.formats.block import Compression, encode_page
 from strandline.formats.frame import FrameInfo, FrameScanner, encode_frame
 from strandline.formats.wal_index import decode_index, encode_entry, index_lead, new_chain
-from strandline.log.wal.checks import Finding, Kind, Severity
+from strandline.log.findings import Severity
+from strandline.log.wal.checks import Finding, Kind
 from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.mending import mend, plan_mending

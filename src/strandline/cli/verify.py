@@ -12,7 +12,8 @@ from rich.text import Text
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, Url, guarded, open_log
-from strandline.log.object.checks import Finding, Kind, Severity
+from strandline.log.findings import Severity
+from strandline.log.object.checks import Finding, Kind
 from strandline.log.object.verify import Verification, Verified
 from strandline.model.errors import CorruptData
 

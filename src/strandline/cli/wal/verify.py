@@ -12,7 +12,7 @@ from rich.text import Text
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded
 from strandline.cli.wal.shared import Folder, data_bytes
-from strandline.log.wal.checks import Severity
+from strandline.log.findings import Severity
 from strandline.log.wal.verify import Verification
 from strandline.log.wal.verify import verify as look
 from strandline.storage.ambient import CLOCK

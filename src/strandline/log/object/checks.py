@@ -9,6 +9,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from strandline.log.findings import Severity
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.head import ChunkRef, Entry, Head, WriterId, WriterState
 from strandline.model.slots import SlotState
@@ -16,17 +17,6 @@ from strandline.model.slots import SlotState
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _OLDER_WRITERS: Final = 1 << 16
 """How many writers are remembered beyond those that the head would know; more than that ago, nothing is compared."""
-
-
-class Severity(StrEnum):
-    """What a finding means."""
-
-    DAMAGE = "damage"
-    """Something is lost or wrong, or a promise is broken."""
-    WASTE = "waste"
-    """Something takes up room that nobody needs."""
-    NOTE = "note"
-    """Something that is as it should be, and that somebody may want to know."""
 
 
 class Kind(StrEnum):

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from strandline.formats.head import decode_cut
 from strandline.formats.identity import SlotCodec
 from strandline.log.fetch import fetch_in_order
+from strandline.log.findings import Severity
 from strandline.log.object.checks import (
     Finding,
     Kind,
     Place,
-    Severity,
     Writers,
     check_chunk,
     check_head,

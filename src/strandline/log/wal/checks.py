@@ -11,6 +11,7 @@ from uuid import UUID
 from strandline.formats.frame import Ending, Frame, decode_frame
 from strandline.formats.wal_folder import Kept, append_of, lead_of
 from strandline.formats.wal_index import Index, IndexEntry
+from strandline.log.findings import Severity
 from strandline.log.wal.catalog import Located
 from strandline.log.wal.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.log.wal.names import LEAD, salt_of
@@ -20,15 +21,6 @@ from strandline.model.head import WriterId, WriterState
 
 MOST_PROBLEMS: Final = 100
 """Behind so many problems in one file no more are told: it has to be restored anyway."""
-
-
-class Severity(StrEnum):
-    """What a finding means."""
-
-    DAMAGE = "damage"
-    """Something that was acknowledged is lost or wrong, or the log cannot be opened."""
-    NOTE = "note"
-    """Something that opening puts right by itself, or that somebody may want to know."""
 
 
 class Kind(StrEnum):

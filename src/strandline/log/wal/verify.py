@@ -12,12 +12,12 @@ from strandline.formats.frame import HEADER_SIZE, Frame, FrameScanner, Stop, dec
 from strandline.formats.wal_folder import Kept, lead_of
 from strandline.formats.wal_index import decode_index, new_chain
 from strandline.formats.wal_mark import Mark
+from strandline.log.findings import Severity
 from strandline.log.wal.checks import (
     FileCheck,
     FileFacts,
     Finding,
     Kind,
-    Severity,
     judge_closed,
     judge_kept,
     judge_last,
