@@ -13,7 +13,7 @@ from strandline.formats.frame import Ending
 from strandline.log.wal import examine, repair
 from strandline.log.wal.catalog import damaged
 from strandline.log.wal.committer import Committer
-from strandline.log.wal.groups import Run, WalHandle
+from strandline.log.wal.groups import Run
 from strandline.log.wal.journal import Journal
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
@@ -152,7 +152,7 @@ def append_at_once(folder, monkeypatch, add=None):
     """Two threads append at the same time; each gets an offset of its own, and both records are there."""
     meeting = threading.Barrier(2)
     if add is not None:
-        monkeypatch.setattr(Committer, "add_value", add(meeting))
+        monkeypatch.setattr(Committer, "add", add(meeting))
     with WalLog.open(str(folder)) as log, ThreadPoolExecutor(2) as pool:
 
         def append(value):
@@ -168,20 +168,20 @@ def test_a_twin_that_gives_the_offset_before_the_lock_is_caught(tmp_path, monkey
     append_at_once(tmp_path / "honest", monkeypatch)
 
     def early(meeting):
-        def add_value(self, value, timestamp, *, term=None, expect=None):
+        def add_early(self, value):
             first = self._next
             meeting.wait(SOON)
             with self._lock:
                 group = self._group
-                run = Run(first, self._term, [value], [timestamp], len(value))
+                run = Run(first, self._term, [value], [0])
                 group.items.append(run)
                 self._next = first + 1
                 if self._asleep:
                     self._asleep = False
                     self._wake.release()
-            return WalHandle(group, first, 1)
+            return group, first
 
-        return add_value
+        return add_early
 
     with pytest.raises((AssertionError, StrandlineError)):
         append_at_once(tmp_path / "twin", monkeypatch, early)

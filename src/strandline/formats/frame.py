@@ -33,6 +33,8 @@ _LEAD: Final = MAGIC + bytes([VERSION])
 _BEGINNING: Final = re.compile(re.escape(_LEAD))
 _PATIENCE: Final = 4
 """How often, on average, a byte is looked at to find frames past damage; hostile bytes could ask for any number."""
+_SMALL: Final = 32 << 10
+"""A frame with a payload up to this size is one piece: copying it costs less than handling its parts."""
 _COMPRESSIONS: Final = frozenset(Compression)
 
 
@@ -108,6 +110,9 @@ def encode_frame(info: FrameInfo, pages: Sequence[Parts], metadata: Mapping[str,
     checksum = crc32c(header[len(MAGIC) :])
     sealed = _CHECKSUM.pack(checksum)
     checksum = crc32c(sealed, checksum)
+    if length <= _SMALL:
+        payload = b"".join(block)
+        return [b"".join((header, sealed, payload, _TRAILER.pack(crc32c(payload, checksum), length)))]
     for part in block:
         checksum = crc32c(part, checksum)
     return [header + sealed, *block, _TRAILER.pack(checksum, length)]

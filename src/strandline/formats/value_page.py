@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from strandline.model.records import RECORD_SCHEMA, Op, record_batch
+from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
 
 MOST_RECORDS: Final = 1 << 12
 """With more records in a page Arrow's own price no longer matters."""
@@ -105,9 +105,18 @@ _MARK: Final = b"\xf7\xa5~values"[:_WIDTH]
 
 
 def _sample(count: int, size: int) -> bytes:
-    values = [b""] * (count - 1) + [_MARK.ljust(size, b"\xff")]
-    batch = record_batch(timestamps=[0] * count, ops=[Op.PUT] * count, keys=[None] * count, values=values)
-    return bytes(batch.serialize().to_pybytes())
+    # Not from Python lists: turning one into an array imports pandas, which takes longer than a thousand commits.
+    offsets = array("i", [0] * count + [size])
+    columns = [
+        pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(_WIDTH * count))]),
+        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),
+        pa.nulls(count, pa.binary()),
+        pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(_MARK.ljust(size, b"\xff"))]
+        ),
+        no_headers(count),
+    ]
+    return bytes(pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA).serialize().to_pybytes())
 
 
 def _aligned(size: int) -> int:

@@ -193,12 +193,21 @@ class _LocalAppendFile:
         with _speaking(self._path):
             return os.fstat(self._descriptor).st_size
 
+    # A group commit calls these three: the context manager of the others would cost it more than some of the writes.
+
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        with _speaking(self._path):
+        try:
             _write_all(self._descriptor, parts)
+        except OSError as error:
+            raise _spoken(self._path, error) from error
+
+    def sync(self) -> None:
+        try:
+            _sync_data(self._descriptor)
+        except OSError as error:
+            raise _spoken(self._path, error) from error
 
     def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
-        # Called after each group commit: the context manager of the others would cost more than the write.
         try:
             if self._writer < 0:
                 self._writer = self._reopened()
@@ -229,10 +238,6 @@ class _LocalAppendFile:
                     return found
                 os.close(found)
         raise StorageError(f"{self._path} is another file than was opened: open the file anew under its new name.")
-
-    def sync(self) -> None:
-        with _speaking(self._path):
-            _sync_data(self._descriptor)
 
     def cut(self, size: int) -> None:
         with _speaking(self._path):

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from strandline.log.wal.groups import RUN_BYTES, RUN_RECORDS, Group, Item, Run, WalHandle, Whole, settled_group
-from strandline.log.wal.intake import Encoded
+from strandline.log.wal.groups import Group, Item, Run, WalHandle, Whole, settled_group
+from strandline.log.wal.intake import Encoded, value_of
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.errors import (
     DiskFull,
@@ -20,10 +20,14 @@ from strandline.model.errors import (
     UsedAcrossFork,
 )
 from strandline.model.head import WriterId, WriterState
+from strandline.storage.ambient import Clock
 
 W = TypeVar("W")
 
 _DONE: Final = settled_group()
+
+_LARGE: Final = 1 << 20
+"""Values up to this size need no closer look."""
 
 _OVERHEAD: Final = 64
 """What a queued value takes beside its bytes."""
@@ -48,6 +52,7 @@ class Committer(Generic[W]):
         writers: Mapping[WriterId, WriterState],
         background: bool,
         max_pending: int,
+        clock: Clock,
     ) -> None:
         """Go on at this offset.
 
@@ -58,6 +63,7 @@ class Committer(Generic[W]):
         self._write = write
         self._finish = finish
         self._tidy = tidy
+        self._now_ns = clock.now_ns
         self._next = next_offset
         self._term = term
         self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
@@ -97,38 +103,61 @@ class Committer(Generic[W]):
         """The offset of the next record, durable or not yet."""
         return self._next
 
-    def add_value(
-        self, value: bytes, timestamp: int, *, term: int | None = None, expect: int | None = None
-    ) -> tuple[Group, int]:
-        """Queue one value (``timestamp`` in microseconds); returns the group that it is in, and its offset.
+    def add(self, value: bytes) -> tuple[Group, int]:
+        """Queue one value; returns the group that it is in, and its offset.
 
-        Called for every record: what can be done once for a group is done there.
+        Called for every record, so that nothing is called from here that need not be.
         """
+        if type(value) is not bytes or len(value) > _LARGE:
+            value = value_of(value)
+        timestamp = self._now_ns() // 1000
         with self._lock:
-            if self._refusal is not None:
-                raise self._refusal()
-            if term is not None or expect is not None:
-                self._check(term, expect)
-            if self._group.size >= self._max_pending:
-                self._make_room()
-                self._check(term, expect)  # others may have appended meanwhile
-            group, first = self._group, self._next
+            group = self._group
             run = group.run
-            if run is None or run.term != self._term:
-                run = group.run = Run(first, self._term)
-                group.items.append(run)
+            if run is None or group.size >= self._max_pending or self._refusal is not None:
+                group, run = self._open_run(None, None)
             run.values.append(value)
             run.timestamps.append(timestamp)
-            size = len(value)
-            run.size += size
-            group.size += size + _OVERHEAD
-            if run.size >= RUN_BYTES or len(run.values) >= RUN_RECORDS:
-                group.run = None  # the next one begins another frame
+            group.size += len(value) + _OVERHEAD
+            first = self._next
             self._next = first + 1
             if self._asleep:
                 self._asleep = False
                 self._wake.release()
         return group, first
+
+    def add_value(self, value: bytes, timestamp: int, *, term: int | None, expect: int | None) -> tuple[Group, int]:
+        """The same with a timestamp (microseconds) of its own, in a term and at a place that may be given."""
+        with self._lock:
+            group, run = self._open_run(term, expect)
+            run.values.append(value)
+            run.timestamps.append(timestamp)
+            group.size += len(value) + _OVERHEAD
+            first = self._next
+            self._next = first + 1
+            self._stir()
+        return group, first
+
+    def _open_run(self, term: int | None, expect: int | None) -> tuple[Group, Run]:
+        """Where the next value goes; called and left with the lock held."""
+        if self._refusal is not None:
+            raise self._refusal()
+        self._check(term, expect)
+        if self._group.size >= self._max_pending:
+            self._make_room()
+            self._check(term, expect)  # others may have appended meanwhile
+        group = self._group
+        run = group.run
+        if run is None:
+            run = group.run = Run(self._next, self._term)
+            group.items.append(run)
+        return group, run
+
+    def _stir(self) -> None:
+        """Wake the thread if it sleeps."""
+        if self._asleep:
+            self._asleep = False
+            self._wake.release()
 
     def add_batch(
         self,
@@ -160,9 +189,7 @@ class Committer(Generic[W]):
             self._next = first + count
             if writer is not None:
                 self._remember(*writer, first, count, group)
-            if self._asleep:
-                self._asleep = False
-                self._wake.release()
+            self._stir()
         return WalHandle(group, first, count)
 
     def _check(self, term: int | None, expect: int | None) -> None:
@@ -179,7 +206,8 @@ class Committer(Generic[W]):
                     f"The append is of term {term}, and the log is in term {self._term}: terms never go down, and "
                     "whoever wrote this must stop."
                 )
-            self._term = term
+            if term > self._term:
+                self._term, self._group.run = term, None
 
     def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
         state, group = self._writers.get(writer, (None, _DONE))
@@ -353,9 +381,7 @@ class Committer(Generic[W]):
                 self._refusal = lambda: LogClosed(f"The log in {name} is closed: open it again.")
             self._closing = True
             self._room.notify_all()
-            if self._asleep:
-                self._asleep = False
-                self._wake.release()
+            self._stir()
         if self._thread is None:
             self.commit_all()
         else:

@@ -58,11 +58,7 @@ class LsnHandle:
         return range(last - self._count + 1, last + 1)
 
     def __await__(self) -> Generator[object, None, int]:
-        group = self._group
-        if not group.done and (future := group.future()) is not None:
-            yield from future
-        group.check()
-        return self._first + self._count
+        return self._group.awaited(self._first + self._count)
 
 
 @final
@@ -86,6 +82,7 @@ class WriteAheadLog:
     def __init__(self, log: WalLog) -> None:
         """Use :meth:`open`."""
         self.log = log
+        self._add = log.add_value
 
     @classmethod
     def open(
@@ -148,7 +145,7 @@ class WriteAheadLog:
         accepts any first lsn.
         """
         if lsn is None and term is None and timestamp is None:
-            group, offset = self.log.add_value(payload)
+            group, offset = self._add(payload)
             group.wait()
             return offset + 1
         return self.submit(payload, lsn=lsn, term=term, timestamp=timestamp).result()
@@ -158,7 +155,7 @@ class WriteAheadLog:
     ) -> LsnHandle:
         """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
         if lsn is None and term is None and timestamp is None:
-            return LsnHandle(*self.log.add_value(payload))
+            return LsnHandle(*self._add(payload))
         check_numbers(timestamp=timestamp)
         time = None if timestamp is None else timestamp * _MICROSECONDS
         with _following(lsn) as expect:

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -15,21 +15,18 @@ from strandline.formats.block import Parts
 from strandline.log.contract import Receipt
 from strandline.model.head import WriterId
 
-RUN_BYTES: Final = 4 << 20
-RUN_RECORDS: Final = 1 << 16
-"""Records that were appended one by one share a frame, up to so many bytes and records."""
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
 class Run:
-    """Values that were appended one by one, each a record of its own; together they are one frame."""
+    """Values that were appended one by one, each a record of its own; together they are one frame, or a few."""
 
     first: int
     term: int
     values: list[bytes] = field(default_factory=list)
     timestamps: list[int] = field(default_factory=list)
     """Microseconds."""
-    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,15 @@ class Whole:
 Item = Run | Whole
 
 
+class _Here(threading.local):
+    """The loop that was last found running in a thread: asking for it costs a call of the system each time."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+_HERE: Final = _Here()
+
+
 class Group:
     """Appends that become durable together. One thread settles it, any number wait for it."""
 
@@ -67,7 +73,7 @@ class Group:
         self._error: Callable[[], Exception] | None = None
         # A lock for each thread that waits: a condition would let all of them contend for one when they wake.
         self._waiters: list[threading.Lock] = []
-        self._futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        self._futures: dict[asyncio.AbstractEventLoop, Awaited] = {}
 
     def settle(self, error: Callable[[], Exception] | None = None) -> None:
         """Tell everyone who waits that it is durable, or why it is not."""
@@ -76,9 +82,9 @@ class Group:
         self.done = True  # before the waiters are gone through: who comes later sees it
         for waiter in self._waiters:
             waiter.release()
-        for loop, futures in list(self._futures.items()):
+        for loop, waiting in list(self._futures.items()):
             with contextlib.suppress(RuntimeError):  # nobody awaits in a loop that was closed
-                loop.call_soon_threadsafe(_wake, futures)
+                loop.call_soon_threadsafe(_wake, waiting, error)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
@@ -102,23 +108,44 @@ class Group:
         if self._error is not None:
             raise self._error()
 
-    def future(self) -> asyncio.Future[None] | None:
-        """What to await until it is durable or has failed, in the running loop; None if that is known.
+    def awaited(self, result: R) -> Generator[object, None, R]:
+        """What awaiting it comes down to: the result once it is durable, or why it is not.
 
-        Each caller has one of its own: giving up on it does not disturb who else awaits the group.
+        Each caller has a future of its own: giving up on one does not disturb who else awaits the group.
         """
-        if self.pump is not None and not self.done:
+        if self.done:
+            return self._known(result)
+        if self.pump is not None:
             self.pump()
-        loop = asyncio.get_running_loop()
+        loop = _HERE.loop
+        if loop is None or not loop.is_running():
+            loop = _HERE.loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._futures.setdefault(loop, []).append(future)
-        return None if self.done else future
+        waiting = self._futures.get(loop)
+        if waiting is None:
+            waiting = self._futures[loop] = []
+        waiting.append((future, result))
+        if self.done:  # who settles it may not have seen this future
+            return self._known(result)
+        return future.__await__()
+
+    def _known(self, result: R) -> Generator[object, None, R]:
+        self.check()
+        return result
+        yield  # never: what makes it a generator
 
 
-def _wake(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
+Awaited = list[tuple["asyncio.Future[Any]", Any]]
+"""Futures, and what each of them comes to if the group is durable."""
+
+
+def _wake(waiting: Awaited, error: Callable[[], Exception] | None) -> None:
+    for future, result in waiting:
         if not future.done():
-            future.set_result(None)
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error())
 
 
 class WalHandle:
@@ -142,10 +169,7 @@ class WalHandle:
         return Receipt(self.first, self.count)
 
     def __await__(self) -> Generator[object, None, Receipt]:
-        if not self.group.done and (future := self.group.future()) is not None:
-            yield from future
-        self.group.check()
-        return Receipt(self.first, self.count)
+        return self.group.awaited(Receipt(self.first, self.count))
 
 
 def settled_group() -> Group:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from uuid import UUID
 
-import pyarrow as pa
-
-from strandline.formats.block import Compression, Parts, encode_page
+from strandline.formats.block import Compression, Parts
 from strandline.formats.frame import FrameInfo, encode_frame
-from strandline.formats.value_page import MOST_RECORDS, encode_values
-from strandline.formats.wal_folder import batch_metadata, lead_metadata
+from strandline.formats.wal_folder import lead_metadata
 from strandline.formats.wal_index import Index, IndexEntry, encode_entry, index_lead, new_chain
 from strandline.log.wal.catalog import Located
-from strandline.log.wal.groups import Item, Run
+from strandline.log.wal.contents import contents_of
+from strandline.log.wal.groups import Item
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
-from strandline.log.wal.tail import Held, Records
-from strandline.log.writers import forget_silent
+from strandline.log.wal.tail import Held
+from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.errors import CorruptData
 from strandline.model.head import WriterId, WriterState
-from strandline.model.records import record_batch
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
 
@@ -51,8 +47,9 @@ class Place:
 class Written(NamedTuple):
     """A group that is in the file, and not durable yet."""
 
-    items: Sequence[Item]
     held: list[Held]
+    appends: list[tuple[WriterId, int] | None]
+    """Of each frame, whose append it is, and its number."""
     size: int
     """The bytes that the file has with it."""
     begun: float
@@ -89,7 +86,8 @@ class Journal:
         self._new = False
         """Whether the name of the file is not durable yet."""
         self.place = place
-        self._file = disk.open_append(f"{folder}/{data_name(place.first)}")
+        self._path = f"{folder}/{data_name(place.first)}"
+        self._file = disk.open_append(self._path)
 
     # --- committing --------------------------------------------------------------------------------------------
 
@@ -98,34 +96,36 @@ class Journal:
         place, begun = self.place, self._clock.monotonic()
         if place.size >= self._roll_bytes and place.next > place.first:
             self._begin(place.next)
-        now = max(place.timestamp, self._clock.now() // 1000)
-        path = f"{self._folder}/{data_name(place.first)}"
+        now = self._clock.now() // 1000
+        path = self._path
         parts: Parts = []
         held: list[Held] = []
+        appends: list[tuple[WriterId, int] | None] = []
         position, following = place.size, place.next
-        for item in items:
-            if item.first != following:
-                raise AssertionError(f"offset {item.first} was given where {following} follows")
-            content = _content_of(item)
-            written = now if content.timestamp is None else max(place.timestamp, content.timestamp)
-            place.timestamp = max(place.timestamp, written)
+        for content in contents_of(items):
+            if content.first != following:
+                raise AssertionError(f"offset {content.first} was given where {following} follows")
+            # Never earlier than the frame before, whatever a replica was told: seeking by time is a binary search.
+            written = place.timestamp = max(place.timestamp, now if content.timestamp is None else content.timestamp)
             info = FrameInfo(
-                item.term, item.first + 1, content.records, written, place.next, self._salt, len(content.pages)
+                content.term, following + 1, content.records, written, place.next, self._salt, len(content.pages)
             )
             frame = encode_frame(info, content.pages, content.metadata)
-            size = sum(map(len, frame))
+            size = sum(map(len, frame)) if len(frame) > 1 else len(frame[0])
             parts += frame
             following += content.records
-            located = Located(path, position, size, item.first, following, item.term, written)
-            held.append(Held(located, content.kept))
+            held.append(
+                Held(Located(path, position, size, content.first, following, content.term, written), content.kept)
+            )
+            appends.append(content.append)
             position += size
         self._file.write(parts)
-        return Written(items, held, position, begun)
+        return Written(held, appends, position, begun)
 
     def finish(self, written: Written) -> list[Held]:
         """Make what was written durable, with one sync, and remember it. Returns the frames."""
         self._sync()
-        self._settle(written.items, written.held, written.size)
+        self._settle(written)
         return written.held
 
     def _sync(self) -> None:
@@ -135,19 +135,20 @@ class Journal:
             self._disk.sync_folder(self._folder)
             self._new = False
 
-    def _settle(self, items: Sequence[Item], held: Sequence[Held], size: int) -> None:
+    def _settle(self, written: Written) -> None:
         """Remember what has just become durable."""
         place = self.place
-        for item, (frame, _) in zip(items, held, strict=True):
-            state = None
-            if not isinstance(item, Run) and item.writer is not None:
-                writer, number = item.writer
-                state = WriterState(number, frame.first, frame.first, item.count, frame.timestamp * 1000)
+        for (frame, _), append in zip(written.held, written.appends, strict=True):
+            if append is not None:
+                writer, number = append
+                state = WriterState(number, frame.first, frame.first, frame.next - frame.first, frame.timestamp * 1000)
                 place.writers[writer] = state
                 self._index.saw(writer, state)
             self._index.passed(frame)
-        forget_silent(place.writers)
-        place.next, place.size, place.term = held[-1].next, size, held[-1].frame.term
+        if len(place.writers) > MAX_WRITERS:
+            forget_silent(place.writers)
+        last = written.held[-1].frame
+        place.next, place.size, place.term = last.next, written.size, last.term
 
     def write_index(self) -> None:
         """Put the checkpoints of what was committed into the index; it is no part of what makes it durable."""
@@ -165,7 +166,7 @@ class Journal:
         place = self.place
         self._file.close()
         self._index.finish()
-        name = f"{self._folder}/{data_name(first)}"
+        name = self._path = f"{self._folder}/{data_name(first)}"
         self._file = self._disk.open_append(name)
         if self._file.size():
             raise CorruptData(
@@ -190,41 +191,6 @@ def encode_lead(log_id: UUID, first: int, place: Place) -> Parts:
     """What a file begins with: a frame without records that stands for everything before it."""
     info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
     return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
-
-
-class _Content(NamedTuple):
-    """What goes into a frame."""
-
-    records: int
-    pages: Sequence[Parts]
-    metadata: Mapping[str, str] | None
-    timestamp: int | None
-    kept: Records | None
-    """The records, if they may stay in memory for readers."""
-
-
-def _content_of(item: Item) -> _Content:
-    if isinstance(item, Run):
-        if len(item.values) <= MOST_RECORDS:
-            small = encode_values(item.values, item.timestamps)
-            return _Content(len(item.values), [[small]], None, None, Records(None, small))
-        batch = _values_batch(item)
-        return _Content(len(item.values), [encode_page(batch, _PLAIN)], None, None, Records((batch,)))
-    metadata = None if item.writer is None else batch_metadata(*item.writer)
-    kept = Records(item.batches) if _is_compact(item.batches) else None
-    return _Content(item.count, item.pages, metadata, item.timestamp, kept)
-
-
-def _values_batch(run: Run) -> pa.RecordBatch:
-    count = len(run.values)
-    ops = pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))])
-    timestamps = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(array("q", run.timestamps))])
-    return record_batch(timestamps=timestamps, ops=ops, keys=[None] * count, values=run.values)
-
-
-def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
-    """Whether these batches hold on to little more than their own bytes: a slice keeps all it was cut from."""
-    return all(batch.get_total_buffer_size() <= 2 * batch.nbytes + 4096 for batch in batches)
 
 
 class IndexWriter:

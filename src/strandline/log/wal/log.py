@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
@@ -40,8 +40,6 @@ from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SE
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
-_LARGE: Final = 1 << 20
-"""Values up to this size need no closer look."""
 
 _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
@@ -73,7 +71,6 @@ class WalLog(WalReading):
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self._clock = clock
-        self._now_ns = clock.now_ns
         self._held = contextlib.ExitStack()
         self._closed = False
         self._pruning = threading.Lock()
@@ -102,6 +99,7 @@ class WalLog(WalReading):
             writers=place.writers,
             background=background,
             max_pending=pending_bytes,
+            clock=clock,
         )
 
     @classmethod
@@ -199,18 +197,17 @@ class WalLog(WalReading):
     ) -> WalHandle:
         """Append one value as a record of its own; many of them share a frame. ``timestamp`` is in microseconds."""
         if expect is None and term is None and timestamp is None:
-            return WalHandle(*self.add_value(value), 1)
+            return WalHandle(*self._committer.add(value), 1)
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         value = value_of(value)
         self._begin_at(expect or 0)
         now = self._clock.now() if timestamp is None else timestamp
         return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
 
-    def add_value(self, value: bytes) -> tuple[Group, int]:
-        """The same in its plainest form, for who appends a great many: the group to wait for, and the offset."""
-        if type(value) is not bytes or len(value) > _LARGE:
-            value = value_of(value)
-        return self._committer.add_value(value, self._now_ns() // 1000)
+    @property
+    def add_value(self) -> Callable[[bytes], tuple[Group, int]]:
+        """The same in its plainest form, for who appends a great many: gives the group to wait for, and the offset."""
+        return self._committer.add
 
     def _begin_at(self, offset: int) -> None:
         """Let a log that never held a record begin where its first one asks to be."""

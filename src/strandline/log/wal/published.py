@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 from uuid import UUID
 
 from strandline.formats.wal_mark import MARK_SIZE, Mark, decode_mark, encode_mark
@@ -22,8 +23,7 @@ def read_mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
     return mark if mark is not None and mark.log_id == log_id else None
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The log at one moment."""
 
     bounds: Bounds
@@ -36,7 +36,7 @@ class Published:
     def __init__(self, file: AppendFile, mark: Mark) -> None:
         """Publish what was found on opening."""
         self._file = file
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         with self._changed:
             self._publish(mark)
 

@@ -1,0 +1,581 @@
+"""The write-ahead log in threads and event loops: thousands of rounds beside each other, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import struct
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from strandline.log.wal.catalog import Catalog
+from strandline.log.wal.face import LsnHandle, WriteAheadLog
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.errors import CursorExpired, ExpectationFailed, LogClosed, NotFound
+from strandline.storage.disk import DISK
+from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk
+
+_SAID = struct.Struct("<II")
+
+
+@pytest.fixture(autouse=True)
+def _hasty_threads() -> Iterator[None]:
+    """Threads take turns often, so that they meet where they should not."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def said(who: int, counter: int) -> bytes:
+    return _SAID.pack(who, counter) + bytes(counter % 50)
+
+
+class Witness:
+    """Looks at records as they come: one lsn after the other, and each appender's in the order of its counter."""
+
+    def __init__(self, since: int) -> None:
+        self.next = since
+        """The offset that comes next."""
+        self.skips = 0
+        self._counters: dict[int, int] = {}
+
+    def see(self, lsn: int, value: bytes) -> None:
+        assert lsn == self.next + 1, f"lsn {lsn} came where {self.next + 1} follows"
+        self.next = lsn
+        who, counter = _SAID.unpack_from(value)
+        assert value == said(who, counter)
+        before = self._counters.get(who)
+        assert before is None or counter == before + 1, f"{counter} of {who} came behind {before}"
+        self._counters[who] = counter
+
+    def skip(self, wal: WriteAheadLog) -> None:
+        """What follows has expired, and nothing else may be said so."""
+        start = wal.oldest - 1
+        assert start > self.next, f"offset {self.next} was said to be expired, and the log begins at {start}"
+        self.next = start
+        self.skips += 1
+        self._counters.clear()
+
+
+# --- prune beside append beside read -----------------------------------------------------------------------------
+
+
+class Traffic:
+    """Appenders, readers, a consumer with a slot, and someone who prunes, all on one log."""
+
+    def __init__(self, wal: WriteAheadLog, *, rounds: int, seed: int) -> None:
+        self.wal = wal
+        self.rounds = rounds
+        self.seed = seed
+        self.lsns: dict[int, list[int]] = defaultdict(list)
+        self.skips = 0
+        self.pruned = 0
+        self.done = threading.Event()
+        self.moved = threading.Event()
+        wal.log.create_slot("consumer", 0)
+        self.slot = wal.log.claim_slot("consumer", "me")
+
+    def run(self) -> None:
+        with Threads() as threads:
+            self.stop = threads.stop
+            for who in range(3):
+                threads.start(self.append, who)
+            threads.start(self.append_batches, 3)
+            readers = [self.plan_and_fetch, self.read_since, self.consume, self.consume_late]
+            reading = [threads.start(reader, index) for index, reader in enumerate(readers)]
+            self.prune()
+            self.done.set()
+            for thread in reading:
+                thread.join(SOON)
+            threads.stop.set()
+
+    def is_over(self) -> bool:
+        return self.stop.is_set()
+
+    def append(self, who: int) -> None:
+        while not self.is_over():
+            self.lsns[who].append(self.wal.append(said(who, len(self.lsns[who]))))
+
+    def append_batches(self, who: int) -> None:
+        chance = random.Random(f"{self.seed} batches")
+        while not self.is_over():
+            count = len(self.lsns[who])
+            self.lsns[who] += self.wal.append_many(
+                said(who, counter) for counter in range(count, count + chance.randrange(1, 9))
+            )
+
+    def prune(self) -> None:
+        """Forget up to a place that the consumer has passed; now and then try to take more than it allows."""
+        chance = random.Random(f"{self.seed} prune")
+        for number in range(self.rounds):
+            if self.is_over():
+                return
+            if number % 4 == 0:  # there is something to prune then
+                assert self.moved.wait(SOON), "the consumer stands still"
+                self.moved.clear()
+            before, position = self.wal.oldest - 1, self.slot.state().position
+            reached = self.wal.prune_through(sys.maxsize if number % 3 == 0 else chance.randint(before, position))
+            assert before <= reached <= self.slot.state().position
+            assert self.wal.oldest == reached + 1
+            self.pruned += reached > before
+
+    # --- readers -----------------------------------------------------------------------------------------------
+
+    def plan_and_fetch(self, number: int) -> None:
+        self._follow(f"{self.seed} {number}", jumps=True, fetches=True)
+
+    def read_since(self, number: int) -> None:
+        self._follow(f"{self.seed} {number}", jumps=True, fetches=False)
+
+    def _follow(self, seed: str, *, jumps: bool, fetches: bool) -> None:
+        chance, witness = random.Random(seed), Witness(0)
+        while not (self.done.is_set() or self.is_over()):
+            if jumps and chance.random() < 0.2:  # back to what may be gone, or is about to go
+                witness, skips = Witness(max(0, self.wal.oldest - 1 - chance.randrange(100))), witness.skips
+                witness.skips = skips
+            try:
+                if fetches:
+                    self._fetch(witness, Limit(records=chance.randrange(1, 300)))
+                else:
+                    for record in self.wal.read_since(witness.next, chance.randrange(1, 300)):
+                        witness.see(record.lsn, record.payload)
+            except CursorExpired:
+                witness.skip(self.wal)
+            except NotFound:
+                # Planned, and pruned before it was fetched: looking again says that it has expired.
+                assert fetches, "read_since knows no plans"
+                with pytest.raises(CursorExpired):
+                    self.wal.log.plan(Cursor(self.wal.log.log_id, witness.next))
+                witness.skip(self.wal)
+        self.skips += witness.skips
+
+    def _fetch(self, witness: Witness, limit: Limit) -> None:
+        for span in self.wal.log.plan(Cursor(self.wal.log.log_id, witness.next), limit):
+            for batch in span.fetch(["offset", "value"]):
+                for offset, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    witness.see(offset + 1, value)
+
+    def consume(self, _: int) -> None:
+        """Read everything, and move the slot behind it."""
+        witness = Witness(0)
+        while not (self.done.is_set() or self.is_over()):
+            self.wal.wait(witness.next, 0.01)
+            self._fetch(witness, Limit(records=200))
+            if witness.next > self.slot.state().position:
+                self.slot.advance(Cursor(self.wal.log.log_id, witness.next))
+                self.moved.set()
+        while witness.next < self.wal.current and not self.is_over():
+            self._fetch(witness, Limit(records=1000))
+            if witness.next > self.wal.current - 100:
+                break
+
+    def consume_late(self, _: int) -> None:
+        """Nothing that the slot still needs is ever missing, from wherever it stands."""
+        while not (self.done.is_set() or self.is_over()):
+            position = self.slot.state().position
+            try:
+                self.wal.read_since(position, 5)
+            except CursorExpired:
+                assert self.slot.state().position > position, "what the slot needs is gone"
+
+
+@pytest.mark.parametrize(
+    ("tail_bytes", "roll_bytes", "rounds"),
+    [(0, 0, 40), (0, 3000, 120), (6000, 2000, 160), (32 << 20, 3000, 60)],
+    ids=["a-file-each", "no-tail", "small-tail", "all-in-memory"],
+)
+def test_pruning_beside_appending_and_reading_loses_nothing(
+    tmp_path: Path, tail_bytes: int, roll_bytes: int, rounds: int
+):
+    check_traffic(tmp_path, UnsyncedDisk(), rounds=rounds, seed=1, tail_bytes=tail_bytes, roll_bytes=roll_bytes)
+
+
+def test_pruning_beside_appending_and_reading_loses_nothing_on_a_disk_that_syncs(tmp_path: Path):
+    check_traffic(tmp_path, DISK, rounds=20, seed=2, tail_bytes=4000, roll_bytes=3000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(4))
+def test_pruning_beside_appending_and_reading_loses_nothing_for_long(tmp_path: Path, seed: int):
+    options = {"tail_bytes": [0, 3000, 20_000][seed % 3], "roll_bytes": [0, 1000, 9000][seed % 3]}
+    check_traffic(tmp_path, UnsyncedDisk(), rounds=1500, seed=seed, **options)
+
+
+def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **options: int) -> None:
+    with WriteAheadLog.open(tmp_path / "log", disk=disk, **options) as wal:
+        traffic = Traffic(wal, rounds=rounds, seed=seed)
+        traffic.run()
+        start, end = wal.oldest - 1, wal.current
+    assert sorted(lsn for lsns in traffic.lsns.values() for lsn in lsns) == list(range(1, end + 1))
+    assert all(lsns == sorted(lsns) for lsns in traffic.lsns.values())
+    assert traffic.pruned >= rounds // 20, "hardly anything was pruned"
+    with WriteAheadLog.open(tmp_path / "log", disk=disk, create=False) as wal:
+        assert (wal.oldest - 1, wal.current) == (start, end)
+        witness = Witness(start)
+        while found := wal.read_since(witness.next, 5000):
+            for record in found:
+                witness.see(record.lsn, record.payload)
+        assert witness.next == end
+
+
+def test_a_slot_that_is_created_or_reset_beside_pruning_never_stands_below_the_start(tmp_path: Path):
+    with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
+        wal.log.create_slot("reset", 0)
+        done = threading.Event()
+
+        def check(position: int) -> None:
+            # The slot pins its place from now on: whatever is pruned beside that, it can be read.
+            assert wal.oldest - 1 <= position, "a slot was granted a place that is gone"
+            wal.read_since(position, 1)
+
+        def create() -> None:
+            while not (done.is_set() or threads.stop.is_set()):
+                with contextlib.suppress(CursorExpired):
+                    check(wal.log.create_slot("created", wal.oldest - 1).position)
+                    wal.log.drop_slot("created")
+
+        def reset() -> None:
+            while not (done.is_set() or threads.stop.is_set()):
+                with contextlib.suppress(CursorExpired):
+                    check(wal.log.reset_slot("reset", wal.oldest - 1).position)
+                wal.log.reset_slot("reset", wal.current)
+
+        threads.start(create)
+        threads.start(reset)
+        for number in range(400):
+            if threads.stop.is_set():
+                break
+            wal.append(b"%d" % number)
+            wal.prune_through(wal.current)
+        done.set()
+
+
+def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path):
+    catalog, count = Catalog(str(tmp_path), UUID(int=1), (), disk=DISK), 4000
+    begun = threading.Semaphore(0)
+
+    def begin() -> None:
+        for first in range(count):
+            catalog.add(first)
+            begun.release()
+
+    with Threads() as threads:
+        threads.start(begin)
+        for first in range(count):
+            assert begun.acquire(timeout=SOON)
+            if first % 8:
+                catalog.forget(first)
+    assert catalog.firsts == tuple(range(0, count, 8))
+
+
+# --- waiting -----------------------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_is_woken_by_the_append_that_it_waits_for(tmp_path: Path):
+    rounds, waiters = 1500, 3
+    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
+        together = threading.Barrier(waiters + 1)
+
+        def wait() -> None:
+            for lsn in range(rounds):
+                together.wait(SOON)
+                assert wal.wait(lsn, SOON), f"lsn {lsn + 1} was appended, and nobody said so"
+                assert wal.current > lsn
+                assert len(wal.read_since(lsn, 1)) == 1
+
+        for _ in range(waiters):
+            threads.start(wait)
+        for lsn in range(1, rounds + 1):
+            together.wait(SOON)
+            assert wal.append(b"now") == lsn
+
+
+def test_waiting_for_what_does_not_come_ends_when_the_time_is_over(tmp_path: Path):
+    with WriteAheadLog.open(tmp_path / "log") as wal:
+        assert not wal.wait(0, 0.0)
+        assert not wal.wait(0, 0.01)
+        wal.append(b"first")
+        assert wal.wait(0, 0.0)
+        assert not wal.wait(1, 0.0)
+
+
+# --- back-pressure -----------------------------------------------------------------------------------------------
+
+
+def test_appends_wait_while_too_much_is_queued_and_then_go_on(tmp_path: Path):
+    disk = GatedDisk()
+    with disk.open_log(tmp_path / "log", pending_bytes=1000) as wal, Threads() as threads:
+        disk.hold()
+        handles = [wal.submit(b"x" * 2000)]
+        disk.wait_until_held()
+        handles.append(wal.submit(b"y" * 2000))  # as much as may be queued, and more
+        submitted = threading.Event()
+
+        def submit() -> None:
+            handles.append(wal.submit(b"z"))
+            submitted.set()
+
+        threads.start(submit)
+        assert not submitted.wait(0.2), "there was no room for it"
+        assert wal.current == 0
+        disk.let_go()
+        assert submitted.wait(SOON)
+        assert [handle.result(SOON) for handle in handles] == [1, 2, 3]
+
+
+def test_many_that_find_no_room_all_get_through(tmp_path: Path):
+    with (
+        WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk(), pending_bytes=300) as wal,
+        Threads() as threads,
+    ):
+        handles: SimpleQueue[LsnHandle] = SimpleQueue()
+
+        def submit(who: int) -> None:
+            for counter in range(100):
+                if counter % 10:
+                    handles.put(wal.submit(said(who, counter)))
+                else:
+                    handles.put(LsnHandle(wal.log.append_batch(_batch(said(who, counter)))))
+
+        for who in range(16):
+            threads.start(submit, who)
+        lsns = [handles.get(timeout=SOON).result(SOON) for _ in range(1600)]
+        assert sorted(lsns) == list(range(1, 1601))
+        witness = Witness(0)
+        for record in wal.read_since(0, 1600):
+            witness.see(record.lsn, record.payload)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_an_explicit_lsn_that_had_to_wait_for_room_is_looked_at_again(tmp_path: Path, batches: bool):
+    disk = GatedDisk()
+    with disk.open_log(tmp_path / "log", pending_bytes=100) as wal:
+        disk.hold()
+        wal.submit(b"x" * 200)
+        disk.wait_until_held()
+        wal.submit(b"y" * 200)
+        outcomes: SimpleQueue[object] = SimpleQueue()
+
+        def append() -> None:
+            try:
+                outcomes.put(wal.append_batch(_batch(b"z"), lsn=3)[0] if batches else wal.append(b"z", lsn=3))
+            except ExpectationFailed as error:
+                outcomes.put(type(error))
+
+        with Threads() as threads:
+            for _ in range(6):
+                threads.start(append)
+            disk.let_go()
+        told = [outcomes.get() for _ in range(6)]
+        assert sorted(map(str, told)) == sorted(map(str, [3, *[ExpectationFailed] * 5]))
+        assert wal.current == 3
+
+
+def _batch(*values: bytes) -> Any:
+    from strandline.testing.logs import records
+
+    return records(*values)
+
+
+# --- closing -----------------------------------------------------------------------------------------------------
+
+
+def append_until_closed(wal: WriteAheadLog, who: int, going: threading.Barrier, told: dict[int, bytes]) -> None:
+    """Append for ever, and remember what was acknowledged; only that the log was closed may end it."""
+    going.wait(SOON)
+    with contextlib.suppress(LogClosed):
+        for counter in range(1_000_000):
+            value = said(who, counter)
+            told[wal.append(value) if who % 3 else wal.append_many([value])[0]] = value
+        raise AssertionError("it was never closed")
+
+
+def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Path):
+    told: dict[int, bytes] = {}
+    for number in range(40):
+        wal = WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk(), roll_bytes=5000)
+        before = wal.current
+        assert before == len(told), "something was appended that nobody was told of"
+        going = threading.Barrier(7)
+        with Threads() as threads:
+            for who in range(6):
+                threads.start(append_until_closed, wal, number * 6 + who, going, told)
+            going.wait(SOON)
+            wal.wait(before + number, SOON)
+            wal.close()
+    with WriteAheadLog.open(tmp_path / "log") as wal:
+        found: dict[int, bytes | None] = {}
+        while records := wal.read_since(len(found), 5000):
+            found.update((record.lsn, record.payload) for record in records)
+        assert found == told
+
+
+def test_handles_that_were_given_before_it_was_closed_are_all_durable(tmp_path: Path):
+    disk = GatedDisk()
+    wal = WriteAheadLog.open(tmp_path / "log", disk=disk)
+    disk.hold()
+    handles = [wal.submit(b"first")]
+    disk.wait_until_held()
+    handles += [wal.submit(b"%d" % number) for number in range(100)]
+    with Threads() as threads:
+        threads.start(wal.close)
+        assert not any(handle.done() for handle in handles)
+        disk.let_go()
+    assert [handle.result(0) for handle in handles] == list(range(1, 102))
+    with WriteAheadLog.open(tmp_path / "log") as again:
+        assert again.current == 101
+
+
+# --- handles -----------------------------------------------------------------------------------------------------
+
+
+def test_a_handle_can_be_asked_from_any_thread(tmp_path: Path):
+    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
+        shared: list[SimpleQueue[LsnHandle | None]] = [SimpleQueue() for _ in range(6)]
+        answers: list[list[int]] = [[] for _ in shared]
+
+        def ask(mine: int) -> None:
+            while (handle := shared[mine].get(timeout=SOON)) is not None:
+                answers[mine].append(handle.result(SOON))
+                assert handle.done()
+                assert handle.result(0) == answers[mine][-1]
+
+        for mine in range(len(shared)):
+            threads.start(ask, mine)
+        for number in range(1500):
+            handle = wal.submit(b"%d" % number)
+            for queue in shared:
+                queue.put(handle)
+        for queue in shared:
+            queue.put(None)
+    assert answers == [list(range(1, 1501))] * 6
+
+
+def test_a_handle_that_is_asked_too_early_says_so_and_can_be_asked_again(tmp_path: Path):
+    disk = GatedDisk()
+    with disk.open_log(tmp_path / "log") as wal:
+        disk.hold()
+        handle = wal.submit(b"first")
+        disk.wait_until_held()
+        for timeout in (0, 0.01):
+            with pytest.raises(TimeoutError):
+                handle.result(timeout)
+        disk.let_go()
+        assert handle.result(SOON) == 1
+
+
+# --- asyncio -----------------------------------------------------------------------------------------------------
+
+
+def test_many_tasks_of_one_loop_each_get_their_lsn(tmp_path: Path):
+    async def appender(wal: WriteAheadLog, who: int) -> list[int]:
+        return [await wal.submit(said(who, counter)) for counter in range(20)]
+
+    async def main(wal: WriteAheadLog) -> list[list[int]]:
+        async with asyncio.timeout(SOON):
+            return await asyncio.gather(*(appender(wal, who) for who in range(100)))
+
+    with WriteAheadLog.open(tmp_path / "log") as wal:
+        told = asyncio.run(main(wal))
+        check_told(wal, told)
+
+
+def test_two_loops_in_two_threads_share_a_log(tmp_path: Path):
+    told: dict[int, list[int]] = {}
+
+    async def appender(wal: WriteAheadLog, who: int) -> None:
+        told[who] = [await wal.submit(said(who, counter)) for counter in range(60)]
+
+    async def main(wal: WriteAheadLog, first: int) -> None:
+        async with asyncio.timeout(SOON):
+            await asyncio.gather(*(appender(wal, who) for who in range(first, first + 20)))
+
+    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal:
+        with Threads() as threads:
+            for first in (0, 20):
+                threads.start(lambda first=first: asyncio.run(main(wal, first)))
+        check_told(wal, [told[who] for who in range(40)])
+
+
+def check_told(wal: WriteAheadLog, told: list[list[int]]) -> None:
+    """Everything is where its appender was told, and nothing else is there."""
+    assert sorted(lsn for lsns in told for lsn in lsns) == list(range(1, wal.current + 1))
+    values = {record.lsn: record.payload for record in wal.read_since(0, wal.current)}
+    for who, lsns in enumerate(told):
+        assert [values[lsn] for lsn in lsns] == [said(who, counter) for counter in range(len(lsns))]
+
+
+def test_awaits_that_are_cancelled_disturb_nobody(tmp_path: Path):
+    disk = GatedDisk()
+
+    async def main(wal: WriteAheadLog) -> None:
+        disk.hold()
+        handles = [wal.submit(b"%d" % number) for number in range(30)]
+
+        async def wait_for(handle: LsnHandle) -> int:
+            return await handle
+
+        impatient = [asyncio.create_task(wait_for(handle)) for handle in handles]
+        patient = [asyncio.create_task(wait_for(handle)) for handle in handles]
+        await asyncio.sleep(0)
+        for task in impatient[::2]:
+            task.cancel()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await handles[0]
+        disk.let_go()
+        async with asyncio.timeout(SOON):
+            assert await asyncio.gather(*patient) == list(range(1, 31))
+            outcomes = await asyncio.gather(*impatient, return_exceptions=True)
+        assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes[::2])
+        assert outcomes[1::2] == list(range(2, 31, 2))
+        assert await handles[0] == 1, "what nobody waited for is durable all the same"
+
+    with disk.open_log(tmp_path / "log") as wal:
+        asyncio.run(main(wal))
+        assert wal.current == 30
+
+
+def test_a_loop_that_is_gone_when_its_append_becomes_durable_disturbs_nobody(tmp_path: Path):
+    disk = GatedDisk()
+
+    async def give_up(wal: WriteAheadLog) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await wal.submit(b"first")
+
+    with disk.open_log(tmp_path / "log") as wal:
+        disk.hold()
+        asyncio.run(give_up(wal))
+        disk.let_go()
+        assert wal.append(b"second") == 2
+
+
+def test_one_group_is_awaited_by_threads_and_by_loops_at_once(tmp_path: Path):
+    disk = GatedDisk()
+    with disk.open_log(tmp_path / "log") as wal:
+        for first in range(1, 200, 10):
+            disk.hold()
+            handles = [wal.submit(b"x") for _ in range(10)]
+
+            async def wait(handles: list[LsnHandle]) -> list[int]:
+                return [await handle for handle in handles]
+
+            answers: SimpleQueue[list[int]] = SimpleQueue()
+            with Threads() as threads:
+                for _ in range(2):
+                    threads.start(lambda: answers.put([handle.result(SOON) for handle in handles]))  # noqa: B023
+                    threads.start(lambda: answers.put(asyncio.run(wait(handles))))  # noqa: B023
+                disk.let_go()
+            assert [answers.get() for _ in range(4)] == [list(range(first, first + 10))] * 4
