@@ -346,7 +346,7 @@ def test_many_that_find_no_room_all_get_through(tmp_path: Path):
                 if counter % 10:
                     handles.put(wal.submit(said(who, counter)))
                 else:
-                    handles.put(LsnHandle(wal.log.append_batch(_batch(said(who, counter)))))
+                    handles.put(wal.submit_batch(_batch(said(who, counter))))
 
         for who in range(16):
             threads.start(submit, who)
