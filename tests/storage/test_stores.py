@@ -334,12 +334,32 @@ for attempt in (lambda: file.rewrite(1000, [b"y"]), lambda: file.rewrite(990, [b
         file = DISK.open_append(str(path))
         DISK.rename(str(path), str(tmp_path / "moved"))
         with pytest.raises(StorageError, match="another file"):
-            file.rewrite(0, [b"x"])
+            file.rewrite(1, [b"x"])
         path.write_bytes(b"another")
         with pytest.raises(StorageError, match="another file"):
-            file.rewrite(0, [b"x"])
+            file.rewrite(1, [b"x"])
         file.close()
         assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"another", b"found")
+
+    def test_the_first_bytes_are_written_over_in_memory_and_everyone_sees_them(self, tmp_path: Path) -> None:
+        path = tmp_path / "mark"
+        file = DISK.open_append(str(path))
+        for number in range(5):
+            file.rewrite(0, [b"%08d" % number])
+            assert path.read_bytes() == b"%08d" % number
+        file.write([b"more"])
+        file.rewrite(0, [b"all of them!"])  # as long as the file is now
+        assert path.read_bytes() == b"all of them!"
+        file.cut(4)  # a page that is no longer there must not be written to
+        file.rewrite(0, [b"12345678"])
+        file.sync()
+        assert path.read_bytes() == b"12345678"
+        file.close()
+        DISK.rename(str(path), str(tmp_path / "moved"))
+        file = DISK.open_append(str(tmp_path / "moved"))
+        file.rewrite(0, [b"x"])
+        file.close()
+        assert (tmp_path / "moved").read_bytes() == b"x2345678"
 
     def test_names_of_temporary_files_cannot_be_objects(self, tmp_path: Path) -> None:
         store = LocalStore(str(tmp_path))

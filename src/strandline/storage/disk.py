@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
+from strandline.model.errors import NotFound, StorageError
+from strandline.storage.appending import STROKE, LocalAppendFile, speaking, write_all
 
 
 class FolderRow(NamedTuple):
@@ -107,165 +107,17 @@ class Disk(Protocol):
         """The same without waiting: the block is given True if it holds the lock, False if someone else does."""
 
 
-_VECTOR: Final = 512
-"""How many buffers one system call takes; every system allows at least so many."""
-
-_STROKE: Final = 512 << 10
-"""How many bytes one system call writes. Calls of 2 MiB and more were measured to be five times slower per byte."""
-
-
-@contextlib.contextmanager
-def _speaking(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _spoken(path, error) from error
-
-
-def _spoken(path: str, error: OSError) -> StorageError:
-    """What the system said, in our words."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return NotFound(f"There is nothing at {path}.")
-    if isinstance(error, FileExistsError):
-        return AlreadyExists(f"{path} exists already.")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFull(
-            f"No room to write {path} ({error.strerror}); nothing was acknowledged: make room and try again."
-        )
-    return StorageError(f"The disk refused {path}: {error.strerror or error}.")
-
-
-def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    size = sum(map(len, parts))
-    if size <= _STROKE and len(parts) <= _VECTOR:  # one stroke, as it is
-        written = os.writev(descriptor, parts)
-        if written == size:
-            return
-        parts = [memoryview(b"".join(parts))[written:]]
-    for waiting in _strokes(parts):
-        while waiting:
-            _drop(waiting, os.writev(descriptor, waiting))
-
-
-def _rewrite_all(descriptor: int, start: int, parts: Sequence[bytes | memoryview]) -> None:
-    for waiting in _strokes(parts):
-        while waiting:
-            written = os.pwritev(descriptor, waiting, start)
-            start += written
-            _drop(waiting, written)
-
-
-def _drop(waiting: list[memoryview], written: int) -> None:
-    """Take away what is written."""
-    while waiting and written >= len(waiting[0]):
-        written -= len(waiting.pop(0))
-    if written:
-        waiting[0] = waiting[0][written:]
-
-
-def _strokes(parts: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
-    """The same bytes, in groups of buffers that are each written with one call."""
-    group: list[memoryview] = []
-    size = 0
-    for part in parts:
-        view = memoryview(part)
-        for at in range(0, len(view), _STROKE):
-            piece = view[at : at + _STROKE]
-            if group and (size + len(piece) > _STROKE or len(group) >= _VECTOR):
-                yield group
-                group, size = [], 0
-            group.append(piece)
-            size += len(piece)
-    if group:
-        yield group
-
-
-class _LocalAppendFile:
-    """A file of the machine's own file system."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._writer = -1
-        with _speaking(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-
-    def size(self) -> int:
-        with _speaking(self._path):
-            return os.fstat(self._descriptor).st_size
-
-    # A group commit calls these three: the context manager of the others would cost it more than some of the writes.
-
-    def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        try:
-            _write_all(self._descriptor, parts)
-        except OSError as error:
-            raise _spoken(self._path, error) from error
-
-    def sync(self) -> None:
-        try:
-            _sync_data(self._descriptor)
-        except OSError as error:
-            raise _spoken(self._path, error) from error
-
-    def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
-        try:
-            if self._writer < 0:
-                self._writer = self._reopened()
-            if start and not 0 < start <= os.lseek(self._writer, 0, os.SEEK_END):
-                raise InvalidInput(
-                    f"{self._path} has {self.size()} bytes: it cannot be rewritten from byte {start} on."
-                )
-            if len(parts) == 1 and len(parts[0]) <= _STROKE:
-                part = parts[0]
-                if os.pwrite(self._writer, part, start) == len(part):
-                    return
-            # A write that fell short is done again from its beginning: the same bytes in the same place.
-            _rewrite_all(self._writer, start, parts)
-        except OSError as error:
-            raise _spoken(self._path, error) from error
-
-    def _reopened(self) -> int:
-        """The same file without O_APPEND, with which Linux writes at the end whatever position it is told.
-
-        By the open file itself where the system can, since the file may have got another name by now, and another
-        file its own.
-        """
-        own = os.fstat(self._descriptor)
-        for place in (f"/proc/self/fd/{self._descriptor}", self._path):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                found = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-                if os.path.samestat(own, os.fstat(found)):
-                    return found
-                os.close(found)
-        raise StorageError(f"{self._path} is another file than was opened: open the file anew under its new name.")
-
-    def cut(self, size: int) -> None:
-        with _speaking(self._path):
-            os.ftruncate(self._descriptor, size)
-
-    def close(self) -> None:
-        descriptors = self._writer, self._descriptor
-        self._writer = self._descriptor = -1
-        for descriptor in descriptors:
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-# macOS has no fdatasync; what it leaves out there is only the time of the last change.
-_sync_data = getattr(os, "fdatasync", os.fsync)
-
-
 class LocalDisk:
     """The machine's own file system."""
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file, or ``NotFound``."""
-        with _speaking(path):
+        with speaking(path):
             try:
                 opened = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
             except IsADirectoryError as error:
                 raise NotFound(f"There is a folder at {path}, and no file.") from error
-        with _speaking(path), opened as file:
+        with speaking(path), opened as file:
             if length is not None:
                 # Reading allocates what was asked for, and a damaged length may ask for anything.
                 length = max(0, min(length, os.fstat(file.fileno()).st_size - start))
@@ -283,15 +135,15 @@ class LocalDisk:
 
     def size(self, path: str) -> int:
         """The file's size, or ``NotFound``."""
-        with _speaking(path):
+        with speaking(path):
             return os.stat(path).st_size
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create, write and fsync a file; what could not be written whole is removed again."""
-        with _speaking(path):
+        with speaking(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                _write_all(descriptor, parts)
+                write_all(descriptor, parts)
                 os.fsync(descriptor)
             except BaseException:
                 os.unlink(path)
@@ -301,18 +153,18 @@ class LocalDisk:
 
     def open_append(self, path: str) -> AppendFile:
         """Open a file to add to it, creating it if there is none."""
-        return _LocalAppendFile(path)
+        return LocalAppendFile(path)
 
     def copy(self, source: str, target: str) -> None:
         """Create a file with the bytes of another, and fsync it; a link is copied as what it leads to."""
-        with _speaking(source):
+        with speaking(source):
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with _speaking(target):
+            with speaking(target):
                 made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 try:
-                    while piece := os.read(found, _STROKE):
-                        _write_all(made, [piece])
+                    while piece := os.read(found, STROKE):
+                        write_all(made, [piece])
                     os.fsync(made)
                 except BaseException:
                     os.unlink(target)
@@ -324,22 +176,22 @@ class LocalDisk:
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder with all that is in it; absent is fine."""
-        with _speaking(path), contextlib.suppress(FileNotFoundError):
+        with speaking(path), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def rename(self, source: str, target: str) -> None:
         """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
-        with _speaking(target):
+        with speaking(target):
             os.replace(source, target)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; ``AlreadyExists`` if that is taken."""
-        with _speaking(target):
+        with speaking(target):
             os.link(source, target)
 
     def remove(self, path: str) -> None:
         """Remove a file; absent is fine."""
-        with _speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             os.unlink(path)
 
     def sync_file(self, path: str) -> None:
@@ -351,7 +203,7 @@ class LocalDisk:
         self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def _sync(self, path: str, flags: int) -> None:
-        with _speaking(path):
+        with speaking(path):
             descriptor = os.open(path, flags | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -365,7 +217,7 @@ class LocalDisk:
         parent = os.path.dirname(path)
         if parent and parent != path:
             self.make_folders(parent)
-        with _speaking(path):
+        with speaking(path):
             # Two processes may create the same folder at once; both then sync the name, which is harmless.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path)
@@ -376,7 +228,7 @@ class LocalDisk:
     def scan(self, path: str) -> list[FolderRow]:
         """What is in the folder, by name."""
         rows = []
-        with _speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        with speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
                 # A file may go away between the listing and the look at it; then it is simply not there.
                 with contextlib.suppress(FileNotFoundError):
@@ -413,7 +265,7 @@ class LocalDisk:
 
 def _lock(path: str, how: int) -> tuple[int, bool]:
     """The lock's file, open, and whether it is held."""
-    with _speaking(path):
+    with speaking(path):
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
