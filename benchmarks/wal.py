@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -18,7 +19,6 @@ from benchmarks.wal_rivals import (
     PAYLOAD,
     Appends,
     NoServer,
-    bare_appends,
     percentile,
     postgres,
     postgres_appends,
@@ -51,7 +51,7 @@ _PRUNED = 4_000
 
 
 @contextmanager
-def _opened(folder: str, disk: Disk = DISK):
+def _opened(folder: str, disk: Disk = DISK) -> Iterator[WriteAheadLog]:
     """A new log in a folder of its own."""
     with WriteAheadLog.open(f"{folder}/wal-{time.monotonic_ns()}", disk=disk) as wal:
         yield wal
@@ -81,65 +81,95 @@ def _handles(folder: str, disk: Disk = DISK) -> Appends:
 
 def _awaiting(folder: str, disk: Disk = DISK) -> Appends:
     """Tasks of one event loop that await each of their appends."""
+    with _opened(folder, disk) as wal:
+        return _by_tasks(lambda: wal.submit(PAYLOAD))
 
-    async def work(wal: WriteAheadLog) -> tuple[int, float]:
+
+def _by_tasks(append: Callable[[], Awaitable[object]]) -> Appends:
+    async def work() -> tuple[int, float]:
         began = time.perf_counter()
         end = began + _SECONDS
 
         async def task() -> int:
             count = 0
             while time.perf_counter() < end:
-                await wal.submit(PAYLOAD)
+                await append()
                 count += 1
             return count
 
         counts = await asyncio.gather(*[task() for _ in range(CLIENTS)])
         return sum(counts), time.perf_counter() - began
 
-    with _opened(folder, disk) as wal:
-        count, took = asyncio.run(work(wal))
+    count, took = asyncio.run(work())
     return Appends("asyncio", count, took, 0.0, 0.0)
 
 
-def _fixed_bare(folder: str) -> Appends:
-    """One write and one sync of fixed length per record."""
-    file = SlowSyncDisk(DISK, _FIXED).open_append(f"{folder}/bare-{time.monotonic_ns()}")
+@contextmanager
+def _own_sync(folder: str, disk: Disk) -> Iterator[Callable[[], None]]:
+    """One write and one sync per record, one record at a time: what an append costs that shares nothing."""
+    file, lock = disk.open_append(f"{folder}/own-{time.monotonic_ns()}"), threading.Lock()
 
     def append() -> None:
-        file.write([PAYLOAD])
-        file.sync()
+        with lock:
+            file.write([PAYLOAD])
+            file.sync()
 
     try:
-        return timed("bare", [append], seconds=_SECONDS)
+        yield append
     finally:
         file.close()
 
 
+def _own_alone(folder: str, disk: Disk) -> Appends:
+    with _own_sync(folder, disk) as append:
+        return timed("alone", [append], seconds=_SECONDS)
+
+
+def _own_threads(folder: str, disk: Disk) -> Appends:
+    """The same threads, each record with a sync of its own."""
+    with _own_sync(folder, disk) as append:
+        return timed("threads", [append] * CLIENTS, seconds=_SECONDS)
+
+
+def _own_tasks(folder: str, disk: Disk) -> Appends:
+    """The same tasks, each record with a sync of its own: in another thread, or it would stop the loop."""
+    with _own_sync(folder, disk) as append:
+        return _by_tasks(lambda: asyncio.get_running_loop().run_in_executor(None, append))
+
+
+_WAYS = (
+    ("64 threads", _blocking, _own_threads, ">= 4", ">= 15"),
+    (f"64 threads, {_OUTSTANDING} handles each", _handles, _own_threads, ">= 15", ""),
+    ("64 tasks", _awaiting, _own_tasks, ">= 10", ""),
+)
+
+
 def groups() -> list[Result]:
-    """64 appenders of 200 bytes against one sync per record, on the real disk and with syncs of a fixed length."""
+    """64 appenders of 200 bytes, beside the same ones with a sync of their own for each record.
+
+    On the real disk and with syncs of a fixed length. What a single thread gets that does nothing but write and sync
+    is told, too.
+    """
     results = []
     with scratch() as folder:
-        for where, bare, disk, goals in (
-            ("real disk", lambda: bare_appends(folder, seconds=_SECONDS), DISK, (">= 4", ">= 15", ">= 10")),
-            ("1 ms syncs", lambda: _fixed_bare(folder), SlowSyncDisk(DISK, _FIXED), (">= 15", "", "")),
-        ):
-            ways = {
-                "64 threads": _blocking,
-                f"64 threads, {_OUTSTANDING} handles each": _handles,
-                "64 tasks": _awaiting,
-            }
-            rates: dict[str, list[float]] = {name: [] for name in ways}
-            ratios: dict[str, list[float]] = {name: [] for name in ways}
-            for _ in range(_ROUNDS):
-                for name, way in ways.items():
-                    against = bare().rate  # right beside it: a machine has slow spells
-                    rates[name].append(way(folder, disk).rate)
-                    ratios[name].append(rates[name][-1] / against)
-            for (name, found), goal in zip(ratios.items(), goals, strict=True):
-                beside = f"{median(rates[name]):,.0f} records/s; rounds {min(found):.1f} to {max(found):.1f}"
-                results.append(
-                    Result(f"wal: {name}, {where}, to one sync per record", median(found), "times", goal, beside)
+        for name, way, own, goal, fixed_goal in _WAYS:
+            for where, disk, wanted in (
+                ("real disk", DISK, goal),
+                ("1 ms syncs", SlowSyncDisk(DISK, _FIXED), fixed_goal),
+            ):
+                sides: tuple[list[float], list[float], list[float]] = ([], [], [])
+                for _ in range(_ROUNDS):  # side by side: a machine has slow spells
+                    for found, side in zip(sides, (way, own, _own_alone), strict=True):
+                        found.append(side(folder, disk).rate)
+                ours, theirs, alone = sides
+                ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+                bare = median(mine / other for mine, other in zip(ours, alone, strict=True))
+                beside = (
+                    f"{median(ours):,.0f} records/s, rounds {min(ratios):.1f} to {max(ratios):.1f}; "
+                    f"{bare:.1f} times one thread alone with {median(alone):,.0f}"
                 )
+                what = f"wal: {name}, {where}, to a sync per record"
+                results.append(Result(what, median(ratios), "times", wanted, beside))
     return results
 
 
@@ -177,7 +207,7 @@ def _bulk_ours(folder: str, batch: pa.RecordBatch, count: int) -> None:
         waiting: deque[LsnHandle] = deque()
         for _ in range(count):
             waiting.append(wal.submit_batch(batch))
-            if len(waiting) > 2:
+            if len(waiting) > 3:
                 waiting.popleft().result()
         for handle in waiting:
             handle.result()

@@ -1,14 +1,11 @@
-"""The write-ahead log across processes: readers elsewhere, forks, what is durable before it is seen, shared buffers."""
+"""The write-ahead log across processes: readers elsewhere, what is durable before it is seen, shared buffers."""
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.log import WalLog
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import Diverged, Fenced, InvalidInput, LogClosed, UsedAcrossFork
+from strandline.model.errors import Diverged, InvalidInput
 from strandline.testing.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads
 
@@ -234,194 +230,3 @@ def test_readers_in_many_threads_share_what_is_in_memory(tmp_path: Path):
         threads.join()
         assert len(found) == 6
         assert all(seen == found[0] for seen in found)
-
-
-# --- forks -------------------------------------------------------------------------------------------------------
-
-
-def in_a_child(work: Callable[[], object]) -> str:
-    """Do this in a forked child; returns what it said, which is ``HANGS`` if it does not end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            os.close(reading)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(10)
-            try:
-                said = f"returned {work()!r}"
-            except BaseException as error:  # noqa: BLE001 - it is passed on
-                said = (
-                    f"{type(error).__name__}: {error}"
-                    if not isinstance(error, AssertionError)
-                    else traceback.format_exc()
-                )
-            os.write(writing, said.encode()[:4000])
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as told:
-        said = told.read().decode()
-    _, status = os.waitpid(child, 0)
-    return "HANGS" if os.WIFSIGNALED(status) else said
-
-
-CHANGES: dict[str, Callable[[WriteAheadLog], object]] = {
-    "append": lambda wal: wal.append(b"x"),
-    "append_many": lambda wal: wal.append_many([b"x"]),
-    "append_batch": lambda wal: wal.append_batch(records(b"x")),
-    "append at an lsn": lambda wal: wal.append(b"x", lsn=wal.current + 1),
-    "prune": lambda wal: wal.prune_through(1),
-    "create a slot": lambda wal: wal.log.create_slot("new", wal.current),
-    "claim a slot": lambda wal: wal.log.claim_slot("old", "someone"),
-    "reset a slot": lambda wal: wal.log.reset_slot("old", wal.current),
-    "drop a slot": lambda wal: wal.log.drop_slot("old"),
-    "flush the slots": lambda wal: wal.log.flush_slots(),
-}
-
-
-APPENDS = [what for what in CHANGES if what.startswith("append")]
-OTHERS = [what for what in CHANGES if what not in APPENDS]
-# Not run: some of them hang until they are killed.
-FORK = pytest.mark.xfail(run=False, reason="only appends are refused in a forked child; the rest hangs or writes")
-CLOSED = pytest.mark.xfail(strict=True, reason="only appends are refused by a closed log; the rest writes or breaks")
-
-
-def kept(folder: Path) -> dict[str, bytes]:
-    """Everything in the folder of a log."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.parametrize("what", [*APPENDS, *(pytest.param(what, marks=FORK) for what in OTHERS)])
-def test_a_forked_child_is_refused_and_changes_nothing(tmp_path: Path, what: str):
-    disk = GatedDisk()
-    with disk.open_log(tmp_path / "log") as wal:
-        wal.append(b"first")
-        slot = wal.log
-        slot.create_slot("old", 1)
-        slot.claim_slot("old", "me").touch()
-        disk.hold()
-        handle = wal.submit(b"second")
-        disk.wait_until_held()  # the fork happens while a group is being committed
-        before = kept(tmp_path / "log")
-        assert in_a_child(lambda: CHANGES[what](wal)).startswith("UsedAcrossFork"), what
-        assert kept(tmp_path / "log") == before
-        disk.let_go()
-        assert handle.result(SOON) == 2
-        assert wal.append(b"third") == 3
-
-
-@FORK
-def test_a_handle_from_before_a_fork_does_not_hang_the_child(tmp_path: Path):
-    disk = GatedDisk()
-    with disk.open_log(tmp_path / "log") as wal:
-        disk.hold()
-        under_way = wal.submit(b"first")
-        disk.wait_until_held()
-        queued = wal.submit(b"second")
-        for handle in (under_way, queued):
-            assert in_a_child(handle.result).startswith("UsedAcrossFork")
-        disk.let_go()
-        assert (under_way.result(SOON), queued.result(SOON)) == (1, 2)
-        assert in_a_child(queued.result) == "returned 2", "its outcome was known before the fork"
-
-
-@FORK
-def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log", roll_bytes=3000) as wal, Threads() as threads:
-        wal.log.create_slot("old", 0)
-
-        def append() -> None:
-            while not threads.stop.is_set():
-                wal.append(b"x" * 50)
-
-        def prune() -> None:
-            while not threads.stop.is_set():
-                wal.log.reset_slot("old", wal.current)
-                wal.prune_through(wal.current)
-
-        def read() -> None:
-            while not threads.stop.is_set():
-                wal.wait(wal.current, 0.001)
-
-        def use() -> None:
-            for change in CHANGES.values():
-                try:
-                    change(wal)
-                except UsedAcrossFork:
-                    continue
-                raise AssertionError("a child was let in")
-            wal.close()
-
-        for work in (append, append, prune, read):
-            threads.start(work)
-        said = {in_a_child(use) for _ in range(15)}
-        threads.stop.set()
-        assert said == {"returned None"}
-
-
-def test_a_child_does_not_keep_the_lock_when_its_parent_has_closed_the_log(tmp_path: Path):
-    wal = WriteAheadLog.open(tmp_path / "log")
-    wal.append(b"first")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            os.close(writing)
-            signal.alarm(30)
-            os.read(reading, 1)  # lives until the parent has looked
-        os._exit(0)
-    try:
-        os.close(reading)
-        with pytest.raises(Fenced):
-            WriteAheadLog.open(tmp_path / "log")
-        wal.close()
-        with WriteAheadLog.open(tmp_path / "log") as again:
-            assert again.append(b"second") == 2
-    finally:
-        os.close(writing)
-        os.waitpid(child, 0)
-
-
-def test_a_child_that_ends_leaves_the_lock_with_its_parent(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log") as wal:
-        assert in_a_child(wal.close) == "returned None"
-        with pytest.raises(Fenced):
-            WriteAheadLog.open(tmp_path / "log")
-        assert wal.append(b"first") == 1
-
-
-def test_a_child_may_read_the_log_as_any_other_process(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log") as wal:
-        wal.append(b"first")
-        assert in_a_child(lambda: WalReader(wal.log.folder).bounds().next) == "returned 1"
-
-
-# --- after the end -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", [*APPENDS, *(pytest.param(what, marks=CLOSED) for what in OTHERS)])
-def test_a_log_that_was_closed_leaves_alone_what_another_has_opened_since(tmp_path: Path, what: str):
-    old = WriteAheadLog.open(tmp_path / "log")
-    old.append(b"first")
-    old.log.create_slot("old", 0)
-    old.log.claim_slot("old", "me").touch()
-    old.close()
-    with WriteAheadLog.open(tmp_path / "log") as new:
-        new.append(b"second")
-        new.log.claim_slot("old", "another")
-        before = kept(tmp_path / "log")
-        with pytest.raises(LogClosed):
-            CHANGES[what](old)
-        assert kept(tmp_path / "log") == before
-        old.close()
-        assert new.append(b"third") == 3
-
-
-@CLOSED
-def test_a_log_that_was_closed_empty_does_not_begin_elsewhere(tmp_path: Path):
-    old = WalLog.open(str(tmp_path / "log"))
-    old.close()
-    before = kept(tmp_path / "log")
-    with pytest.raises(LogClosed):
-        old.append_value(b"x", expect=7)
-    assert kept(tmp_path / "log") == before

@@ -1,15 +1,12 @@
-"""The write-ahead log in threads and event loops: thousands of rounds beside each other, and nothing is lost."""
+"""The write-ahead log in threads: thousands of rounds beside each other, and nothing is lost."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
-import struct
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,52 +19,16 @@ from strandline.log.wal.face import LsnHandle, WriteAheadLog
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import CursorExpired, ExpectationFailed, LogClosed, NotFound
 from strandline.storage.disk import DISK
-from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk
+from strandline.testing.logs import records
+from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
 
-_SAID = struct.Struct("<II")
-
-
-@pytest.fixture(autouse=True)
-def _hasty_threads() -> Iterator[None]:
-    """Threads take turns often, so that they meet where they should not."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-def said(who: int, counter: int) -> bytes:
-    return _SAID.pack(who, counter) + bytes(counter % 50)
-
-
-class Witness:
-    """Looks at records as they come: one lsn after the other, and each appender's in the order of its counter."""
-
-    def __init__(self, since: int) -> None:
-        self.next = since
-        """The offset that comes next."""
-        self.skips = 0
-        self._counters: dict[int, int] = {}
-
-    def see(self, lsn: int, value: bytes) -> None:
-        assert lsn == self.next + 1, f"lsn {lsn} came where {self.next + 1} follows"
-        self.next = lsn
-        who, counter = _SAID.unpack_from(value)
-        assert value == said(who, counter)
-        before = self._counters.get(who)
-        assert before is None or counter == before + 1, f"{counter} of {who} came behind {before}"
-        self._counters[who] = counter
-
-    def skip(self, wal: WriteAheadLog) -> None:
-        """What follows has expired, and nothing else may be said so."""
-        start = wal.oldest - 1
-        assert start > self.next, f"offset {self.next} was said to be expired, and the log begins at {start}"
-        self.next = start
-        self.skips += 1
-        self._counters.clear()
-
+pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
 
 # --- prune beside append beside read -----------------------------------------------------------------------------
+
+
+AHEAD = 2000
+"""So many records the appenders are ahead of the consumer at most."""
 
 
 class Traffic:
@@ -82,6 +43,7 @@ class Traffic:
         self.pruned = 0
         self.done = threading.Event()
         self.moved = threading.Event()
+        self.caught_up = threading.Event()
         wal.log.create_slot("consumer", 0)
         self.slot = wal.log.claim_slot("consumer", "me")
 
@@ -102,13 +64,20 @@ class Traffic:
     def is_over(self) -> bool:
         return self.stop.is_set()
 
+    def _goes_on(self) -> bool:
+        """Whether to append more: not too far ahead of the consumer, or all others would only read what piled up."""
+        while not self.is_over() and self.wal.current - self.slot.state().position > AHEAD:
+            self.caught_up.wait(0.05)
+            self.caught_up.clear()
+        return not self.is_over()
+
     def append(self, who: int) -> None:
-        while not self.is_over():
+        while self._goes_on():
             self.lsns[who].append(self.wal.append(said(who, len(self.lsns[who]))))
 
     def append_batches(self, who: int) -> None:
         chance = random.Random(f"{self.seed} batches")
-        while not self.is_over():
+        while self._goes_on():
             count = len(self.lsns[who])
             self.lsns[who] += self.wal.append_many(
                 said(who, counter) for counter in range(count, count + chance.randrange(1, 9))
@@ -174,6 +143,7 @@ class Traffic:
             if witness.next > self.slot.state().position:
                 self.slot.advance(Cursor(self.wal.log.log_id, witness.next))
                 self.moved.set()
+                self.caught_up.set()
         while witness.next < self.wal.current and not self.is_over():
             self._fetch(witness, Limit(records=1000))
             if witness.next > self.wal.current - 100:
@@ -275,7 +245,7 @@ def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path
         for first in range(count):
             assert begun.acquire(timeout=SOON)
             if first % 8:
-                catalog.forget(first)
+                catalog.forget([first])
     assert catalog.firsts == tuple(range(0, count, 8))
 
 
@@ -346,7 +316,7 @@ def test_many_that_find_no_room_all_get_through(tmp_path: Path):
                 if counter % 10:
                     handles.put(wal.submit(said(who, counter)))
                 else:
-                    handles.put(wal.submit_batch(_batch(said(who, counter))))
+                    handles.put(wal.submit_batch(records(said(who, counter))))
 
         for who in range(16):
             threads.start(submit, who)
@@ -369,7 +339,7 @@ def test_an_explicit_lsn_that_had_to_wait_for_room_is_looked_at_again(tmp_path: 
 
         def append() -> None:
             try:
-                outcomes.put(wal.append_batch(_batch(b"z"), lsn=3)[0] if batches else wal.append(b"z", lsn=3))
+                outcomes.put(wal.append_batch(records(b"z"), lsn=3)[0] if batches else wal.append(b"z", lsn=3))
             except ExpectationFailed as error:
                 outcomes.put(type(error))
 
@@ -380,12 +350,6 @@ def test_an_explicit_lsn_that_had_to_wait_for_room_is_looked_at_again(tmp_path: 
         told = [outcomes.get() for _ in range(6)]
         assert sorted(map(str, told)) == sorted(map(str, [3, *[ExpectationFailed] * 5]))
         assert wal.current == 3
-
-
-def _batch(*values: bytes) -> Any:
-    from strandline.testing.logs import records
-
-    return records(*values)
 
 
 # --- closing -----------------------------------------------------------------------------------------------------
@@ -416,8 +380,8 @@ def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Pa
             wal.close()
     with WriteAheadLog.open(tmp_path / "log") as wal:
         found: dict[int, bytes | None] = {}
-        while records := wal.read_since(len(found), 5000):
-            found.update((record.lsn, record.payload) for record in records)
+        while more := wal.read_since(len(found), 5000):
+            found.update((record.lsn, record.payload) for record in more)
         assert found == told
 
 
@@ -435,147 +399,3 @@ def test_handles_that_were_given_before_it_was_closed_are_all_durable(tmp_path: 
     assert [handle.result(0) for handle in handles] == list(range(1, 102))
     with WriteAheadLog.open(tmp_path / "log") as again:
         assert again.current == 101
-
-
-# --- handles -----------------------------------------------------------------------------------------------------
-
-
-def test_a_handle_can_be_asked_from_any_thread(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
-        shared: list[SimpleQueue[LsnHandle | None]] = [SimpleQueue() for _ in range(6)]
-        answers: list[list[int]] = [[] for _ in shared]
-
-        def ask(mine: int) -> None:
-            while (handle := shared[mine].get(timeout=SOON)) is not None:
-                answers[mine].append(handle.result(SOON))
-                assert handle.done()
-                assert handle.result(0) == answers[mine][-1]
-
-        for mine in range(len(shared)):
-            threads.start(ask, mine)
-        for number in range(1500):
-            handle = wal.submit(b"%d" % number)
-            for queue in shared:
-                queue.put(handle)
-        for queue in shared:
-            queue.put(None)
-    assert answers == [list(range(1, 1501))] * 6
-
-
-def test_a_handle_that_is_asked_too_early_says_so_and_can_be_asked_again(tmp_path: Path):
-    disk = GatedDisk()
-    with disk.open_log(tmp_path / "log") as wal:
-        disk.hold()
-        handle = wal.submit(b"first")
-        disk.wait_until_held()
-        for timeout in (0, 0.01):
-            with pytest.raises(TimeoutError):
-                handle.result(timeout)
-        disk.let_go()
-        assert handle.result(SOON) == 1
-
-
-# --- asyncio -----------------------------------------------------------------------------------------------------
-
-
-def test_many_tasks_of_one_loop_each_get_their_lsn(tmp_path: Path):
-    async def appender(wal: WriteAheadLog, who: int) -> list[int]:
-        return [await wal.submit(said(who, counter)) for counter in range(20)]
-
-    async def main(wal: WriteAheadLog) -> list[list[int]]:
-        async with asyncio.timeout(SOON):
-            return await asyncio.gather(*(appender(wal, who) for who in range(100)))
-
-    with WriteAheadLog.open(tmp_path / "log") as wal:
-        told = asyncio.run(main(wal))
-        check_told(wal, told)
-
-
-def test_two_loops_in_two_threads_share_a_log(tmp_path: Path):
-    told: dict[int, list[int]] = {}
-
-    async def appender(wal: WriteAheadLog, who: int) -> None:
-        told[who] = [await wal.submit(said(who, counter)) for counter in range(60)]
-
-    async def main(wal: WriteAheadLog, first: int) -> None:
-        async with asyncio.timeout(SOON):
-            await asyncio.gather(*(appender(wal, who) for who in range(first, first + 20)))
-
-    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal:
-        with Threads() as threads:
-            for first in (0, 20):
-                threads.start(lambda first=first: asyncio.run(main(wal, first)))
-        check_told(wal, [told[who] for who in range(40)])
-
-
-def check_told(wal: WriteAheadLog, told: list[list[int]]) -> None:
-    """Everything is where its appender was told, and nothing else is there."""
-    assert sorted(lsn for lsns in told for lsn in lsns) == list(range(1, wal.current + 1))
-    values = {record.lsn: record.payload for record in wal.read_since(0, wal.current)}
-    for who, lsns in enumerate(told):
-        assert [values[lsn] for lsn in lsns] == [said(who, counter) for counter in range(len(lsns))]
-
-
-def test_awaits_that_are_cancelled_disturb_nobody(tmp_path: Path):
-    disk = GatedDisk()
-
-    async def main(wal: WriteAheadLog) -> None:
-        disk.hold()
-        handles = [wal.submit(b"%d" % number) for number in range(30)]
-
-        async def wait_for(handle: LsnHandle) -> int:
-            return await handle
-
-        impatient = [asyncio.create_task(wait_for(handle)) for handle in handles]
-        patient = [asyncio.create_task(wait_for(handle)) for handle in handles]
-        await asyncio.sleep(0)
-        for task in impatient[::2]:
-            task.cancel()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await handles[0]
-        disk.let_go()
-        async with asyncio.timeout(SOON):
-            assert await asyncio.gather(*patient) == list(range(1, 31))
-            outcomes = await asyncio.gather(*impatient, return_exceptions=True)
-        assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes[::2])
-        assert outcomes[1::2] == list(range(2, 31, 2))
-        assert await handles[0] == 1, "what nobody waited for is durable all the same"
-
-    with disk.open_log(tmp_path / "log") as wal:
-        asyncio.run(main(wal))
-        assert wal.current == 30
-
-
-def test_a_loop_that_is_gone_when_its_append_becomes_durable_disturbs_nobody(tmp_path: Path):
-    disk = GatedDisk()
-
-    async def give_up(wal: WriteAheadLog) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await wal.submit(b"first")
-
-    with disk.open_log(tmp_path / "log") as wal:
-        disk.hold()
-        asyncio.run(give_up(wal))
-        disk.let_go()
-        assert wal.append(b"second") == 2
-
-
-def test_one_group_is_awaited_by_threads_and_by_loops_at_once(tmp_path: Path):
-    disk = GatedDisk()
-    with disk.open_log(tmp_path / "log") as wal:
-        for first in range(1, 200, 10):
-            disk.hold()
-            handles = [wal.submit(b"x") for _ in range(10)]
-
-            async def wait(handles: list[LsnHandle]) -> list[int]:
-                return [await handle for handle in handles]
-
-            answers: SimpleQueue[list[int]] = SimpleQueue()
-            with Threads() as threads:
-                for _ in range(2):
-                    threads.start(lambda: answers.put([handle.result(SOON) for handle in handles]))  # noqa: B023
-                    threads.start(lambda: answers.put(asyncio.run(wait(handles))))  # noqa: B023
-                disk.let_go()
-            assert [answers.get() for _ in range(4)] == [list(range(first, first + 10))] * 4

@@ -1,18 +1,35 @@
-"""Disks and threads for tests of the write-ahead log: syncs that are held back or left out, and crews that must end."""
+"""For tests of the write-ahead log: disks that hold back or leave out, threads that must end, all that changes it."""
 
 from __future__ import annotations
 
 import contextlib
+import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
+from strandline.log.contract import Slot
 from strandline.log.wal.face import WriteAheadLog
+from strandline.model.errors import StrandlineError
+from strandline.model.slots import InvalidReason
 from strandline.storage.disk import DISK
+from strandline.testing.logs import records, writer_named
 
 SOON = 60.0
 """Real seconds that nothing here should come near."""
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns often, so that they meet where they should not."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 class _Wrapped:
@@ -26,17 +43,17 @@ class _Wrapped:
 
 
 class GatedDisk(_Wrapped):
-    """A disk whose open data files can be synced only while a gate is open. All else goes on."""
+    """A disk that holds back what it is told to: a ``write`` or ``sync`` of an open data file, or any ``remove``."""
 
     def __init__(self, inner: Any = DISK) -> None:
         super().__init__(inner)
-        self._gate = threading.Event()
-        self._gate.set()
+        self._held: frozenset[str] = frozenset()
+        self._changed = threading.Condition()
         self._reached = threading.Semaphore(0)
 
     @contextlib.contextmanager
     def open_log(self, folder: Path, **options: Any) -> Iterator[WriteAheadLog]:
-        """A log on this disk; however the test ends, the gate is open again when the log is closed."""
+        """A log on this disk; however the test ends, nothing is held back any more when the log is closed."""
         wal = WriteAheadLog.open(folder, disk=self, **options)
         try:
             yield wal
@@ -44,26 +61,35 @@ class GatedDisk(_Wrapped):
             self.let_go()
             wal.close()
 
-    def hold(self) -> None:
-        """Let no sync through from now on."""
-        self._gate.clear()
+    def hold(self, *operations: str) -> None:
+        """Let none of these through from now on, and all others; a sync if nothing is said."""
+        with self._changed:
+            self._held = frozenset(operations or ("sync",))
+            self._changed.notify_all()
 
     def let_go(self) -> None:
-        """Let all of them through again."""
-        self._gate.set()
+        """Let everything through again."""
+        with self._changed:
+            self._held = frozenset()
+            self._changed.notify_all()
 
     def wait_until_held(self) -> None:
-        """Block until a sync has been held back."""
-        assert self._reached.acquire(timeout=SOON), "nobody has come to sync"
+        """Block until something has been held back."""
+        assert self._reached.acquire(timeout=SOON), "nobody has come to the gate"
 
-    def pass_through(self) -> None:
-        if not self._gate.is_set():
-            self._reached.release()
-            assert self._gate.wait(SOON), "the gate was never opened"
+    def pass_through(self, operation: str) -> None:
+        with self._changed:
+            if operation in self._held:
+                self._reached.release()
+                assert self._changed.wait_for(lambda: operation not in self._held, SOON), "the gate was never opened"
 
     def open_append(self, path: str) -> Any:
         file = self._inner.open_append(path)
         return _GatedFile(file, self) if path.endswith(".log") else file
+
+    def remove(self, path: str) -> None:
+        self.pass_through("remove")
+        self._inner.remove(path)
 
 
 class _GatedFile(_Wrapped):
@@ -71,8 +97,12 @@ class _GatedFile(_Wrapped):
         super().__init__(inner)
         self._disk = disk
 
+    def write(self, parts: Any) -> None:
+        self._disk.pass_through("write")
+        self._inner.write(parts)
+
     def sync(self) -> None:
-        self._disk.pass_through()
+        self._disk.pass_through("sync")
         self._inner.sync()
 
 
@@ -140,3 +170,83 @@ class Threads:
         if kind is not None:
             self.stop.set()
         self.join()
+
+
+# --- what appenders say ------------------------------------------------------------------------------------------
+
+_SAID = struct.Struct("<II")
+
+
+def said(who: int, counter: int) -> bytes:
+    """A value that tells who appended it, and after how many others."""
+    return _SAID.pack(who, counter) + bytes(counter % 50)
+
+
+class Witness:
+    """Looks at records as they come: one lsn after the other, and each appender's in the order of its counter."""
+
+    def __init__(self, since: int) -> None:
+        self.next = since
+        """The offset that comes next."""
+        self.skips = 0
+        self._counters: dict[int, int] = {}
+
+    def see(self, lsn: int, value: bytes) -> None:
+        assert lsn == self.next + 1, f"lsn {lsn} came where {self.next + 1} follows"
+        self.next = lsn
+        who, counter = _SAID.unpack_from(value)
+        assert value == said(who, counter)
+        before = self._counters.get(who)
+        assert before is None or counter == before + 1, f"{counter} of {who} came behind {before}"
+        self._counters[who] = counter
+
+    def skip(self, wal: WriteAheadLog) -> None:
+        """What follows has expired, and nothing else may be said so."""
+        start = wal.oldest - 1
+        assert start > self.next, f"offset {self.next} was said to be expired, and the log begins at {start}"
+        self.next = start
+        self.skips += 1
+        self._counters.clear()
+
+
+# --- what changes a log ------------------------------------------------------------------------------------------
+
+CHANGES: dict[str, Callable[[WriteAheadLog, Slot], object]] = {
+    "append": lambda wal, _: wal.append(b"x"),
+    "submit": lambda wal, _: wal.submit(b"x"),
+    "append_many": lambda wal, _: wal.append_many([b"x"]),
+    "append_batch": lambda wal, _: wal.append_batch(records(b"x")),
+    "append at an lsn": lambda wal, _: wal.append(b"x", lsn=wal.current + 1),
+    "append in a term": lambda wal, _: wal.append(b"x", term=3),
+    "append as a writer": lambda wal, _: wal.log.append(records(b"x"), writer=writer_named(1), number=0),
+    "prune": lambda wal, _: wal.prune_through(1),
+    "prune nothing": lambda wal, _: wal.prune_through(0),
+    "prune beyond slots": lambda wal, _: wal.log.prune(wal.current, beyond_slots=True),
+    "create a slot": lambda wal, _: wal.log.create_slot("new", wal.current),
+    "claim a slot": lambda wal, _: wal.log.claim_slot("old", "someone"),
+    "reset a slot": lambda wal, _: wal.log.reset_slot("old", wal.current),
+    "drop a slot": lambda wal, _: wal.log.drop_slot("old"),
+    "invalidate a slot": lambda wal, _: wal.log.invalidate_slot("old", InvalidReason.HORIZON),
+    "advance a slot": lambda wal, slot: slot.advance(wal.log.end()),
+    "touch a slot": lambda _, slot: slot.touch(),
+    "flush the slots": lambda wal, _: wal.log.flush_slots(),
+}
+"""All that changes a log, tried with a slot of the name ``old`` that was claimed."""
+
+
+def refusals(wal: WriteAheadLog, slot: Slot) -> dict[str, str]:
+    """Try each change; which error it was refused with."""
+    told = {}
+    for what, change in CHANGES.items():
+        try:
+            change(wal, slot)
+        except StrandlineError as error:
+            told[what] = type(error).__name__
+        else:
+            told[what] = "done"
+    return told
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """Everything in the folder of a log."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

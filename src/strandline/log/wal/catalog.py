@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -20,6 +22,8 @@ _WINDOW: Final = 64 << 10
 
 _CACHED: Final = 256
 """The indexes of so many files are kept in memory."""
+
+_ALL: weakref.WeakSet[Catalog] = weakref.WeakSet()
 
 
 class Located(NamedTuple):
@@ -49,6 +53,11 @@ class Catalog:
         self._disk = disk
         self._indexes: dict[int, Index] = {}
         self._lock = threading.Lock()
+        _ALL.add(self)
+
+    def after_fork(self) -> None:
+        """In a child, where the lock may be held by nobody; files and indexes are whole at any moment."""
+        self._lock = threading.Lock()
 
     def path(self, first: int) -> str:
         """The file that begins at this offset."""
@@ -63,11 +72,13 @@ class Catalog:
         with self._lock:  # who appends adds files while who prunes forgets others
             self.firsts = (*self.firsts, first)
 
-    def forget(self, first: int) -> None:
-        """A file is about to be removed."""
+    def forget(self, firsts: Collection[int]) -> None:
+        """Files were removed."""
+        gone = set(firsts)
         with self._lock:
-            self.firsts = tuple(known for known in self.firsts if known != first)
-            self._indexes.pop(first, None)
+            self.firsts = tuple(known for known in self.firsts if known not in gone)
+            for first in gone:
+                self._indexes.pop(first, None)
 
     # --- the index ---------------------------------------------------------------------------------------------
 
@@ -160,6 +171,14 @@ class Catalog:
 
 def _offset_of(entry: IndexEntry) -> int:
     return entry.offset
+
+
+def _forked() -> None:
+    for catalog in list(_ALL):
+        catalog.after_fork()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def damaged(path: str, at: int, why: str) -> CorruptData:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from strandline.log.wal.groups import Group, Item, Run, WalHandle, Whole, settled_group
+from strandline.log.wal.groups import Group, Item, Run, Source, WalHandle, Whole, settled_group
 from strandline.log.wal.intake import Encoded, value_of
 from strandline.log.writers import check_number, forget_silent
-from strandline.model.errors import (
-    DiskFull,
-    ExpectationFailed,
-    Fenced,
-    LogClosed,
-    LogFailed,
-    UsedAcrossFork,
-)
+from strandline.model.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.ambient import Clock
 
@@ -77,7 +69,8 @@ class Committer(Generic[W]):
         """Held while the files are written."""
         self._turnstile = threading.Lock()
         self._pump = None if background else self.commit_all
-        self._group = Group(self._pump)
+        self._source = Source(self._pump)
+        self._group = Group(self._source)
         self._refusal: Callable[[], Exception] | None = None
         self._failed = False
         self._told = False
@@ -262,7 +255,7 @@ class Committer(Generic[W]):
             group = self._group
             if not group.items or self._failed:
                 return None
-            self._group = Group(self._pump)
+            self._group = Group(self._source)
             if self._crowd:
                 self._room.notify_all()
         return group
@@ -310,21 +303,23 @@ class Committer(Generic[W]):
                     if told is not None and (not self._group.items or self._turnstile.locked()):
                         self._tell(told)
                         told = None
-                if self._rests():
-                    if self._closing:
-                        return
-                    self._wake.acquire()
+                if self._is_over():
+                    return
         except BaseException:
             self._abandon()
             raise
 
-    def _rests(self) -> bool:
-        """Whether there is nothing to do; then who brings something wakes the thread."""
+    def _is_over(self) -> bool:
+        """Sleep until there is something to do; whether nothing more will come."""
         with self._lock:
+            # Both under the lock: an append between the two looks would be left behind by who closes then.
             if self._group.items and not self._failed:
                 return False
-            self._asleep = not self._closing
-            return True
+            if self._closing:
+                return True
+            self._asleep = True
+        self._wake.acquire()
+        return False
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -360,7 +355,7 @@ class Committer(Generic[W]):
         with self._lock:
             if not self._failed:
                 self._failed, self._refusal = True, refusal
-            group, self._group = self._group, Group(self._pump)
+            group, self._group = self._group, Group(self._source)
             self._room.notify_all()
         group.settle(self._refusal)
 
@@ -373,12 +368,11 @@ class Committer(Generic[W]):
         """Whether a write failed, so that nothing more is appended."""
         return self._failed
 
-    def close(self) -> bool:
+    def close(self, refusal: Callable[[], Exception]) -> bool:
         """Refuse all that comes later, and commit what is queued; returns whether all of that is durable."""
-        name = self._name
         with self._lock:
             if self._refusal is None:
-                self._refusal = lambda: LogClosed(f"The log in {name} is closed: open it again.")
+                self._refusal = refusal
             self._closing = True
             self._room.notify_all()
             self._stir()
@@ -395,14 +389,23 @@ class Committer(Generic[W]):
                 raise ExpectationFailed("Others have appended meanwhile; nothing was appended.")
             self._next = offset
 
-    def after_fork(self) -> None:
-        """In a child, where the thread does not run and the lock may be held by nobody: refuse everything."""
-        name, parent = self._name, os.getppid()
-        self._lock = threading.Lock()
-        self._group = Group()
-        self._refusal = lambda: UsedAcrossFork(
-            f"The log in {name} was opened by the process {parent} and used in its forked child: open it there alone."
-        )
+    @property
+    def running(self) -> bool:
+        """Whether its thread may still write."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def after_fork(self, refusal: Callable[[], Exception]) -> None:
+        """In a child, where no thread commits and the locks may be held by nobody: refuse everything.
+
+        Groups that are not settled never will be here, whether they are queued, being written or durable already: who
+        waits for one is refused, too.
+        """
+        self._lock, self._committing, self._turnstile = threading.Lock(), threading.Lock(), threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._asleep, self._thread = False, None
+        self._refusal = refusal
+        self._source.lose(refusal)
+        self._group = Group(self._source)
 
 
 _MANY_WRITERS: Final = 1024

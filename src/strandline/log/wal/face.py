@@ -45,7 +45,7 @@ class LsnHandle:
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._group.done
+        return self._group.is_known
 
     def result(self, timeout: float | None = None) -> int:
         """Block until the record is durable, or raise why it is not; ``TimeoutError`` if neither yet."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -57,22 +60,58 @@ class _Here(threading.local):
 _HERE: Final = _Here()
 
 
+def _forked() -> None:
+    _HERE.loop = None  # in a child, the loop that has forked it seems to run for ever
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+_AT_ONCE: Final = 4
+"""So many threads are woken first; each of them wakes another."""
+
+_LOOK: Final = 1.0
+"""Seconds after which a thread looks by itself whether its group is settled."""
+
+
+class Source:
+    """Where groups come from. What is changed here holds for all of them, wherever they are on their way."""
+
+    __slots__ = ("lost", "pump")
+
+    def __init__(self, pump: Callable[[], object] | None = None) -> None:
+        """Who waits for a group calls ``pump`` first, if nobody else commits."""
+        self.pump = pump
+        self.lost = False
+
+    def lose(self, refusal: Callable[[], Exception]) -> None:
+        """Nobody will ever settle a group that is not settled yet: who asks for one is told so."""
+
+        def refuse() -> None:
+            raise refusal()
+
+        self.pump, self.lost = refuse, True
+
+
+_NOWHERE: Final = Source()
+
+
 class Group:
     """Appends that become durable together. One thread settles it, any number wait for it."""
 
-    __slots__ = ("_error", "_futures", "_waiters", "done", "items", "pump", "run", "size")
+    __slots__ = ("_error", "_futures", "_waiters", "done", "items", "run", "size", "source")
 
-    def __init__(self, pump: Callable[[], object] | None = None) -> None:
-        """An open group; who waits for it calls ``pump`` first, if nobody else commits."""
+    def __init__(self, source: Source = _NOWHERE) -> None:
+        """An open group."""
         self.items: list[Item] = []
         self.run: Run | None = None
         """The last item, if the next single record may join it."""
         self.size = 0
         self.done = False
-        self.pump = pump
+        self.source = source
         self._error: Callable[[], Exception] | None = None
         # A lock for each thread that waits: a condition would let all of them contend for one when they wake.
-        self._waiters: list[threading.Lock] = []
+        self._waiters: deque[threading.Lock] = deque()
         self._futures: dict[asyncio.AbstractEventLoop, Awaited] = {}
 
     def settle(self, error: Callable[[], Exception] | None = None) -> None:
@@ -80,8 +119,8 @@ class Group:
         self._error = error
         self.items, self.run = [], None
         self.done = True  # before the waiters are gone through: who comes later sees it
-        for waiter in self._waiters:
-            waiter.release()
+        for _ in range(_AT_ONCE):
+            self._pass_on()
         for loop, waiting in list(self._futures.items()):
             with contextlib.suppress(RuntimeError):  # nobody awaits in a loop that was closed
                 loop.call_soon_threadsafe(_wake, waiting, error)
@@ -89,19 +128,52 @@ class Group:
     def wait(self, timeout: float | None = None) -> None:
         """Block until it is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
         if not self.done:
-            if self.pump is not None:
-                self.pump()
+            if self.source.pump is not None:
+                self.source.pump()
             waiter = threading.Lock()
             waiter.acquire()
             self._waiters.append(waiter)
-            if not self.done:  # or who settles it may not have seen this waiter
-                self._block(waiter, timeout)
+            self._block(waiter, timeout)
         if self._error is not None:
             raise self._error()
 
     def _block(self, waiter: threading.Lock, timeout: float | None) -> None:
-        if not waiter.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise TimeoutError("The append is not durable yet; ask its handle again.")
+        """Wait to be woken, and wake the next one.
+
+        Threads that are woken all at once contend for the interpreter, go to sleep again, and are woken a second time.
+        So each wakes the next as the first thing it does: that one is awake when the interpreter is free.
+        """
+        left = math.inf if timeout is None else timeout
+        is_woken = False
+        try:
+            # A look now and then: nobody must wait for ever for a thread that was interrupted just when its turn came.
+            while not self.done:
+                is_woken = waiter.acquire(timeout=min(max(0.0, left), _LOOK))
+                if is_woken:
+                    break
+                left -= _LOOK
+                if left <= 0:
+                    raise TimeoutError("The append is not durable yet; ask its handle again.")
+        finally:
+            if is_woken or not self._withdraws(waiter):
+                self._pass_on()
+
+    def _withdraws(self, waiter: threading.Lock) -> bool:
+        """Whether it was not this one's turn yet; then it never will be."""
+        try:
+            self._waiters.remove(waiter)
+        except ValueError:
+            return False
+        return True
+
+    def _pass_on(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._waiters.popleft().release()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether waiting for it would not block."""
+        return self.done or self.source.lost
 
     def check(self) -> None:
         """Raise why it did not become durable, if that is so."""
@@ -115,8 +187,8 @@ class Group:
         """
         if self.done:
             return self._known(result)
-        if self.pump is not None:
-            self.pump()
+        if self.source.pump is not None:
+            self.source.pump()
         loop = _HERE.loop
         if loop is None or not loop.is_running():
             loop = _HERE.loop = asyncio.get_running_loop()
@@ -161,7 +233,7 @@ class WalHandle:
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self.group.done
+        return self.group.is_known
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable, or raise why they are not."""

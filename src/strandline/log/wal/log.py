@@ -28,7 +28,7 @@ from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Held, Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.cursor import Cursor
-from strandline.model.errors import InvalidInput
+from strandline.model.errors import InvalidInput, LogClosed, UsedAcrossFork
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.slots import InvalidReason, SlotState
@@ -72,8 +72,10 @@ class WalLog(WalReading):
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self._clock = clock
         self._held = contextlib.ExitStack()
+        self._process = os.getpid()
         self._closed = False
         self._pruning = threading.Lock()
+        """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
         self._tail = Tail(tail_bytes)
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
@@ -213,7 +215,8 @@ class WalLog(WalReading):
         """Let a log that never held a record begin where its first one asks to be."""
         if not offset or self._committer.next > 0:
             return
-        with self._committer.exclusively():
+        with self._pruning, self._committer.exclusively():
+            self._slots.check_open()
             if max(self._committer.next, self.bounds().next) > 0:
                 return
             try:
@@ -308,8 +311,7 @@ class WalLog(WalReading):
 
     def _drop_files(self, start: int) -> None:
         firsts = list(self._catalog.firsts)
-        for first in drop_below(self._folder, firsts, start, disk=self._disk):
-            self._catalog.forget(first)
+        self._catalog.forget(drop_below(self._folder, firsts, start, disk=self._disk))
 
     # --- slots -------------------------------------------------------------------------------------------------
 
@@ -350,25 +352,51 @@ class WalLog(WalReading):
     def close(self) -> None:
         """Make everything durable that was appended, and let go of the log; closing twice is fine.
 
-        Raises what kept it from being durable, unless somebody was told, and lets go all the same.
+        Waits for a prune that is under way. Whatever would change the log later is ``LogClosed``, and changes nothing;
+        what was durable can still be read. Raises what kept it from being durable, unless somebody was told, and lets
+        go all the same.
         """
-        if self._closed:
-            return
-        self._closed = True
-        with self._held:
-            clean = self._committer.close()
-            with contextlib.ExitStack() as closing:
-                closing.callback(self._published.close, clean=clean)
-                closing.callback(self._journal.close)
-                if clean:
-                    self._journal.write_index()
-                self._slots.flush()
+        with self._pruning:
+            if self._closed:
+                return
+            try:
+                clean = self._committer.close(self._is_closed)
+            except BaseException:
+                # If this was interrupted, the thread still writes: the lock is kept, and closing again goes on.
+                if not self._committer.running:
+                    self._let_go(clean=False)
+                raise
+            self._let_go(clean=clean)
             self._committer.raise_untold()
 
-    def _after_fork(self) -> None:
-        self._committer.after_fork()
+    def _let_go(self, *, clean: bool) -> None:
         self._closed = True
-        self._held.close()  # only this process's part of the lock
+        with self._held, contextlib.ExitStack() as closing:
+            closing.callback(self._published.close, clean=clean)
+            closing.callback(self._journal.close)
+            closing.callback(self._slots.close, self._is_closed)
+            if clean:
+                self._journal.write_index()
+
+    def _is_closed(self) -> Exception:
+        return LogClosed(f"The log in {self._folder} is closed: open it again.")
+
+    def _is_elsewhere(self) -> Exception:
+        return UsedAcrossFork(
+            f"The log in {self._folder} was opened by the process {self._process} and used in a forked child of it, "
+            "which changed nothing: write it in that process alone, and read it here with WalReader."
+        )
+
+    def _after_fork(self) -> None:
+        """In a child: change and keep nothing that is the parent's, and wait for nothing that only others can do."""
+        self._closed = True
+        self._pruning = threading.Lock()
+        with self._held:  # only this process's part of the lock
+            self._committer.after_fork(self._is_elsewhere)
+            self._slots.after_fork(self._is_elsewhere)
+            self._tail.after_fork()
+            self._published.after_fork(self._is_elsewhere)
+            self._journal.close()
 
 
 def _check_options(*sizes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -37,6 +38,7 @@ class Published:
         """Publish what was found on opening."""
         self._file = file
         self._changed = threading.Condition(threading.Lock())
+        self._refusal: Callable[[], Exception] | None = None
         with self._changed:
             self._publish(mark)
 
@@ -72,8 +74,16 @@ class Published:
         """Block until the durable end is above ``past`` (True) or the time is over (False)."""
         if self.view.bounds.next > past:
             return True
+        if self._refusal is not None:
+            raise self._refusal()
         with self._changed:
             return self._changed.wait_for(lambda: self.view.bounds.next > past, timeout)
+
+    def after_fork(self, refusal: Callable[[], Exception]) -> None:
+        """In a child, where the lock may be held by nobody and nothing is published: let go of the file as it is."""
+        self._changed = threading.Condition(threading.Lock())
+        self._refusal = refusal
+        self._file.close()
 
     def close(self, *, clean: bool) -> None:
         """Let go of the file. A clean end is synced: it is known to be the end even after the machine restarted."""

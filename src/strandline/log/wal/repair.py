@@ -76,10 +76,11 @@ def drop_below(folder: str, firsts: list[int], start: int, *, disk: Disk) -> lis
 
 def remove_files(folder: str, firsts: list[int], *, disk: Disk) -> None:
     """Remove files of frames, each with its index and with what was once cut off it."""
-    names = [row.name for row in disk.scan(folder) if row.name.endswith((INDEX, TORN))]
+    beside: dict[str, list[str]] = {}
+    for row in disk.scan(folder):
+        if row.name.endswith((INDEX, TORN)):
+            beside.setdefault(row.name.partition(".")[0], []).append(row.name)
     for first in firsts:
-        stem = data_name(first).removesuffix(DATA)
-        for name in names:
-            if name.startswith(f"{stem}."):
-                disk.remove(f"{folder}/{name}")
+        for name in beside.get(data_name(first).removesuffix(DATA), ()):
+            disk.remove(f"{folder}/{name}")
         disk.remove(f"{folder}/{data_name(first)}")

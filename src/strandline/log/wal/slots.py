@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 from uuid import UUID
@@ -43,6 +44,8 @@ class WalSlots:
         self._disk = disk
         self._clock = clock
         self._dirty = False
+        self._refusal: Callable[[], Exception] | None = None
+        """Why nothing may be changed any more."""
         self._lock = threading.RLock()
 
     @property
@@ -78,7 +81,7 @@ class WalSlots:
 
     def create(self, name: str, position: int) -> SlotState:
         """Durably create a slot."""
-        with self._lock:
+        with self._changing():
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
@@ -88,42 +91,42 @@ class WalSlots:
 
     def claim(self, name: str, holder: str) -> WalSlot:
         """Durably become the slot's holder."""
-        with self._lock:
+        with self._changing():
             before = self.state(name)
             claimed = rules.claim(before, holder, self._clock.now())
             if claimed != before:
                 self._store(claimed)
             elif self._dirty:
-                self.flush()  # the claim itself may be what is not written yet
+                self._flush()  # the claim itself may be what is not written yet
             return WalSlot(self, name, claimed.epoch)
 
     def reset(self, name: str, position: int) -> SlotState:
         """Durably put a slot elsewhere and make it valid again."""
-        with self._lock:
+        with self._changing():
             before = self.state(name)
             rules.check_position(position, self._retained())
             return self._store(rules.reset(before, before, position, self._clock.now()))
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
-        with self._lock:
+        with self._changing():
             self._store(rules.drop(self.state(name), self.state(name).epoch))
 
     def invalidate(self, name: str, reason: InvalidReason) -> SlotState:
         """Durably take a slot's pin away, with a reason."""
-        with self._lock:
+        with self._changing():
             before = self.state(name)
             return self._store(invalidate(before, before, reason, self._clock.now()))
 
     def advance(self, name: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; written lazily."""
-        with self._lock:
+        with self._changing():
             rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
             self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=self._clock.now()))
 
     def touch(self, name: str, epoch: int) -> None:
         """Note that a slot's holder is alive; written lazily."""
-        with self._lock:
+        with self._changing():
             self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
 
     def retain(self, start: int, *, beyond_slots: bool) -> int:
@@ -132,7 +135,7 @@ class WalSlots:
         Never above the floor of the valid slots, unless told so: then those that needed more are invalidated with the
         same write.
         """
-        with self._lock:
+        with self._changing():
             if beyond_slots:
                 now = self._clock.now()
                 behind = [state for state in self._slots.values() if state.pins and state.position < start]
@@ -148,9 +151,36 @@ class WalSlots:
 
     def flush(self) -> None:
         """Write the positions that were only noted."""
+        with self._changing():
+            self._flush()
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise why nothing may be changed any more, if that is so."""
+        if self._refusal is not None:
+            raise self._refusal()
+
+    def close(self, refusal: Callable[[], Exception]) -> None:
+        """Write the positions that were only noted, and refuse every later change; nothing comes between the two."""
         with self._lock:
-            if self._dirty:
-                self._write(self._start, self._slots)
+            self._refusal = refusal
+            self._flush()
+
+    def after_fork(self, refusal: Callable[[], Exception]) -> None:
+        """In a child, where the lock may be held by nobody: refuse every change, and write nothing."""
+        self._lock = threading.RLock()
+        self._refusal = refusal
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            self.check_open()  # with the lock: closing does not come between
+            yield
+
+    def _flush(self) -> None:
+        if self._dirty:
+            self._write(self._start, self._slots)
 
     def _note(self, state: SlotState) -> None:
         if self._slots[state.name] != state:

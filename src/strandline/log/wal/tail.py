@@ -83,6 +83,11 @@ class Tail:
             gone += 1
         del self._firsts[:gone], self._frames[:gone]
 
+    def after_fork(self) -> None:
+        """In a child: hold nothing, since who was adding or removing frames may not have got to the end of it."""
+        self._lock = threading.Lock()
+        self._firsts, self._frames, self._held = [], [], 0
+
     def begins(self) -> int | None:
         """The first offset that it has; None if it has nothing."""
         with self._lock:
