@@ -45,6 +45,19 @@ class _FailingFile:
         return call
 
 
+class Turnstile:
+    """A lock that nobody else wants, and that tells who looks."""
+
+    def __init__(self, locked) -> None:
+        self.locked = locked
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
 class TestFailures:
     @pytest.mark.parametrize("operation", ["write", "sync"])
     def test_a_failure_poisons_the_log_until_it_is_opened_again(self, tmp_path, operation):
@@ -139,4 +152,29 @@ class TestFailures:
         disk.fails = "sync"
         with pytest.raises(LogFailed):
             log.append_value(b"a").result(SOON)
+        log.close()
+
+    def test_a_failure_elsewhere_leaves_nobody_waiting_whose_records_are_durable(self, tmp_path, monkeypatch):
+        """Something else fails just when a group is durable and has not been told, and the next one is refused."""
+        log = WalLog.open(str(tmp_path))
+        committer, honest = log._committer, log._committer._commit_group
+        looks = iter([True])
+
+        def commit(group, told=None):
+            done = honest(group, told)
+            if not queued:
+                queued.append(log.append_value(b"queued"))
+            return done
+
+        def locked():
+            if next(looks, False):  # the last look before the thread may go to sleep
+                committer.fail(StorageError("something else failed"))
+            return False
+
+        queued = []
+        monkeypatch.setattr(committer, "_commit_group", commit)
+        monkeypatch.setattr(committer, "_turnstile", Turnstile(locked))
+        assert log.append_value(b"durable").result(SOON).first == 0
+        with pytest.raises(LogFailed):
+            queued[0].result(SOON)
         log.close()

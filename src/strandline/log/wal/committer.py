@@ -300,12 +300,15 @@ class Committer(Generic[W]):
                     group = self._take()
                     if group is not None:
                         told = group if self._commit_group(group, told) else None
-                    if told is not None and (not self._group.items or self._turnstile.locked()):
+                    if group is None or not self._group.items or self._turnstile.locked():
                         self._tell(told)
                         told = None
-                if self._is_over():
+                # Never asleep with a group that is not told: what was queued behind it may just have been refused.
+                if told is None and self._is_over():
                     return
         except BaseException:
+            if told is not None:
+                told.settle()
             self._abandon()
             raise
 

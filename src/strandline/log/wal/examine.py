@@ -136,6 +136,8 @@ def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
         _refuse(path, found, mark if mark > kept.start else 0)
         if found.stop.ending is not Ending.CLEAN:
             torn.append(Torn(first, found.stop.at, found.size - found.stop.at, found.stop.why))
+        if side is not None:
+            found.place.term = max(found.place.term, side.term)
         sure = _sure(found, mark, is_begun=side is not None and side.active == first)
         return Examined(log_id, kept, firsts, found.place, found.index, found.indexed, found.behind, sure, mark, torn)
     raise CorruptData(f"{folder} has no files of frames, although there is a log: restore them.")
