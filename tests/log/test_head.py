@@ -14,7 +14,6 @@ from strandline.formats.head import encode_head
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, edits, open_log
 from strandline.log.object.edits import (
-    MAX_WRITERS,
     Listing,
     Spill,
     StaleGeneration,
@@ -28,6 +27,7 @@ from strandline.log.object.edits import (
 )
 from strandline.log.object.index import chunk_path, entries_from
 from strandline.log.object.span import plan_entries
+from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
 from strandline.model.errors import (
     AlreadyExists,
