@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
-from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.model.errors import NotFound, NotReady
 from strandline.storage.ambient import Clock
 
 _FIRST_POLL: Final = 0.005
 _LAST_POLL: Final = 0.25
 _PLANNED: Final = 64
+
+
+class Readable(Protocol):
+    """The part of a log that reading and waiting need."""
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next offset."""
+
+    def start(self) -> Cursor:
+        """The cursor before everything that is retained."""
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """What to fetch after a cursor."""
 
 
 class Waiter(threading.local):
@@ -30,7 +42,7 @@ class Waiter(threading.local):
     _pause = _FIRST_POLL
     _look_at = 0.0
 
-    def wait(self, log: Log, past: Cursor, timeout: float, clock: Clock) -> bool:
+    def wait(self, log: Readable, past: Cursor, timeout: float, clock: Clock) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False), looking ever more rarely.
 
         Without a timeout, and for another cursor than before, it looks at once.
@@ -55,7 +67,7 @@ class Waiter(threading.local):
 
 
 def read_between(
-    log: Log, since: Cursor | None, upto: int | None, columns: Sequence[str] | None
+    log: Readable, since: Cursor | None, upto: int | None, columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of the call).
 

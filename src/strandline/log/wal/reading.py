@@ -99,4 +99,4 @@ class WalReading(ABC):
         self, since: Cursor | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of now)."""
-        return read_between(self, since, upto, columns)  # type: ignore[arg-type] # only its reading half is used
+        return read_between(self, since, upto, columns)
