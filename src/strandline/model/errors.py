@@ -151,6 +151,18 @@ class LogClosed(StrandlineError):
     """The log is closed; nothing was appended or changed."""
 
 
+class CommitTimedOut(StrandlineError):
+    """The append is durable on the primary, and its commit policy was not satisfied in time; it may still be."""
+
+    retryable = True
+
+
+class Overloaded(StrandlineError):
+    """Replicas are too far behind for more writes; nothing was appended. Try again when they have caught up."""
+
+    retryable = True
+
+
 class ProducerFailed(StrandlineError):
     """An earlier batch of this producer failed, so that later ones are held back.
 
