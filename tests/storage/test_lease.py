@@ -41,6 +41,14 @@ class TestTheRules:
         assert (free.holder, free.epoch) == (None, 3)
         assert taken(free, MINE, None) == replace(MINE, epoch=4, beat=19)
 
+    def test_a_new_holding_is_above_every_epoch_that_its_holder_has_seen(self):
+        assert taken(STATE, replace(MINE, epoch=9), STATE).epoch == 10
+        lease = Lease(PlainStore(), "lease", "two")
+        assert lease.look() is None
+        assert lease.try_acquire(above=7)
+        assert lease.epoch == 8
+        assert lease.look().holder == "two"
+
     def test_a_lease_that_ran_out_is_taken_only_if_it_is_still_exactly_that(self):
         assert taken(STATE, MINE, STATE) == replace(MINE, epoch=4, beat=18)
         beaten = replace(STATE, beat=18)
@@ -604,9 +612,9 @@ class TrustsTheWallClock(Lease):
         self._mine = replace(self._mine, holder=f"{self._mine.holder.partition('@')[0]}@{self._clock.now()}")
         return super()._op()
 
-    def _create(self, asked):
+    def _create(self, asked, above):
         self._op()
-        return super()._create(asked)
+        return super()._create(asked, above)
 
     def _look(self, state):
         if state.holder is None:

@@ -67,11 +67,14 @@ class Sighting:
 
 
 def taken(state: LeaseState, mine: LeaseState, run_out: LeaseState | None) -> LeaseState:
-    """The lease in my hands if it is mine, free, or still what ran out; otherwise as it is."""
+    """The lease in my hands if it is mine, free, or still what ran out; otherwise as it is.
+
+    A new holding has an epoch above the former one's, and above ``mine.epoch``.
+    """
     if state.token == mine.token and state.holder is not None:
         return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
     if state.holder is None or state == run_out:
-        return replace(mine, epoch=state.epoch + 1, beat=state.beat + 1)
+        return replace(mine, epoch=max(state.epoch, mine.epoch) + 1, beat=state.beat + 1)
     return state
 
 
@@ -229,29 +232,40 @@ class Lease:
             )
         return grip.epoch
 
-    def try_acquire(self) -> bool:
+    def look(self) -> LeaseState | None:
+        """What is stored now, whoever holds it; None if nobody ever did. Another look on the way to acquiring it."""
+        with self._lock:
+            try:
+                state = self._cell.read().value
+            except NotFound:
+                return None
+            self._look(state)
+            return state
+
+    def try_acquire(self, *, above: int = 0) -> bool:
         """Take the lease if it is free or has run out, renew it if it is held; never waits for anybody.
 
         Running out is seen, not read: a lease is taken when this object saw it stand still for a full term. So it
-        has to be called again and again, as :meth:`acquire` does. ``OutcomeUnknown`` or ``TransientStorageError`` if
-        the store failed: then it is not held, or as long as it was before.
+        has to be called again and again, as :meth:`acquire` does. A new holding's epoch is higher than ``above``, too,
+        for who has seen higher ones than a lease tells of that was lost and made anew. ``OutcomeUnknown`` or
+        ``TransientStorageError`` if the store failed: then it is not held, or as long as it was before.
         """
         with self._lock:
             asked = self._clock.boot()
             try:
                 state = self._cell.read().value
             except NotFound:
-                return self._create(asked)
+                return self._create(asked, above)
             run_out = self._look(state)
             if state.holder is not None and state.token != self._mine.token and run_out is None:
                 self._grip = None
                 return False
             asked = self._clock.boot()
-            state = self._cell.update(self._op(), lambda now: taken(now, self._mine, run_out))
+            state = self._cell.update(self._op(), lambda now: taken(now, replace(self._mine, epoch=above), run_out))
             return self._granted(state, asked)
 
-    def _create(self, asked: float) -> bool:
-        mine = replace(self._mine, epoch=1, beat=1)
+    def _create(self, asked: float, above: int) -> bool:
+        mine = replace(self._mine, epoch=above + 1, beat=1)
         try:
             return self._granted(self._cell.create(self._op(), mine), asked)
         except AlreadyExists:
