@@ -300,7 +300,7 @@ class EagerEngine(Engine):
 
 def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
     monkeypatch.setattr(running, "Engine", EagerEngine)
-    original = running._Follower._do
+    original = running.Follower._do
 
     def do(self, action):
         if isinstance(action, Report):
@@ -308,7 +308,7 @@ def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
             return Reported()
         return original(self, action)
 
-    monkeypatch.setattr(running._Follower, "_do", do)
+    monkeypatch.setattr(running.Follower, "_do", do)
 
     def forty_seeds():
         for seed in range(40):

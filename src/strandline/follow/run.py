@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event as StopEvent
-from typing import Literal
+from typing import Literal, Protocol
+from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.follow.engine import Engine
-from strandline.follow.sink import Sink
+from strandline.follow.sink import BatchSink, Sink, WholeSpan
 from strandline.follow.steps import (
     Action,
     Applied,
     Apply,
     Batching,
     Began,
+    Chunk,
     Event,
     Finish,
     Nothing,
@@ -32,7 +35,8 @@ from strandline.follow.steps import (
 )
 from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
-from strandline.model.cursor import Cursor, Limit, Start
+from strandline.log.planning import behind
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.errors import AlreadyExists
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -68,7 +72,7 @@ def follow(
     """
     cursor, claimed = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()))
     engine = Engine(batching or Batching(), until=log.bounds().next if until == "end" else until)
-    return _Follower(engine, log, sink, claimed, stop, clock).run(cursor)
+    return Follower(engine, log, sink, claimed, clock).run(cursor, stop)
 
 
 def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) -> tuple[Cursor, Slot | None]:
@@ -102,26 +106,67 @@ def _take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
     return claimed
 
 
-@dataclass(slots=True)
-class _Follower:
-    engine: Engine
-    log: Log
-    sink: Sink
-    slot: Slot | None
-    stop: StopEvent | None
-    clock: Clock
-    seen: float = 0.0
+class Followed(Protocol):
+    """The part of a log that following needs, once it is known where to begin."""
 
-    def run(self, cursor: Cursor) -> Cursor:
-        self.seen = self.clock.monotonic()
-        event: Event = Began(cursor)
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """What to fetch after a cursor."""
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the log reaches past the cursor (True) or the time is over (False)."""
+
+
+class Position(Protocol):
+    """The part of a slot that following needs."""
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up to a cursor."""
+
+    def touch(self) -> None:
+        """Say that the follower is alive although it has nothing to acknowledge."""
+
+
+@dataclass(slots=True)
+class Follower:
+    """The engine and what it works on: one step after another, by a thread or by a simulator."""
+
+    engine: Engine
+    log: Followed
+    sink: Sink | BatchSink
+    slot: Position | None
+    clock: Clock
+    seen_every: float = _SEEN_EVERY
+    _seen: float = 0.0
+    _event: Event | None = None
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at this cursor, which is the sink's own."""
+        self._seen = self.clock.monotonic()
+        self._event = Began(cursor)
+
+    def run(self, cursor: Cursor, stop: StopEvent | None) -> Cursor:
+        """Follow until told to stop, or to the end that the engine was given."""
+        self.begin(cursor)
         while True:
-            if self._told_to_stop():
+            if stop is not None and stop.is_set():
                 self.engine.stop()
-            action = self.engine.step(event, self.clock.monotonic())
-            if isinstance(action, Finish) and action.cursor is not None:
-                return action.cursor
-            event = self._do(action)
+            finished = self.step()
+            if finished is not None:
+                return finished
+
+    def step(self) -> Cursor | None:
+        """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""
+        if self._event is None:
+            raise AssertionError("it was not begun")
+        action = self.engine.step(self._event, self.clock.monotonic())
+        if isinstance(action, Finish) and action.cursor is not None:
+            return action.cursor
+        self._event = self._do(action)
+        return None
 
     def _do(self, action: Action) -> Event:
         match action:
@@ -132,8 +177,11 @@ class _Follower:
             case Apply():
                 return Applied()  # the sink does both in one step
             case Store(Range(chunks, since, upto)) if since is not None:
-                batches = [batch for chunk in chunks for batch in chunk]
-                self.sink.apply(pa.Table.from_batches(batches, READ_SCHEMA), since=since, upto=upto)
+                pieces = [piece for chunk in chunks for piece in chunk]
+                if isinstance(self.sink, BatchSink):
+                    self.sink.take(pieces, since=since, upto=upto)
+                else:
+                    self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
                 return Stored()
             case Report():
                 self._advance()
@@ -143,32 +191,27 @@ class _Follower:
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> Event:
         spans = self.log.plan(since, limit)
         if not spans:
-            self._wait(since, seconds)
+            self._be_seen()
+            self.log.wait(since, min(seconds, _POLL))  # a short turn, so that a request to stop is heard soon
             return Nothing()
-        batches = [batch for _, part in fetch_in_order(spans) for batch in part]
-        size = sum(batch.nbytes for batch in batches)
-        upto = since.at(spans[-1].next)
-        return Received(batches, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+        upto = behind(since, spans[-1])
+        chunk: Chunk
+        if isinstance(self.sink, BatchSink):
+            chunk = [span.batch() for span in spans if isinstance(span, WholeSpan)]
+            size = sum(batch.size for batch in chunk)
+        else:
+            chunk = [batch for _, part in fetch_in_order(spans) for batch in part]
+            size = sum(batch.nbytes for batch in chunk)
+        return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
-            self.seen = self.clock.monotonic()
+            self._seen = self.clock.monotonic()
 
     def _be_seen(self) -> None:
         """Keep a slot whose follower has nothing to do from being taken for one that nobody follows."""
-        if self.slot is not None and self.clock.monotonic() - self.seen >= _SEEN_EVERY:
+        if self.slot is not None and self.clock.monotonic() - self._seen >= self.seen_every:
             self.slot.touch()
-            self.seen = self.clock.monotonic()
-
-    def _wait(self, past: Cursor, seconds: float) -> None:
-        """Wait for the log in short turns, so that a request to stop is heard soon."""
-        self._be_seen()
-        deadline = self.clock.monotonic() + seconds
-        while (left := deadline - self.clock.monotonic()) > 0:
-            if self._told_to_stop() or self.log.wait(past, min(left, _POLL)):
-                return
-
-    def _told_to_stop(self) -> bool:
-        return self.stop is not None and self.stop.is_set()
+            self._seen = self.clock.monotonic()

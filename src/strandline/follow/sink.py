@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Gap, NullKey
 
@@ -30,6 +32,31 @@ class Sink(Protocol):
         record per key may be given only those. A range at or below the sink's cursor changes nothing; of one that
         overlaps it, records below the cursor are dropped; one that starts above it is ``Gap``. ``Fenced`` if another
         follower committed at the same time.
+        """
+
+
+@runtime_checkable
+class WholeSpan(Protocol):
+    """A span that knows the batch that it is of."""
+
+    def batch(self) -> LogBatch:
+        """The whole batch, as its log holds it."""
+
+
+@runtime_checkable
+class BatchSink(Protocol):
+    """A copy of a log: takes batches as they are, with what was written down beside their records.
+
+    As with every sink, its cursor is the only truth about how far it has got.
+    """
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far it has got; None for a newcomer."""
+
+    def take(self, batches: Sequence[LogBatch], *, since: Cursor, upto: Cursor) -> None:
+        """Durably append the batches of offsets ``since`` up to ``upto``, all of them or a first part.
+
+        What is below the copy's cursor changes nothing; what starts above it is ``Gap``.
         """
 
 

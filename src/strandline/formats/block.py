@@ -10,10 +10,9 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.model.errors import CorruptData, InvalidInput
-from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
+from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op, are_operations
 
 
 class Compression(IntEnum):
@@ -186,10 +185,8 @@ def _check_values(batch: pa.RecordBatch, where: str) -> None:
     timestamps, ops = batch.column(0), batch.column(1)
     if timestamps.null_count or ops.null_count:
         raise CorruptData(f"{where} is damaged: it holds records without timestamp or operation.")
-    if batch.num_rows:
-        span = pc.min_max(ops)
-        if span["min"].as_py() < Op.PUT or span["max"].as_py() > Op.PURGE:
-            raise CorruptData(f"{where} is damaged: it holds operations outside {Op.PUT:d} to {Op.PURGE:d}.")
+    if batch.num_rows and not are_operations(ops):
+        raise CorruptData(f"{where} is damaged: it holds operations outside {Op.PUT:d} to {Op.PURGE:d}.")
 
 
 # Positions of fields in the flatbuffer tables of Arrow's Message.fbs.

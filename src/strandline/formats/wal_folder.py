@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from strandline.model.slots import SlotState
 KIND: Final = "strandline-wal"
 FORMAT_VERSION: Final = 1
 _KEPT_KIND: Final = "strandline-wal-slots"
+_REWIND_KIND: Final = "strandline-wal-rewind"
 _LOG: Final = "log"
 _WRITERS: Final = "writers"
 _WRITER: Final = "writer"
@@ -95,6 +96,55 @@ def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
 
 def _checksum(fields: Mapping[str, Any]) -> str:
     return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+# --- a rewind that is under way ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """What is decided before a log is cut, so that whoever comes next can finish it."""
+
+    log_id: UUID
+    to: int
+    """Where the log ends afterwards."""
+    end: int
+    """Where it ended before."""
+    term: int
+    """Of the last record that stays."""
+    file: int
+    """The first offset of the file that is cut."""
+    size: int
+    """The bytes that stay of it."""
+    index_size: int
+    """The bytes that stay of its index."""
+    begins: int
+    """The first offset of the file that takes the place of what is cut."""
+    quarantine: str
+    """Where everything from ``to`` on is kept."""
+
+
+def encode_rewinding(value: Rewinding) -> bytes:
+    """``rewind.json``."""
+    fields: dict[str, Any] = {"kind": _REWIND_KIND, "version": FORMAT_VERSION, **asdict(value)}
+    fields["log_id"] = str(value.log_id)
+    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def decode_rewinding(data: bytes, where: str) -> Rewinding:
+    """What is to be finished, or ``CorruptData``."""
+    try:
+        fields = json.loads(data)
+        if fields.pop("checksum") != _checksum(fields):
+            raise ValueError("its checksum is wrong")  # noqa: TRY301 - one sentence for all damage
+        if (fields.pop("kind"), fields.pop("version")) != (_REWIND_KIND, FORMAT_VERSION):
+            raise ValueError("it is of another kind or version")  # noqa: TRY301
+        return Rewinding(**{**fields, "log_id": UUID(fields["log_id"])})
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptData(
+            f"{where} is damaged: {error}. It says how the log is being cut, so that nothing is done without it: "
+            "restore the file, or the log from a backup."
+        ) from error
 
 
 # --- the metadata of frames ------------------------------------------------------------------------------------

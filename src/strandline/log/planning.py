@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-from strandline.model.cursor import Limit
+from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.errors import InvalidInput
 from strandline.model.records import READ_SCHEMA
 
@@ -28,7 +28,21 @@ class Stored(Protocol):
         """Its stored bytes."""
 
 
+@runtime_checkable
+class Termed(Protocol):
+    """A span of a log whose records have terms; all of its own have the same."""
+
+    @property
+    def term(self) -> int:
+        """The term of its records."""
+
+
 E = TypeVar("E", bound=Stored)
+
+
+def behind(since: Cursor, span: Span) -> Cursor:
+    """The cursor of who had applied everything below ``since``, and now this span too; in the span's term, if any."""
+    return Cursor(since.log_id, span.next, span.term if isinstance(span, Termed) else since.term)
 
 
 def known_columns(columns: Sequence[str]) -> list[str]:

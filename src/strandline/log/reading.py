@@ -9,6 +9,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from strandline.log.fetch import fetch_in_order
+from strandline.log.planning import behind
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.model.errors import NotFound, NotReady
 from strandline.storage.ambient import Clock
@@ -82,7 +83,7 @@ def read_between(
         try:
             for span, batches in fetch_in_order(spans, columns=columns):
                 yield from batches
-                cursor = cursor.at(span.next)
+                cursor = behind(cursor, span)
         except NotFound:
             log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
             raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from strandline.model.cursor import SECOND
-from strandline.model.retention import SlotLimits
+from strandline.model.cursor import SECOND, Bounds
+from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 
 
@@ -29,6 +30,32 @@ def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now:
 def invalidate(state: SlotState, judged: SlotState, reason: InvalidReason, now: int) -> SlotState:
     """The slot without its pin, if it is still as it was judged."""
     return replace(state, invalid=Invalidation(reason, now)) if state == judged else state
+
+
+def kept_from(
+    retention: Retention,
+    bounds: Bounds,
+    floor: int | None,
+    *,
+    written_since: Callable[[int], int | None],
+    newest: Callable[[int], int],
+    now: int,
+) -> int:
+    """From where on a policy keeps a log whose slots' floor is this; never above the end.
+
+    ``written_since`` gives the first offset that was written at a time (microseconds) or later, ``newest`` the one from
+    which on there are at most so many bytes.
+    """
+    match retention:
+        case Forever():
+            return bounds.first
+        case Consumed():
+            return bounds.first if floor is None else floor
+        case MaxAge(seconds):
+            kept = written_since(now - seconds * SECOND)
+            return bounds.next if kept is None else kept
+        case MaxBytes(size):
+            return newest(size)
 
 
 def trim_to(policy: int, floor: int | None) -> int:

@@ -42,7 +42,7 @@ def seal(
     *,
     kind: str,
     kind_version: int,
-    cursor: Cursor,
+    cursor: Cursor | None,
     fill: Callable[[str], None],
     verify: Callable[[str], Cursor],
     disk: Disk = DISK,
@@ -53,7 +53,8 @@ def seal(
 
     ``fill`` is given an empty folder to write the data to; syncing is done here. ``verify`` is given the same folder,
     opens it without changing a file, and returns the cursor that it holds. ``AlreadyExists`` unless ``folder`` is
-    absent or empty, ``CorruptData`` if the data holds another cursor than ``cursor``.
+    absent or empty, ``CorruptData`` if the data holds another cursor than ``cursor``; where it is known only when the
+    data is there, it is None.
     """
     with staged(folder, disk=disk, chance=chance) as hidden:
         data = f"{hidden}/{DATA}"
@@ -61,7 +62,9 @@ def seal(
         fill(data)
         filled = files_below(data, disk=disk)
         _refuse_links(filled, folder, shared=True)
-        _same_cursor(verify(data), cursor, folder)
+        held = verify(data)
+        if cursor is not None:
+            _same_cursor(held, cursor, folder)
         if _contents(files_below(data, disk=disk)) != _contents(filled):
             raise InvalidInput(
                 f"Opening the data of {folder} to verify it changed its files, so that it was not sealed: "
@@ -72,7 +75,7 @@ def seal(
         for path in filled:
             disk.sync_file(f"{data}/{path}")
             files.append(_hashed(f"{data}/{path}", path, disk=disk))
-        snapshot = Snapshot(folder, kind, kind_version, cursor, clock.now(), tuple(files))
+        snapshot = Snapshot(folder, kind, kind_version, held, clock.now(), tuple(files))
         disk.write_new(f"{hidden}/{MANIFEST}", [encode_snapshot(snapshot)])
         if replace(read_snapshot(hidden, disk=disk), folder=folder) != snapshot:
             raise CorruptData(f"The manifest of {folder} did not come back as it was written; nothing was sealed.")

@@ -7,12 +7,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from strandline.log.object.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
-from strandline.log.retention import trim_to
+from strandline.log.retention import kept_from, trim_to
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
-from strandline.model.cursor import SECOND
+from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
-from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
+from strandline.model.retention import Retention, SlotLimits
 from strandline.model.slots import SlotState
 
 
@@ -97,16 +97,16 @@ def trim_end(
 
 def policy_start(head: Head, retention: Retention, floor: int | None, chunks: Chunks, now: int) -> int:
     """From where on a policy keeps a log whose slots' floor is this; a batch that begins below may still hold it."""
-    match retention:
-        case Forever():
-            return head.floor
-        case Consumed():
-            return head.floor if floor is None else floor
-        case MaxAge(seconds):
-            kept = next(entries_listed_since(head, now - seconds * SECOND, chunks), None)
-            return head.next_offset if kept is None else kept.first
-        case MaxBytes(size):
-            return start_of_newest(head, size, chunks)
+
+    def listed_since(time: int) -> int | None:
+        entry = next(entries_listed_since(head, time, chunks), None)
+        return None if entry is None else entry.first
+
+    def newest(size: int) -> int:
+        return start_of_newest(head, size, chunks)
+
+    bounds = Bounds(head.floor, head.next_offset)
+    return kept_from(retention, bounds, floor, written_since=listed_since, newest=newest, now=now)
 
 
 def _seconds(microseconds: int) -> float:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from strandline.formats.frame import HEADER_SIZE, Stop, frame_head
+from strandline.formats.frame import HEADER_SIZE, FrameInfo, Stop, frame_head
 from strandline.formats.wal_index import Index, IndexEntry, decode_index, new_chain, read_entries
 from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.model.errors import CorruptData, NotFound
@@ -66,6 +66,12 @@ class Catalog:
     def look_again(self) -> None:
         """Learn which files there are now."""
         self.firsts = tuple(firsts_in(self._disk.scan(self.folder)))
+
+    def begin_anew(self) -> None:
+        """Believe nothing that is known: the log was cut, and what came behind may have been written again."""
+        with self._lock:
+            self._indexes.clear()
+        self.look_again()
 
     def add(self, first: int) -> None:
         """There is a new last file."""
@@ -134,9 +140,12 @@ class Catalog:
         path = self.path(first)
         offset = entries[at - 1].offset if at else first
         window, origin = memoryview(b""), position
+        size = 0
         while offset < upto:
             if position + HEADER_SIZE > origin + len(window):
-                window, origin = memoryview(self._disk.read(path, position, _WINDOW)), position
+                # Behind a frame that is larger than the window there is probably another one.
+                length = HEADER_SIZE if size > _WINDOW else _WINDOW
+                window, origin = memoryview(self._disk.read(path, position, length)), position
             head = frame_head(window, position - origin, origin=origin)
             if isinstance(head, Stop):
                 raise damaged(path, position, f"{head.why}, and offset {offset} should be there")
@@ -148,29 +157,83 @@ class Catalog:
                 yield Located(path, position, size, offset, offset + info.count, info.term, info.timestamp)
             position, offset = head.end, offset + info.count
 
-    # --- by time -----------------------------------------------------------------------------------------------
+    # --- by term and by time -----------------------------------------------------------------------------------
+
+    def end_of_term(self, term: int, start: int, end: int) -> int:
+        """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""
+        firsts = self._from(start)
+        # What a file begins with is of the term of the record before it: so the frame is in the last file of which
+        # that is not above the term, and nowhere if there is none such.
+        at = bisect_right(firsts, term, key=lambda first: self._lead(first).term) - 1
+        if at < 0:
+            return start
+        entries = self.index(firsts[at], offset=end)
+        known = bisect_right(entries, term, key=_term_of)
+        since = max(start, entries[known - 1].offset if known else firsts[at])
+        return next((frame.first for frame in self.frames(since, end) if frame.term > term), end)
 
     def written_since(self, time: int, start: int, end: int) -> int | None:
         """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later."""
-        firsts = self.firsts
+        firsts = self._from(start)
         # Of the first file that begins at this time or later, the one before may hold the frame as well.
-        low = bisect_right(firsts, -1, key=lambda first: 0 if self._begun(first) >= time else -1)
+        low = bisect_right(firsts, -1, key=lambda first: 0 if self._lead(first).timestamp >= time else -1)
         first = firsts[max(0, low - 1)]
         entries = self.index(first, offset=end)
         at = bisect_right(entries, -1, key=lambda entry: 0 if entry.timestamp >= time else -1)
         since = max(start, entries[at - 1].offset if at else first)
         return next((frame.first for frame in self.frames(since, end) if frame.timestamp >= time), None)
 
-    def _begun(self, first: int) -> int:
+    # --- by size -----------------------------------------------------------------------------------------------
+
+    def bytes_behind(self, frame: Located) -> int:
+        """The bytes of all files from a frame on, whatever they hold."""
+        at = bisect_right(self.firsts, frame.first)
+        return self._disk.size(frame.path) - frame.position + sum(map(self._size, self.firsts[at:]))
+
+    def newest(self, size: int, start: int, end: int) -> int:
+        """The first offset from ``start`` on from which on there are at most so many bytes; ``end`` if there is none.
+
+        A frame that does not fit any more stays behind with all before it.
+        """
+        for first in reversed(self._from(start)):
+            whole = self._size(first)
+            if whole <= size:
+                size -= whole
+                end = min(end, first)
+                continue
+            entries = self.index(first, offset=end)
+            known = bisect_right(entries, whole - size, key=_position_of)
+            since = max(start, entries[known - 1].offset if known else first)
+            fitting = (frame.first for frame in self.frames(since, end) if frame.position >= whole - size)
+            return next(fitting, end)
+        return start
+
+    def _size(self, first: int) -> int:
+        return self._disk.size(self.path(first))
+
+    def _from(self, start: int) -> Sequence[int]:
+        """The files with offsets from ``start`` on: those before are being removed, perhaps at this moment."""
+        firsts = self.firsts
+        return firsts[max(0, bisect_right(firsts, start) - 1) :]
+
+    def _lead(self, first: int) -> FrameInfo:
         path = self.path(first)
         head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
         if isinstance(head, Stop):
             raise damaged(path, 0, head.why)
-        return head.info.timestamp
+        return head.info
 
 
 def _offset_of(entry: IndexEntry) -> int:
     return entry.offset
+
+
+def _position_of(entry: IndexEntry) -> int:
+    return entry.position
+
+
+def _term_of(entry: IndexEntry) -> int:
+    return entry.term
 
 
 def _forked() -> None:

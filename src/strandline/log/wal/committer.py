@@ -160,20 +160,25 @@ class Committer(Generic[W]):
         expect: int | None = None,
         term: int | None = None,
         timestamp: int | None = None,
+        is_copy: bool = False,
     ) -> WalHandle:
-        """Queue a batch that is one frame; nothing is done for a number that the writer had before."""
+        """Queue a batch that is one frame; nothing is done for a number that the writer had before.
+
+        A copy's number is not judged, only remembered: this log may have forgotten writers that the other one has not.
+        """
+        judged = None if is_copy else writer
         batches, pages, size = content
         count = sum(batch.num_rows for batch in batches)
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            if writer is not None and (repeated := self._repeated(*writer, count)) is not None:
+            if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                 return repeated
             self._check(term, expect)
             if self._group.size >= self._max_pending:
                 self._make_room()
                 self._check(term, expect)  # others may have appended meanwhile
-                if writer is not None and (repeated := self._repeated(*writer, count)) is not None:
+                if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                     return repeated
             group, first = self._group, self._next
             group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp))

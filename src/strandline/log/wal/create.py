@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from strandline.formats.frame import FrameScanner
-from strandline.formats.wal_folder import Kept, decode_kept, encode_wal_identity
+from strandline.formats.wal_folder import Kept, decode_kept, encode_kept, encode_wal_identity
+from strandline.formats.wal_mark import Mark, encode_mark
 from strandline.log.wal.journal import Place, encode_lead
-from strandline.log.wal.names import IDENTITY, KEPT, LEAD, NEW, data_name, firsts_in
+from strandline.log.wal.names import IDENTITY, KEPT, LEAD, MARK, NEW, data_name, firsts_in
 from strandline.log.wal.repair import remove_files
 from strandline.log.wal.slots import write_kept
 from strandline.model.errors import CorruptData, NotFound
@@ -28,11 +29,22 @@ def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -
     _clear(folder, disk=disk, clock=clock)
     log_id = chance.uuid()
     write_kept(folder, Kept(log_id, 0), disk=disk)
-    lead = encode_lead(log_id, 0, Place(0, 0, 0, 0, clock.now() // 1000, {}))
+    # Not when it was created: the first record may be a copy of one that was written long before, and says so.
+    lead = encode_lead(log_id, 0, Place(0, 0, 0, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(0)}", lead)
     disk.sync_folder(folder)
     identity = f"{folder}/{IDENTITY}"
     replace_file(disk, identity, encode_wal_identity(log_id), temporary=f"{identity}{NEW}")
+
+
+def describe_copy(folder: str, mark: Mark, *, disk: Disk) -> None:
+    """Make a log of the files of frames in a folder that are copies, without slots; the identity last, as ever.
+
+    The mark is of a clean end: whoever finds less than it says knows that something is missing.
+    """
+    disk.write_new(f"{folder}/{MARK}", [encode_mark(mark)])
+    disk.write_new(f"{folder}/{KEPT}", [encode_kept(Kept(mark.log_id, mark.start))])
+    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id)])
 
 
 def _clear(folder: str, *, disk: Disk, clock: Clock) -> None:

@@ -180,7 +180,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
     """What a file holds; a ``Stop`` if it does not even begin as it should."""
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
-    lead = _read_lead(path, log_id, first, disk=disk)
+    lead = read_lead(path, log_id, first, disk=disk)
     salt = salt_of(log_id)
     if isinstance(lead, Stop):
         # What is behind it may tell that the file was begun after all.
@@ -202,7 +202,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
             raise damaged(path, size, f"it ends there, and was durable up to byte {entry.position}")
     indexed = place.size
     data = memoryview(disk.read(path, indexed))
-    scan = _Scan(path, place, salt)
+    scan = Scan(path, place, salt)
     scanner = FrameScanner(data, origin=indexed)
     stop = None
     for frame in scanner:
@@ -217,7 +217,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
     return _File(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
 
 
-class _Scan:
+class Scan:
     """Takes frames one after another, as long as each follows the one before."""
 
     def __init__(self, path: str, place: Place, salt: int) -> None:
@@ -250,7 +250,7 @@ class _Scan:
         return None
 
 
-class _Lead(NamedTuple):
+class Lead(NamedTuple):
     """The frame that a file begins with."""
 
     info: FrameInfo
@@ -258,7 +258,7 @@ class _Lead(NamedTuple):
     writers: dict[WriterId, WriterState]
 
 
-def _read_lead(path: str, log_id: UUID, first: int, *, disk: Disk) -> _Lead | Stop:
+def read_lead(path: str, log_id: UUID, first: int, *, disk: Disk) -> Lead | Stop:
     """What the file begins with; a ``Stop`` if that is not whole. ``CorruptData`` for a file of another log."""
     head = frame_head(memoryview(disk.read(path, 0, HEADER_SIZE)))
     if isinstance(head, Stop):
@@ -273,7 +273,7 @@ def _read_lead(path: str, log_id: UUID, first: int, *, disk: Disk) -> _Lead | St
             f"{path} is a file of log {owner} that begins at offset {frame.info.first - 1}, and does not belong here: "
             "move it away, and restore the right one."
         )
-    return _Lead(frame.info, frame.end, writers)
+    return Lead(frame.info, frame.end, writers)
 
 
 def _read_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> Index:

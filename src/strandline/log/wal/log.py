@@ -12,7 +12,6 @@ from typing import Final, Self, final
 from uuid import UUID
 
 from strandline.formats.wal_mark import Mark
-from strandline.log.contract import Slot
 from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
@@ -20,10 +19,11 @@ from strandline.log.wal.examine import Examined, examine
 from strandline.log.wal.groups import Group, WalHandle
 from strandline.log.wal.intake import check_numbers, encoded, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
+from strandline.log.wal.keeping import WalKeeping
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.published import Published, View
-from strandline.log.wal.reading import WalReading
 from strandline.log.wal.repair import drop_below, repair
+from strandline.log.wal.rewind import finish_rewind
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Held, Tail
 from strandline.log.wal.verify import Told, Verification, verify
@@ -31,7 +31,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput, LogClosed, UsedAcrossFork
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.retention import NO_LIMITS, Retention, SlotLimits
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
@@ -45,7 +45,7 @@ _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
 
 @final
-class WalLog(WalReading):
+class WalLog(WalKeeping):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable. After a
@@ -70,7 +70,7 @@ class WalLog(WalReading):
     ) -> None:
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
-        self._clock = clock
+        self._clock, self._opened = clock, clock.now()
         self._held = contextlib.ExitStack()
         self._process = os.getpid()
         self._closed = False
@@ -137,6 +137,7 @@ class WalLog(WalReading):
             hold_lock(held, folder, disk=disk)
             if create:
                 create_if_absent(folder, disk=disk, clock=clock, chance=chance)
+            finish_rewind(folder, disk=disk, clock=clock)
             found = examine(folder, disk=disk, clock=clock)
             if not create:
                 sync_name(folder, disk=disk)  # whoever put the log there may have died before
@@ -182,17 +183,21 @@ class WalLog(WalReading):
         expect: int | None = None,
         term: int | None = None,
         timestamp: int | None = None,
+        is_copy: bool = False,
     ) -> WalHandle:
         """The same; unnumbered if no writer is given, at an explicit place, term and time for replicas.
 
         ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) when it was first written.
+        With ``is_copy`` the writer's number is only remembered: the log that it is copied from has judged it.
         ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
         below the log's: nothing was appended.
         """
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         content = encoded(batch, now=self._clock.now())
         self._begin_at(expect or 0)
-        return self._committer.add_batch(content, writer=writer, expect=expect, term=term, timestamp=timestamp)
+        return self._committer.add_batch(
+            content, writer=writer, expect=expect, term=term, timestamp=timestamp, is_copy=is_copy
+        )
 
     def append_value(
         self, value: bytes, *, expect: int | None = None, term: int | None = None, timestamp: int | None = None
@@ -252,6 +257,11 @@ class WalLog(WalReading):
         """The term that appends carry unless they say another; it never goes down."""
         return self._committer.term
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, so that nothing more is appended until it is opened again."""
+        return self._committer.failed
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def view(self) -> View:
@@ -282,12 +292,14 @@ class WalLog(WalReading):
 
     # --- forgetting --------------------------------------------------------------------------------------------
 
-    def prune(self, upto: int, *, beyond_slots: bool = False) -> int:
+    def prune(self, upto: int, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
         """Durably forget everything below an offset, but nothing that a valid slot needs; returns where it begins now.
 
         Whole files go; what is left of the first one that stays cannot be read any more. Runs beside appends and
-        reads. With ``beyond_slots`` the slots that need more are invalidated, and it goes on.
+        reads. Slots that break a limit are invalidated first; with ``beyond_slots`` those that need more are, too, and
+        it goes on.
         """
+        self.enforce(limits)
         with self._pruning:
             start = self._slots.retain(min(upto, self.bounds().next), beyond_slots=beyond_slots)
             # Readers are told before anything is removed: what they then miss has expired, and is not lost.
@@ -296,6 +308,14 @@ class WalLog(WalReading):
                 self._leave_behind(start)
             self._drop_files(start)
             return start
+
+    def sweep(self, retention: Retention, limits: SlotLimits = NO_LIMITS) -> int:
+        """Enforce the limits, then forget what the policy does not keep; never above the floor of the valid slots.
+
+        Returns where the log begins now. Cheap when there is nothing to forget.
+        """
+        self.enforce(limits)
+        return self.prune(self._kept_from(retention, self.floor(), self._clock.now()))
 
     def _leave_behind(self, start: int) -> None:
         """Begin a new file if nothing is left in the one being written, so that it can go, too."""
@@ -312,40 +332,6 @@ class WalLog(WalReading):
     def _drop_files(self, start: int) -> None:
         firsts = list(self._catalog.firsts)
         self._catalog.forget(drop_below(self._folder, firsts, start, disk=self._disk))
-
-    # --- slots -------------------------------------------------------------------------------------------------
-
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on."""
-        return self._slots.create(name, position)
-
-    def claim_slot(self, name: str, holder: str) -> Slot:
-        """Durably become the slot's holder."""
-        return self._slots.claim(name, holder)
-
-    def reset_slot(self, name: str, position: int) -> SlotState:
-        """Durably put a slot elsewhere, back or ahead, and make it valid again."""
-        return self._slots.reset(name, position)
-
-    def drop_slot(self, name: str) -> None:
-        """Durably remove a slot."""
-        self._slots.drop(name)
-
-    def invalidate_slot(self, name: str, reason: InvalidReason) -> SlotState:
-        """Durably take a slot's pin away, with a reason; its consumer has to bootstrap again."""
-        return self._slots.invalidate(name, reason)
-
-    def flush_slots(self) -> None:
-        """Durably write the positions that were only noted."""
-        self._slots.flush()
-
-    def slots(self) -> list[SlotState]:
-        """All slots, by name."""
-        return self._slots.listed()
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot still needs; None without any."""
-        return self._slots.floor()
 
     # --- ending ------------------------------------------------------------------------------------------------
 

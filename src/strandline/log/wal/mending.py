@@ -15,6 +15,7 @@ from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, index_name
 from strandline.log.wal.reindex import rebuild_index
+from strandline.log.wal.rewind import finish_rewind
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.errors import AlreadyExists, CorruptData, NotALog, NotFound
@@ -134,6 +135,7 @@ def mend(
         plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
+        finish_rewind(folder, disk=disk, clock=clock)
         plan = plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)
         log_id = read_identity(folder, disk=disk)
         last = max(firsts_in(disk.scan(folder)))

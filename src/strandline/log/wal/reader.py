@@ -40,6 +40,8 @@ class WalReader(WalReading):
         self._clock = clock
         self._boot = boot_id() if boot is None else boot
         self._waiter = Waiter()
+        self._seen = 0
+        """Where the log ended when it was looked at last."""
 
     def __repr__(self) -> str:
         return f"WalReader({self._folder!r}, log_id={self._log_id})"
@@ -58,8 +60,11 @@ class WalReader(WalReading):
                 continue
             if not mark.clean and mark.boot != self._boot:
                 break  # a crash of the machine may have set it back
-            if mark.active not in self._catalog.firsts[-1:]:
+            if mark.next < self._seen:
+                self._catalog.begin_anew()
+            elif mark.active not in self._catalog.firsts[-1:]:
                 self._catalog.look_again()
+            self._seen = mark.next
             return View(Bounds(mark.start, mark.next), mark.term)
         raise NotReady(
             f"How far the log in {self._folder} reaches is not known, since the machine stopped while it was open: "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -11,13 +12,17 @@ import pyarrow as pa
 from strandline.log import slots as rules
 from strandline.log.planning import plan_entries
 from strandline.log.reading import read_between
+from strandline.log.retention import kept_from
 from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.published import View
 from strandline.log.wal.span import WalSpan
 from strandline.log.wal.tail import Held
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import Diverged, NotFound
+from strandline.model.retention import Retention
 from strandline.storage.disk import Disk
+
+R = TypeVar("R")
 
 
 class WalReading(ABC):
@@ -48,6 +53,11 @@ class WalReading(ABC):
         """Where the log is."""
         return self._folder
 
+    @property
+    def disk(self) -> Disk:
+        """The disk that it is on."""
+        return self._disk
+
     def bounds(self) -> Bounds:
         """The first retained and the next offset; all of them are durable."""
         return self.view().bounds
@@ -63,40 +73,136 @@ class WalReading(ABC):
 
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
-        bounds = self.bounds()
 
-        def written_since(time: int) -> int | None:
-            return self._catalog.written_since(time // 1000, bounds.first, bounds.next)
+        def look(view: View) -> int:
+            first, end = view.bounds.first, view.bounds.next
+            return rules.position_of(
+                start, self._log_id, view.bounds, lambda time: self._catalog.written_since(time // 1000, first, end)
+            )
 
-        return rules.position_of(start, self._log_id, bounds, written_since)
+        return self._look(look)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[WalSpan]:
-        """What to fetch after a cursor; costs about what it gives, wherever in the log that is."""
-        end = self._checked(since)
-        try:
-            return self._plan(since, end, limit)
-        except NotFound:
-            self._checked(since)  # if it was pruned since, this says so
-            return self._plan(since, end, limit)
+        """What to fetch after a cursor; costs about what it gives, wherever in the log that is.
 
-    def _checked(self, since: Cursor) -> int:
+        ``Diverged`` also if the record below the cursor is of another term than the cursor says; 0 stands for a term
+        that is not known, and is not looked at. If that record is gone, only what cannot be is refused: a term above
+        that of the record behind it.
+        """
+        view = self._checked(since)
+        try:
+            return self._plan(since, view.bounds, limit)
+        except NotFound:
+            view = self._checked(since)  # if it was pruned since, this says so
+            return self._plan(since, view.bounds, limit)
+
+    def _checked(self, since: Cursor) -> View:
         view = self.view()
         rules.check_cursor(since, Cursor(self._log_id, 0), view.bounds)
         if since.term > view.term:
-            raise Diverged(
-                f"The cursor is of term {since.term} and the log is in term {view.term}: what the consumer has applied "
-                "was never in this log, and it has to bootstrap again."
-            )
-        return view.bounds.next
+            raise _diverged(since, f"the log is in term {view.term}")
+        return view
 
-    def _plan(self, since: Cursor, end: int, limit: Limit) -> list[WalSpan]:
+    def _plan(self, since: Cursor, bounds: Bounds, limit: Limit) -> list[WalSpan]:
+        if since.term and since.next > bounds.first:
+            frames = _agreeing(since, self._frames(since.next - 1, bounds.next))
+        else:
+            frames = _agreeing(since, self._frames(since.next, bounds.next))
         return [
             WalSpan(held.frame, first, upto, held.records, self._disk)
-            for held, first, upto in plan_entries(self._frames(since.next, end), since.next, limit)
+            for held, first, upto in plan_entries(frames, since.next, limit)
         ]
+
+    # --- terms -------------------------------------------------------------------------------------------------
+
+    def term_at(self, offset: int) -> int | None:
+        """The term of the record at an offset; None if it is not retained, or not there yet."""
+
+        def look(view: View) -> int | None:
+            is_there = view.bounds.first <= offset < view.bounds.next
+            return next(self._frames(offset, offset + 1)).frame.term if is_there else None
+
+        return self._look(look)
+
+    def end_of_term(self, term: int) -> int:
+        """The first retained offset whose record is of a term above this one, or the log's end if there is none.
+
+        Terms never go down along a log: everything retained below it is of this term or of a lower one. Costs the same
+        however long the log is.
+        """
+
+        def look(view: View) -> int:
+            first, end = view.bounds.first, view.bounds.next
+            return end if first == end or view.term <= term else self._catalog.end_of_term(term, first, end)
+
+        return self._look(look)
+
+    # --- sizes -------------------------------------------------------------------------------------------------
+
+    def bytes_behind(self, position: int) -> int:
+        """How many bytes are stored from the frame with an offset on; below the first that is retained, from there.
+
+        Costs about as much as a look at the files' sizes.
+        """
+
+        def look(view: View) -> int:
+            at = max(position, view.bounds.first)
+            return 0 if at >= view.bounds.next else self._catalog.bytes_behind(next(self._frames(at, at + 1)).frame)
+
+        return self._look(look)
+
+    def _kept_from(self, retention: Retention, floor: int | None, now: int) -> int:
+        """From where on a policy keeps the log."""
+
+        def look(view: View) -> int:
+            first, end = view.bounds.first, view.bounds.next
+            return kept_from(
+                retention,
+                view.bounds,
+                floor,
+                written_since=lambda time: self._catalog.written_since(time // 1000, first, end),
+                newest=lambda size: self._catalog.newest(size, first, end),
+                now=now,
+            )
+
+        return self._look(look)
+
+    def _look(self, look: Callable[[View], R]) -> R:
+        """What a look at what is retained finds; it looks again if what it misses was pruned meanwhile."""
+        while True:
+            view = self.view()
+            try:
+                return look(view)
+            except NotFound:
+                if self.bounds().first == view.bounds.first:
+                    raise
 
     def read(
         self, since: Cursor | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of now)."""
         return read_between(self, since, upto, columns)
+
+
+def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:
+    """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is not of its history."""
+    if not since.term:
+        yield from frames
+        return
+    for held in frames:
+        term = held.frame.term
+        if held.first < since.next and term != since.term:
+            raise _diverged(since, f"the record before it, at offset {since.next - 1}, is of term {term}")
+        if held.first >= since.next and term < since.term:
+            raise _diverged(since, f"the record there is of term {term}")
+        if held.next > since.next:
+            yield held
+        break
+    yield from frames
+
+
+def _diverged(since: Cursor, but: str) -> Diverged:
+    return Diverged(
+        f"The cursor is at offset {since.next} in term {since.term}, and {but}: what the consumer has applied is not "
+        "what this log holds, and it has to go back to where both agree, or to bootstrap again."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 from uuid import UUID
@@ -117,6 +117,17 @@ class WalSlots:
         with self._changing():
             before = self.state(name)
             return self._store(invalidate(before, before, reason, self._clock.now()))
+
+    def invalidate_judged(self, judged: Sequence[tuple[SlotState, InvalidReason]]) -> list[SlotState]:
+        """Durably take the pins of slots that are still as they were judged, all at once; returns those."""
+        with self._changing():
+            now, slots = self._clock.now(), dict(self._slots)
+            for state, reason in judged:
+                slots[state.name] = invalidate(self._slots[state.name], state, reason, now)
+            changed = [state for name, state in slots.items() if state != self._slots[name]]
+            if changed:
+                self._write(self._start, slots)
+            return changed
 
     def advance(self, name: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; written lazily."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.formats.block import Block
 from strandline.formats.frame import Frame, FrameScanner, decode_frame
+from strandline.formats.wal_folder import append_of
 from strandline.log.planning import clipped, known_columns
 from strandline.log.wal.catalog import Located, damaged
 from strandline.log.wal.tail import Records
+from strandline.model.batch import LogBatch
 from strandline.model.errors import NotFound
 from strandline.model.records import with_offsets
 from strandline.storage.disk import DISK, Disk
@@ -39,27 +42,93 @@ class WalSpan:
         """The bytes of the frame."""
         return self.frame.size
 
+    @property
+    def term(self) -> int:
+        """The term of its records."""
+        return self.frame.term
+
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole frame, and return the span's records with their offsets."""
         if self.cached is None:
-            with fetching() as count:
-                batches: Sequence[pa.RecordBatch] = self._read()
-                count(self.frame.next - self.frame.first, self.frame.size)
+            batches: Sequence[pa.RecordBatch] = self._read().batches
         else:
             batches = self.cached.batches()
         numbered = clipped(with_offsets(batches, self.frame.first), self.first, self.next)
         return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
 
-    def _read(self) -> list[pa.RecordBatch]:
-        path, position = self.frame.path, self.frame.position
+    def batch(self) -> LogBatch:
+        """The whole frame as it was written, whatever part of it the span is: what a replica appends.
+
+        Raises as :meth:`fetch` does. What is in memory is neither read nor copied.
+        """
+        return self._batch(self._read() if self.cached is None else None)
+
+    def _batch(self, block: Block | None) -> LogBatch:
+        frame = self.frame
+        if self.cached is not None:
+            batches, append = self.cached.batches(), self.cached.append
+        elif block is not None:
+            batches, append = tuple(block.batches), append_of(block.metadata, f"{frame.path} at byte {frame.position}")
+        else:
+            raise AssertionError("it was neither kept nor read")
+        return LogBatch(frame.first, frame.term, frame.timestamp, append, tuple(map(_plain, batches)))
+
+    def _read(self) -> Block:
+        frame = self.frame
+        return self._decode(self._bytes(frame.position, frame.size))
+
+    def _decode(self, data: memoryview) -> Block:
+        frame = self.frame
+        with fetching() as count:
+            block = decode_frame(whole_frame(data, frame), f"{frame.path} at byte {frame.position}")
+            count(frame.next - frame.first, frame.size)
+        return block
+
+    def _bytes(self, position: int, size: int) -> memoryview:
         try:
-            data = memoryview(self.disk.read(path, position, self.frame.size))
+            return memoryview(self.disk.read(self.frame.path, position, size))
         except NotFound as error:
             raise NotFound(
-                f"{path} is gone (offsets {self.frame.first} to {self.frame.next - 1}): it was pruned since this was "
-                "planned, or has to be restored."
+                f"{self.frame.path} is gone (offsets {self.frame.first} to {self.frame.next - 1}): it was pruned since "
+                "this was planned, or has to be restored."
             ) from error
-        return decode_frame(whole_frame(data, self.frame), f"{path} at byte {position}").batches
+
+    def follows(self, other: WalSpan) -> bool:
+        """Whether its frame stands right behind another one on the disk, and neither is in memory."""
+        before = other.frame
+        return (
+            self.cached is None
+            and other.cached is None
+            and self.frame.path == before.path
+            and self.frame.position == before.position + before.size
+        )
+
+
+def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:
+    """The batch of each span, in order; what stands together on the disk is read at once."""
+    batches: list[LogBatch] = []
+    at = 0
+    while at < len(spans):
+        end = at + 1
+        while end < len(spans) and spans[end].follows(spans[end - 1]):
+            end += 1
+        run = spans[at:end]
+        if len(run) == 1:
+            batches.append(run[0].batch())
+        else:
+            first, last = run[0].frame, run[-1].frame
+            data = run[0]._bytes(first.position, last.position + last.size - first.position)  # noqa: SLF001
+            for span in run:
+                start = span.frame.position - first.position
+                block = span._decode(data[start : start + span.frame.size])  # noqa: SLF001 - of the same module
+                batches.append(span._batch(block))  # noqa: SLF001
+        at = end
+    return batches
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without what somebody had noted beside its schema: what is written does not have it either."""
+    return batch if batch.schema.metadata is None else batch.replace_schema_metadata(None)
 
 
 def whole_frame(data: memoryview, frame: Located) -> Frame:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from strandline.formats.value_page import decode_values
 from strandline.log.wal.catalog import Located
+from strandline.model.head import WriterId
 
 _TAKEN: Final = 64
 """How many frames are looked at in one turn: a plan seldom wants more."""
@@ -19,10 +20,14 @@ _TAKEN: Final = 64
 class Records:
     """The records of a frame, in memory: the same for every reader, and copied for none."""
 
-    __slots__ = ("_batches", "_page")
+    __slots__ = ("_batches", "_page", "append")
 
-    def __init__(self, batches: tuple[pa.RecordBatch, ...] | None, page: bytes = b"") -> None:
+    def __init__(
+        self, batches: tuple[pa.RecordBatch, ...] | None, page: bytes = b"", append: tuple[WriterId, int] | None = None
+    ) -> None:
         """Records as they were appended, or as the page that they were made into."""
+        self.append = append
+        """Whose append they are, and its number; None if nobody numbered it."""
         self._batches = batches
         self._page = page
 

@@ -32,6 +32,7 @@ from strandline.log.wal.names import (
     LOCK,
     MARK,
     NEW,
+    REWIND,
     TORN,
     data_name,
     firsts_in,
@@ -47,7 +48,7 @@ from strandline.storage.disk import Disk, FolderRow
 
 _LOOKS: Final = 8
 """How often a mark is read that is being written at the same moment."""
-_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK})
+_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND})
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
 Told = Callable[[int], None]
@@ -187,9 +188,12 @@ class _Look:
             if row.name.endswith(TORN):
                 text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when nobody needs it."
                 yield Finding(Severity.NOTE, Kind.PIECE, path, None, text)
+            elif row.name == REWIND:
+                text = f"{path} tells of a rewind that was interrupted, and opening the log finishes it: do that first."
+                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
             elif row.name in _KNOWN or (row.name.endswith(DATA) and of is not None):
                 continue
-            elif row.name.removesuffix(NEW) in _KNOWN:
+            elif row.name.endswith(NEW) and (row.name.removesuffix(NEW) in _KNOWN or of is not None):
                 text = f"{path} was left by a write that was interrupted: it counts for nothing."
                 yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
             elif row.name.endswith(INDEX) and of is not None:

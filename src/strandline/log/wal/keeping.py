@@ -1,0 +1,94 @@
+"""The slots of an open log: those that break a limit lose their pin, durably and loudly, before anything goes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from strandline.log.contract import Slot
+from strandline.log.retention import judge
+from strandline.log.wal.reading import WalReading
+from strandline.log.wal.slots import WalSlots
+from strandline.model.retention import NO_LIMITS, SlotLimits
+from strandline.model.slots import InvalidReason, SlotState
+from strandline.storage.ambient import Clock
+from strandline.storage.metrics import INVALIDATIONS
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+class WalKeeping(WalReading):
+    """What a log that is open for writing does with its slots. Safe in threads."""
+
+    _slots: WalSlots
+    _clock: Clock
+    _opened: int
+    """When it was opened, in microseconds."""
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on."""
+        return self._slots.create(name, position)
+
+    def claim_slot(self, name: str, holder: str) -> Slot:
+        """Durably become the slot's holder."""
+        return self._slots.claim(name, holder)
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Durably put a slot elsewhere, back or ahead, and make it valid again."""
+        return self._slots.reset(name, position)
+
+    def drop_slot(self, name: str) -> None:
+        """Durably remove a slot."""
+        self._slots.drop(name)
+
+    def invalidate_slot(self, name: str, reason: InvalidReason) -> SlotState:
+        """Durably take a slot's pin away, with a reason; its consumer has to bootstrap again."""
+        return self._slots.invalidate(name, reason)
+
+    def flush_slots(self) -> None:
+        """Durably write the positions that were only noted."""
+        self._slots.flush()
+
+    def slots(self) -> list[SlotState]:
+        """All slots, by name."""
+        return self._slots.listed()
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs; None without any."""
+        return self._slots.floor()
+
+    def enforce(self, limits: SlotLimits) -> list[SlotState]:
+        """Durably invalidate the slots that break a limit, loudly; returns them.
+
+        A slot is idle since it was last seen, or since the log was opened: nobody could be seen before.
+        """
+        return _enforce(self, self._slots, limits, seen_since=self._opened, now=self._clock.now())
+
+
+def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits, *, seen_since: int, now: int) -> list[SlotState]:
+    """Durably invalidate the slots that break a limit at ``now``, and tell of each; returns them.
+
+    Whoever was last seen before ``seen_since`` counts as seen then. A slot that moves meanwhile is left alone.
+    """
+    if limits == NO_LIMITS:
+        return []
+    first = log.bounds().first
+    judged: list[tuple[SlotState, InvalidReason]] = []
+    behind: dict[str, int] = {}
+    for state in slots.listed():
+        behind[state.name] = log.bytes_behind(state.position) if limits.lag_bytes and state.pins else 0
+        seen = replace(state, last_seen=max(state.last_seen, seen_since))
+        reason = judge(seen, first=first, behind=behind[state.name], limits=limits, now=now)
+        if reason is not None:
+            judged.append((state, reason))
+    invalidated = slots.invalidate_judged(judged) if judged else []
+    for state in invalidated:
+        reason = None if state.invalid is None else state.invalid.reason
+        INVALIDATIONS.labels(str(reason)).inc()
+        _LOGGER.warning(
+            "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
+            "Bootstrap its consumer again and reset the slot.",
+            state.name, log.folder, reason, state.position, behind[state.name],
+        )  # fmt: skip
+    return invalidated

@@ -1,0 +1,216 @@
+"""A copy of a write-ahead log at one moment, and how it is told that one is whole; sealing it is left to others."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from strandline.formats.frame import HEADER_SIZE, Stop, frame_head
+from strandline.formats.wal_folder import FORMAT_VERSION, KIND
+from strandline.formats.wal_mark import Mark
+from strandline.log.wal.catalog import Catalog, damaged
+from strandline.log.wal.checks import Kind
+from strandline.log.wal.create import describe_copy
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.log.wal.published import View, read_mark
+from strandline.log.wal.reader import WalReader
+from strandline.log.wal.verify import verify as look_through
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotALog, NotFound
+from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.disk import DISK, Disk
+
+KIND_VERSION: Final = FORMAT_VERSION
+
+_STROKE: Final = 8 << 20
+"""How many bytes are copied at a time."""
+_NO_BOOT: Final = UUID(int=0)
+
+__all__ = ["KIND", "KIND_VERSION", "fill", "verify"]
+
+
+class _End(NamedTuple):
+    """Where a copy ends: in the last of its files, at which of its bytes, and in which term."""
+
+    next: int
+    firsts: list[int]
+    """The first offsets of the files up to there."""
+    size: int
+    term: int
+
+    @property
+    def first(self) -> int:
+        """The last file."""
+        return self.firsts[-1]
+
+
+def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, disk: Disk | None = None) -> Cursor:
+    """Write all that is durable at one moment into an empty folder, as a log of its own; returns the cursor behind it.
+
+    The copy is a write-ahead log with the same identity, that remembers the same writers, and has no slots. Appends,
+    new files and pruning may go on: what is pruned meanwhile may be missing at its beginning, and only there. ``upto``
+    is an end that the log once had (:meth:`~strandline.log.wal.log.WalLog.end`), for a copy that holds nothing behind
+    it: ``CursorExpired`` if the log has pruned that, ``Diverged`` if it was never there.
+
+    Every file is synced; the folder is not. It is on the log's disk unless another is given. ``AlreadyExists`` unless
+    it is empty.
+    """
+    disk = log.disk if disk is None else disk
+    if disk.scan(folder):
+        raise AlreadyExists(f"{folder} is not empty: name an empty folder for a copy of the log in {log.folder}.")
+    copy = _Copy(log, folder, disk)
+    while (cursor := copy.attempt(upto)) is None:
+        copy.clear()  # all that this was to hold was pruned meanwhile
+    return cursor
+
+
+class _Copy:
+    """A copy being made."""
+
+    def __init__(self, log: WalLog | WalReader, folder: str, disk: Disk) -> None:
+        self._log = log
+        self._folder = folder
+        self._disk = disk
+        self._copied: list[int] = []
+
+    def attempt(self, upto: Cursor | None) -> Cursor | None:
+        """Copy the log up to its end of now, or up to ``upto``; None if everything below that was pruned meanwhile."""
+        view = self._log.view()
+        end = None
+        while end is None:
+            with contextlib.suppress(NotFound):
+                end = self._end(view, upto)
+            if end is None:
+                view = self._after_pruning(view.bounds.first)
+        start = view.bounds.first
+        for first, following in pairwise([*end.firsts, end.next]):
+            if following <= start and first != end.first:
+                continue
+            try:
+                self._copy_file(first, end.size if first == end.first else None)
+            except NotFound:
+                # It was pruned: what was copied before it goes, too, and what comes behind it is there still.
+                start = self._after_pruning(start).bounds.first
+                if start >= end.next:
+                    return None
+                if following > start:
+                    raise
+        self._drop_below(start)
+        self._finish(start, end)
+        return Cursor(self._log.log_id, end.next, end.term)
+
+    def _after_pruning(self, start: int) -> View:
+        """The log as it is now that a file was missing; ``NotFound`` if nobody has pruned it."""
+        view = self._log.view()
+        if view.bounds.first == start:
+            raise NotFound(f"{self._log.folder} lacks a file that it should have: see 'strandline wal verify'.")
+        return view
+
+    def _end(self, view: View, upto: Cursor | None) -> _End:
+        log = self._log
+        bounds = view.bounds
+        following = bounds.next
+        if upto is not None:
+            _check(upto, log.log_id, bounds)
+            following = upto.next
+        firsts = firsts_in(self._disk.scan(log.folder))
+        if firsts[:1] > [bounds.first]:
+            raise NotFound(f"{log.folder} no longer has offset {bounds.first}.")
+        catalog = Catalog(log.folder, log.log_id, firsts, disk=self._disk)
+        if following > bounds.first:
+            frame = next(catalog.frames(following - 1, following))
+            if frame.next != following:
+                raise Diverged(f"The log never ended at offset {following}, which is within a batch: ask for its end.")
+            firsts = [first for first in firsts if first <= frame.first]
+            end = _End(following, firsts, frame.position + frame.size, frame.term)
+        else:
+            # Nothing is retained: all that has to be kept is what a file begins with, which knows writers and term.
+            end = self._lead_end(catalog, [first for first in firsts if first <= following], following)
+        if upto is not None and upto.term not in (0, end.term):
+            raise Diverged(f"{upto} is of another term than the log has there ({end.term}): ask for the log's end.")
+        return end
+
+    def _lead_end(self, catalog: Catalog, firsts: list[int], following: int) -> _End:
+        """The end of a copy without records, in the last of these files, which begins at or before its end."""
+        path = catalog.path(first := firsts[-1])
+        head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
+        if isinstance(head, Stop):
+            raise damaged(path, 0, head.why)
+        size, term = head.end, head.info.term
+        for frame in catalog.frames(first, following) if first < following else ():
+            size, term = frame.position + frame.size, frame.term
+        return _End(following, firsts, size, term)
+
+    def _copy_file(self, first: int, size: int | None) -> None:
+        """Copy a file and its index; only so many bytes, and no index, of one that is still written."""
+        source, target = f"{self._log.folder}/{data_name(first)}", f"{self._folder}/{data_name(first)}"
+        self._copied.append(first)
+        if size is None:
+            self._disk.copy(source, target)
+            # Without it the copy is no less right: it can be made again.
+            with contextlib.suppress(NotFound):
+                self._disk.copy(f"{self._log.folder}/{index_name(first)}", f"{self._folder}/{index_name(first)}")
+            return
+        file = self._disk.open_append(target)
+        with contextlib.closing(file):
+            at = 0
+            while at < size:
+                piece = self._disk.read(source, at, min(_STROKE, size - at))
+                if not piece:
+                    raise damaged(source, at, f"it ends there, and was durable up to byte {size}")
+                file.write([piece])
+                at += len(piece)
+            file.sync()
+
+    def _drop_below(self, start: int) -> None:
+        """Remove the copies of files that hold nothing from ``start`` on."""
+        for first, following in pairwise(self._copied):
+            if following <= start:
+                self._remove(first)
+
+    def _remove(self, first: int) -> None:
+        self._disk.remove(f"{self._folder}/{data_name(first)}")
+        self._disk.remove(f"{self._folder}/{index_name(first)}")
+
+    def clear(self) -> None:
+        """Remove everything that was copied."""
+        for first in self._copied:
+            self._remove(first)
+        self._copied = []
+
+    def _finish(self, start: int, end: _End) -> None:
+        mark = Mark(self._log.log_id, start, end.next, end.first, end.term, _NO_BOOT, clean=True)
+        describe_copy(self._folder, mark, disk=self._disk)
+
+
+def _check(upto: Cursor, log_id: UUID, bounds: Bounds) -> None:
+    if upto.log_id != log_id or upto.next > bounds.next:
+        raise Diverged(f"{upto} was never the end of log {log_id}, which ends at {bounds.next}: ask for its end.")
+    if upto.next < bounds.first:
+        raise _expired(upto, bounds.first)
+
+
+def _expired(upto: Cursor, start: int) -> CursorExpired:
+    return CursorExpired(f"The log was pruned up to {start} while it was copied up to {upto.next}: copy it again.")
+
+
+def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:
+    """Read every byte of such a copy, and return the cursor that it holds; changes nothing.
+
+    ``CorruptData``, naming the first place, for any damage, and for anything behind its end.
+    """
+    try:
+        found = look_through(folder, disk=disk, clock=clock)
+    except NotALog as error:
+        raise CorruptData(f"There is no copy of a log in {folder}: {error}") from error
+    # What opening a log would put right must not be in a copy: it was made whole.
+    wrong = [finding for finding in found.findings if finding in found.damage or finding.kind is not Kind.INDEX]
+    if wrong:
+        raise CorruptData(wrong[0].message)
+    mark = None if found.log_id is None else read_mark(folder, found.log_id, disk=disk)
+    if mark is None or not mark.clean or Bounds(mark.start, mark.next) != found.bounds:
+        raise CorruptData(f"The copy of a log in {folder} does not hold what it says ({mark}): make it again.")
+    return Cursor(mark.log_id, mark.next, mark.term)
