@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import append, backlog, collect, contention, decode, keyed, memory, spark_read, wal
+from benchmarks import append, backlog, collect, contention, decode, keyed, memory, replication, spark_read, wal
 from benchmarks.harness import Result, save, show
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "contention": contention.run,
     "keyed": keyed.run,
     "memory": memory.run,
+    "replication": replication.run,
     "spark_read": spark_read.run,
     "wal": wal.run,
 }

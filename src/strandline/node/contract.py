@@ -58,6 +58,8 @@ class Topology:
     committed: int
     """The policy's watermark: what readers see."""
     members: tuple[Member, ...] = ()
+    first: int = 0
+    """The first offset that the primary retains: who is behind it has to bootstrap again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,13 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
-    """The record before the cursor is not the primary's; what both have ends at ``upto`` or before: ask again there."""
+    """The record before the cursor is not the primary's.
+
+    What both have ends at ``upto`` or before, and is of ``term`` or lower ones: ask again from there.
+    """
 
     upto: int
+    term: int
 
 
 Resume: TypeAlias = PartialResync | Rewind | FullRebootstrap
@@ -137,6 +143,25 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Status:
+    """How a node is, in either role, for whoever looks after it."""
+
+    name: str
+    condition: str
+    """What it is doing: ``leading``, ``following``, ``connecting``, …"""
+    trouble: str | None
+    """Why it does nothing until somebody deals with that, or None."""
+    term: int
+    """The highest that it has seen."""
+    primary: str
+    """Who led when it last heard of anybody; empty for never."""
+    position: Cursor | None
+    """Everything below is durable here; None without a copy of the log."""
+    committed: int
+    """What readers see here."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotRequired:
     """The policy asks for no more than that the primary has the records durably, and it has."""
 
@@ -166,6 +191,8 @@ class Commit:
 
     receipt: Receipt
     outcome: Outcome
+    bookmark: Cursor
+    """Behind the records: who reads after it, on any node, sees them."""
 
     def ensure(self) -> Receipt:
         """The receipt, or ``CommitTimedOut`` for a caller to whom that is an error."""
@@ -252,6 +279,12 @@ class Served(Upstream, Protocol):
 
     def promote(self, *, force: bool) -> Topology:
         """Become the primary, if nothing committed can be lost by that; ``force`` leaves out who cannot be asked."""
+
+    def status(self) -> Status:
+        """How this node is, whatever its role."""
+
+    def rebootstrap(self) -> None:
+        """Build the copy of the log again, from a snapshot of the primary; ``NotReady`` on a primary."""
 
 
 class CommittedLog(Protocol):

@@ -189,7 +189,12 @@ def parse_policy(text: str) -> CommitPolicy:
 
     >>> parse_policy("ack_n(2)"), str(parse_policy("regions(eu=1, us=2)"))
     (AckN(count=2), 'regions(eu=1,us=2)')
+    >>> str(parse_policy("ack_n(2) and regions(eu=1)"))
+    'ack_n(2) and regions(eu=1)'
     """
+    several = text.split(" and ")
+    if len(several) > 1:
+        return Every(tuple(map(parse_policy, several)))
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
         raise _unknown(text)

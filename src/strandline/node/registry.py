@@ -64,9 +64,16 @@ class Registry:
         except KeyError as error:
             raise NotFound(f"There is no replica {name!r}: it has to register first.") from error
 
-    def standing(self, primary: str, durable: int) -> Standing:
-        """Who is how far, as commit policies see it."""
-        positions = (ReplicaPosition(each.name, each.durable, each.region) for each in self.replicas.values())
+    def standing(self, primary: str, durable: int, *, term_start: int = 0) -> Standing:
+        """Who is how far, as commit policies see it.
+
+        A replica that has not everything from before the primary's term counts for nothing. Otherwise a record could
+        be on enough replicas and yet be discarded: by a later primary whose log is of a higher term, and shorter.
+        """
+        positions = []
+        for each in self.replicas.values():
+            counts = each.durable is not None and each.durable >= term_start
+            positions.append(ReplicaPosition(each.name, each.durable if counts else None, each.region))
         return Standing(primary, durable, tuple(positions))
 
     @property
@@ -131,9 +138,15 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
 
 
 def bootstrapping(registry: Registry, name: str, *, flag: bool) -> Registry:
-    """The registry with a replica that begins to build its state again, or has done so."""
+    """The registry with a replica that begins to build its state again, or has done so.
+
+    One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
+    """
     known = registry.replica(name)
-    return _with(registry, [replace(known, bootstrapping=flag)], is_change=known.bootstrapping != flag)
+    after = replace(known, bootstrapping=flag)
+    if flag:
+        after = replace(after, sent=0, applied=None, durable=None)
+    return _with(registry, [after], is_change=known.bootstrapping != flag)
 
 
 def judge_health(registry: Registry, *, poll_seconds: float, now: int) -> Registry:

@@ -1,0 +1,48 @@
+"""What a node remembers of itself across restarts, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a replica does not follow until somebody deals with it."""
+
+    state: str
+    """Its name, such as ``diverged``."""
+    reason: str
+    at: int
+    """When it was found, in microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A replica of the log, as its primary last told."""
+
+    name: str
+    region: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What must survive a restart of a node, since others were told of it or because forgetting it would be wrong."""
+
+    name: str
+    generation: int = 0
+    """Which of its data folders is the one in use; 0 for none yet."""
+    seen: int = 0
+    """The highest term that it has heard of: lower ones are refused."""
+    adopted: int = 0
+    """The highest term whose beginning is all in its log."""
+    led: int = 0
+    """The last term in which it was the primary; 0 for never."""
+    committed: int = 0
+    """A watermark that it has heard of; written lazily, so that the highest may be above."""
+    primary: str = ""
+    """Who the primary was, when it last heard of one."""
+    policy: str = "local"
+    """The commit policy of the log then."""
+    peers: tuple[Peer, ...] = ()
+    """The replicas of the log then."""
+    trouble: Trouble | None = None

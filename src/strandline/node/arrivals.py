@@ -1,0 +1,141 @@
+"""What arrives at a replica, and whether it may be applied: a feed looked at as a log to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.log.planning import clipped, known_columns
+from strandline.model.batch import LogBatch
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit
+from strandline.model.errors import CorruptData, Diverged, Fenced, Gap
+from strandline.model.records import with_offsets
+from strandline.node.contract import Beat, Feed
+
+
+class Verdict(Enum):
+    """What to do with a batch that arrived."""
+
+    SKIP = "older than what is compared"
+    COMPARE = "ends with the record before: equal, or diverged"
+    APPLY = "next"
+    COMPARE_AND_APPLY = "holds the record before, and the next"
+
+
+def judge(batch: LogBatch, at: Cursor, beat: Beat, *, seen: int) -> Verdict:
+    """Whether a batch may be applied by a replica that is at ``at`` and has seen the term ``seen``.
+
+    ``Fenced`` from a primary of a lower term, and for records of one: terms never go down along a log. ``Gap`` if it
+    is not what follows. A batch stands for its records: they are of one term, and next to each other.
+    """
+    if beat.term < seen:
+        raise Fenced(
+            f"A primary of term {beat.term} sends records, and this replica has seen term {seen}: nothing of it was "
+            "applied. Follow the primary of that term."
+        )
+    if batch.term > beat.term:
+        raise CorruptData(f"A primary of term {beat.term} sends records of term {batch.term}; nothing was applied.")
+    if batch.first > at.next:
+        raise Gap(
+            f"Records from offset {batch.first} on arrived, and this replica needs {at.next}: {batch.first - at.next} "
+            "are missing. Nothing was applied; it has to bootstrap again."
+        )
+    if batch.next < at.next:
+        return Verdict.SKIP
+    if batch.next > at.next and batch.term < at.term:
+        raise Fenced(
+            f"Records of term {batch.term} arrived behind records of term {at.term}, which a primary that was replaced "
+            "has written: nothing of it was applied."
+        )
+    if batch.first == at.next:
+        return Verdict.APPLY
+    return Verdict.COMPARE if batch.next == at.next else Verdict.COMPARE_AND_APPLY
+
+
+def diverged(at: Cursor) -> Diverged:
+    """The error for a record that is here with another content."""
+    return Diverged(
+        f"The record before offset {at.next} is another one on the primary than here, in the same place: nothing was "
+        "applied. Find out which of the two is right, and let the other bootstrap again."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedSpan:
+    """Offsets ``first`` up to ``next`` of a batch that is here already."""
+
+    whole: LogBatch
+    first: int
+    next: int
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its batch has."""
+        return self.whole.size
+
+    @property
+    def term(self) -> int:
+        """The term of its records."""
+        return self.whole.term
+
+    def batch(self) -> LogBatch:
+        """The batch as it arrived."""
+        return self.whole
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """The span's records with their offsets."""
+        numbered = clipped(with_offsets(self.whole.batches, self.whole.first), self.first, self.next)
+        return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
+
+
+@final
+class Arrivals:
+    """A feed as a log to follow: what is planned has arrived, was judged, and follows the sink's position."""
+
+    def __init__(
+        self, log_id: UUID, feed: Feed, seen: Callable[[], int], compare: Callable[[LogBatch, Cursor], bool]
+    ) -> None:
+        """``compare`` tells whether the record before a position is here as it is in a batch."""
+        self._log_id = log_id
+        self._feed = feed
+        self._seen = seen
+        self._compare = compare
+        self._arrived: list[LogBatch] = []
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._log_id
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[ArrivedSpan]:
+        """All that has arrived from a position on; what does not follow raises, before any of it is applied."""
+        del limit  # it is in memory already
+        if not self._arrived:
+            self._arrived = list(self._feed.take(0.0))
+        arrived, self._arrived = self._arrived, []
+        beat = self._feed.beat
+        if beat is None or not arrived:
+            return []
+        spans, at, seen = [], since, self._seen()
+        for batch in arrived:
+            verdict = judge(batch, at, beat, seen=seen)
+            is_compared = verdict in (Verdict.COMPARE, Verdict.COMPARE_AND_APPLY)
+            # Only the sink's own record can differ: what arrived together comes from one log.
+            if is_compared and at == since and not self._compare(batch, at):
+                raise diverged(at)
+            if verdict in (Verdict.APPLY, Verdict.COMPARE_AND_APPLY):
+                spans.append(ArrivedSpan(batch, at.next, batch.next))
+                at = Cursor(at.log_id, batch.next, batch.term)
+        return spans
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
+        del past
+        if not self._arrived:
+            self._arrived = list(self._feed.take(timeout))
+        return bool(self._arrived)

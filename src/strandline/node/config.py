@@ -1,0 +1,148 @@
+"""How a node is set up: one value, checked before anything is opened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from strandline.log.slots import check_name
+from strandline.model.errors import InvalidInput
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
+from strandline.node.flight.channel import TIMEOUT, Channel
+from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
+from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
+from strandline.node.node import NodeOptions
+from strandline.node.policies import CommitPolicy, Quorum, parse_policy
+from strandline.node.primary import PrimaryOptions
+from strandline.storage.urls import open_store
+
+LEASE: Final = "lease"
+"""The object of the lease, below its address."""
+
+_ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refused, not listened on
+_HIGHEST_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """Everything that a node has to know. ``InvalidInput``, with what to do, for what cannot work.
+
+    >>> NodeConfig(folder="data", name="a", policy="quorum(a,b,c)", lead=True).commit_policy.majority
+    2
+    """
+
+    folder: str
+    """Its own; made if it is not there."""
+    name: str
+    """Unique among the nodes of the log. It never changes: slots, voters and tokens go by it."""
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    """Host and port; port 0 takes a free one."""
+    url: str | None = None
+    """Where other nodes reach it; by default where it listens."""
+    region: str | None = None
+    policy: str = "local"
+    """When an append counts; all nodes of a log should say the same."""
+    lease: str | None = None
+    """The store of the lease, which tells who leads: ``s3://bucket/path``, ``file:///folder``."""
+    lease_seconds: float = 15.0
+    nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The other nodes of the log, and where each is reached: they are asked before this one takes over."""
+    upstream: str | None = None
+    """Where the primary is, if there is no lease that tells it."""
+    automatic: bool = False
+    """Whether it becomes the primary by itself when that is gone."""
+    create: bool = False
+    """Whether it begins a new log if it has none, and nobody ever led one under this lease."""
+    lead: bool = False
+    """Whether it is the primary by configuration, where there is no lease."""
+    retention: Retention = FOREVER
+    limits: SlotLimits = NO_LIMITS
+    """How far replicas may hold back what is pruned before they have to bootstrap again."""
+    flow: FlowLimits = NO_FLOW_LIMITS
+    poll_seconds: float = 1.0
+    timeout: float = TIMEOUT
+    """How long a call to another node may take."""
+    server: ServerSecurity = field(default_factory=ServerSecurity)
+    client: ClientSecurity = field(default_factory=ClientSecurity)
+    server_limits: ServerLimits = field(default_factory=ServerLimits)
+    insecure: bool = False
+    """Whether other machines may connect though they are not known, or in plain text."""
+
+    def __post_init__(self) -> None:
+        self._check_itself()
+        self._check_role()
+        if self.automatic:
+            self._check_automatic()
+        for url in (*self.nodes.values(), *([] if self.upstream is None else [self.upstream])):
+            Channel(url, security=self.client, timeout=self.timeout).close()  # connects only when it is used
+        if self.lease is not None:
+            open_store(self.lease)
+
+    def _check_itself(self) -> None:
+        check_name(self.name)
+        for name in self.nodes:
+            check_name(name)
+        parse_policy(self.policy)
+        host, port = self.listen
+        if not 0 <= port <= _HIGHEST_PORT:
+            raise InvalidInput(f"{port} is no port: use 0 for a free one, or up to {_HIGHEST_PORT}.")
+        check_listening(host, self.server, insecure=self.insecure)
+        if host in _ANYWHERE and self.url is None:
+            raise InvalidInput(
+                f"Other nodes cannot call {host or 'no host'!r}: say under which address they reach this one."
+            )
+        if self.url is not None:
+            Channel(self.url).close()
+            if " " in self.url:
+                raise InvalidInput(f"{self.url!r} is no address of a node: it has a space in it.")
+        for what, seconds in (("poll_seconds", self.poll_seconds), ("lease_seconds", self.lease_seconds)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise InvalidInput(f"{what} is {seconds}: use more than 0.")
+
+    def _check_role(self) -> None:
+        if self.lease is not None and (self.lead or self.upstream is not None):
+            raise InvalidInput(
+                "The lease tells who leads: leave out the upstream, and leading by configuration, or the lease."
+            )
+        if self.lead and self.upstream is not None:
+            raise InvalidInput("A node leads or follows: give it an upstream, or let it lead, not both.")
+        if self.lease is None and self.upstream is None and not self.lead:
+            raise InvalidInput(
+                f"Node {self.name} has nobody to follow: give it a lease, or an upstream, or let it lead."
+            )
+        if self.create and self.upstream is not None:
+            raise InvalidInput("A node that follows an upstream gets its log from there: do not let it create one.")
+
+    def _check_automatic(self) -> None:
+        policy = self.commit_policy
+        if self.lease is None or not isinstance(policy, Quorum):
+            raise InvalidInput(
+                "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
+                "something that was acknowledged could be lost. Configure both, or promote by hand."
+            )
+        missing = sorted(policy.voters - {self.name} - set(self.nodes))
+        if missing:
+            raise InvalidInput(
+                f"To take over by itself a node asks the other voters, and the address of {', '.join(missing)} is "
+                "missing: name it."
+            )
+
+    @property
+    def commit_policy(self) -> CommitPolicy:
+        """The policy as a value."""
+        return parse_policy(self.policy)
+
+    def options(self, url: str) -> NodeOptions:
+        """What the node itself is given, once it is known where it is reached."""
+        return NodeOptions(
+            url=url,
+            region=self.region,
+            primary=PrimaryOptions(self.commit_policy, self.limits, self.retention, self.flow, self.poll_seconds),
+            nodes=self.nodes,
+            upstream=self.upstream,
+            automatic=self.automatic,
+        )

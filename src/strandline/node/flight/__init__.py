@@ -1,0 +1,1 @@
+"""Nodes over Arrow Flight: the server around a node, and its replicas' and clients' side of it."""

@@ -1,0 +1,127 @@
+"""The small calls of a node: a name, a JSON object in, and an answer in one or more pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from strandline.formats.json_fields import Fields, write_fields
+from strandline.model.errors import InvalidInput
+from strandline.node.contract import Caller, Served
+from strandline.node.flight.security import Role, Session
+from strandline.node.flight.values import (
+    write_bounds,
+    write_registration,
+    write_report,
+    write_resume,
+    write_status,
+    write_topology,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One of them, in a sentence, and how it is done."""
+
+    what: str
+    do: Callable[[Served, Session, Fields], list[bytes]]
+
+
+def act(served: Served, session: Session, name: str, body: bytes) -> list[bytes]:
+    """Do what is asked; ``InvalidInput`` for what is not known, ``Fenced`` for who may not."""
+    action = ACTIONS.get(name)
+    if action is None:
+        raise InvalidInput(f"There is no action {name[:40]!r}; a node knows {', '.join(ACTIONS)}.")
+    return action.do(served, session, Fields.parse(body or b"{}", f"The action {name!r}"))
+
+
+def _replica(session: Session, fields: Fields) -> Caller:
+    return session.replica(fields.text("name"), fields.natural("term"))
+
+
+def _register(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term", "region")
+    return [write_registration(served.register(_replica(session, fields), region=fields.maybe_text("region")))]
+
+
+def _unregister(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term", "keep_slot")
+    caller = session.leaver(fields.text("name"), fields.natural("term"))
+    served.unregister(caller, keep_slot=fields.flag("keep_slot"))
+    return []
+
+
+def _resume(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term", "since")
+    return [write_resume(served.resume(_replica(session, fields), fields.maybe_cursor("since")))]
+
+
+def _begin_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term", "kind")
+    offer = served.begin_snapshot(_replica(session, fields), fields.text("kind"))
+    return [write_fields({"name": offer.name}), offer.manifest]
+
+
+def _end_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term", "cursor")
+    served.end_snapshot(_replica(session, fields), fields.cursor("cursor"))
+    return []
+
+
+def _topology(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term")
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    caller = Caller(fields.maybe_text("name") or "", fields.maybe_natural("term") or 0)
+    if session.grant is not None and not session.grant.may(Role.REPLICA):
+        caller = Caller(session.grant.name)  # no client tells a primary that there is a higher term
+    return [write_topology(served.topology(caller))]
+
+
+def _report(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("name", "term")
+    return [write_report(served.report(_replica(session, fields)))]
+
+
+def _bounds(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only()
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    log = served.reading()
+    return [write_bounds(log.start(), log.bounds())]
+
+
+def _status(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only()
+    session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    return [write_status(served.status())]
+
+
+def _promote(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only("force")
+    session.need(Role.ADMIN)
+    return [write_topology(served.promote(force=fields.flag("force")))]
+
+
+def _rebootstrap(served: Served, session: Session, fields: Fields) -> list[bytes]:
+    fields.only()
+    session.need(Role.ADMIN)
+    served.rebootstrap()
+    return []
+
+
+ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
+    {
+        "register": Action("Be known as a replica.", _register),
+        "unregister": Action("Be known no longer.", _unregister),
+        "resume": Action("How a replica goes on from its position.", _resume),
+        "begin-snapshot": Action("Seal a snapshot for a replica that has to bootstrap.", _begin_snapshot),
+        "end-snapshot": Action("A replica has bootstrapped.", _end_snapshot),
+        "topology": Action("Who replicates the log, and how far each is.", _topology),
+        "report": Action("What this node has; it refuses lower terms than the caller's from then.", _report),
+        "bounds": Action("The first and the next offset that readers see.", _bounds),
+        "status": Action("How this node is.", _status),
+        "promote": Action("Become the primary.", _promote),
+        "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),
+    }
+)

@@ -1,0 +1,121 @@
+"""A connection to a node: every call has a deadline, and errors come back as what the node raised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.formats.json_fields import write_fields
+from strandline.model.errors import CorruptData, InvalidInput, UsedAcrossFork
+from strandline.node.flight.failures import asking
+from strandline.node.flight.security import ClientSecurity, check_calling
+
+TIMEOUT: Final = 5.0
+MESSAGE_BYTES: Final = 1 << 30
+"""A larger message of a node is refused: no Arrow batch of a log is."""
+
+_SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
+_RECONNECT_MS: Final = (50, 1000)
+
+
+class Channel:
+    """Calls to one node. Connects when it is first used, and again by itself when the connection was lost."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        security: ClientSecurity | None = None,
+        timeout: float = TIMEOUT,
+        message_bytes: int = MESSAGE_BYTES,
+    ) -> None:
+        """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
+        security = security or ClientSecurity()
+        place = urlsplit(url)
+        if place.scheme not in _SCHEMES or not place.hostname:
+            raise InvalidInput(f"{url!r} is no address of a node: use grpc://host:port or grpc+tls://host:port.")
+        if timeout <= 0:
+            raise InvalidInput(f"A timeout of {timeout} s would never let an answer come.")
+        check_calling(place.hostname, security, encrypted=place.scheme == "grpc+tls")
+        self.url = url
+        self.timeout = timeout
+        self._headers = [] if security.token is None else [(b"authorization", f"Bearer {security.token}".encode())]
+        self._process = os.getpid()
+        self._client: Any = fl.FlightClient(
+            url,
+            tls_root_certs=security.roots,
+            cert_chain=security.certificate,
+            private_key=security.key,
+            override_hostname=security.hostname,
+            generic_options=[
+                ("grpc.max_receive_message_length", message_bytes),
+                # Its own connection, which closing closes; and a node that is back is found within a second.
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
+                ("grpc.min_reconnect_backoff_ms", _RECONNECT_MS[1]),
+                ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
+            ],
+        )
+
+    @property
+    def client(self) -> Any:
+        """The client of Flight beneath."""
+        if self._process != os.getpid():
+            raise UsedAcrossFork(
+                f"The connection to {self.url} was made by the process {self._process} and used in a forked child of "
+                "it, where it would hang: make another one here."
+            )
+        return self._client
+
+    def options(self, timeout: float | None) -> Any:
+        """The options of a call that ends after so many seconds; None only for streams that are watched otherwise."""
+        if timeout is None:
+            return fl.FlightCallOptions(headers=self._headers)
+        return fl.FlightCallOptions(timeout=timeout, headers=self._headers)
+
+    def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
+        """One small call: its answer in pieces."""
+        options = self.options(timeout or self.timeout)
+        with asking(self.url, f"{action!r}"):
+            answers = self.client.do_action(fl.Action(action, write_fields(fields)), options)
+            return [answer.body.to_pybytes() for answer in answers]
+
+    def ask(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> bytes:
+        """One small call with an answer in one piece."""
+        answers = self.call(action, fields, timeout=timeout)
+        if len(answers) != 1:
+            raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
+        return answers[0]
+
+    def get(self, ticket: bytes, *, timeout: float | None) -> Any:
+        """A stream; blocks until it begins."""
+        return self.client.do_get(fl.Ticket(ticket), self.options(timeout))
+
+    def put(self, command: bytes, batches: Sequence[pa.RecordBatch], schema: pa.Schema, timeout: float) -> bytes | None:
+        """Send batches, and give the node's answer to all of them."""
+        descriptor = fl.FlightDescriptor.for_command(command)
+        writer, answers = self.client.do_put(descriptor, schema, self.options(timeout))
+        try:
+            for batch in batches:
+                writer.write_batch(batch)
+            writer.done_writing()
+            answer = answers.read()
+        finally:
+            # Also raises why it failed, if a write broke off because of that.
+            writer.close()
+        return None if answer is None else answer.to_pybytes()
+
+    def exchange(self, command: bytes, timeout: float) -> tuple[Any, Any]:
+        """Messages both ways."""
+        pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), self.options(timeout))
+        return pair
+
+    def close(self) -> None:
+        """Let go of the connection; closing twice is fine."""
+        if self._process == os.getpid():
+            self._client.close()

@@ -1,0 +1,284 @@
+"""Who may do what on a node: certificates, tokens and roles, and where a node may listen without them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from strandline.model.errors import Fenced, InvalidInput
+from strandline.node.contract import Caller
+from strandline.storage.disk import DISK, Disk
+
+HEADER: Final = "authorization"
+_SCHEME: Final = "bearer"
+_SHORTEST_TOKEN: Final = 16
+_HASHED: Final = "sha256:"
+_COLUMNS: Final = 3
+
+
+class Role(StrEnum):
+    """What somebody may do."""
+
+    REPLICA = "replica"
+    """Follow the log and acknowledge, as itself alone; ask other nodes for their report."""
+    CLIENT = "client"
+    """Read up to the watermark, append, and look at the topology."""
+    ADMIN = "admin"
+    """What a client may; promote; unregister any replica; have one build its copy again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Somebody whom a node knows."""
+
+    name: str
+    roles: frozenset[Role]
+
+    def may(self, *roles: Role) -> bool:
+        """Whether one of these roles is theirs."""
+        return not self.roles.isdisjoint(roles)
+
+
+_USUAL: Final = frozenset({Role.REPLICA, Role.CLIENT})
+
+
+class Tokens:
+    """Tokens, and whom each stands for. Only their hashes are held, and neither ever shows in a text or a log."""
+
+    def __init__(self, grants: Iterable[tuple[bytes, Grant]]) -> None:
+        """Pairs of a token's SHA-256 and whom it stands for."""
+        self._grants = tuple(grants)
+        if len({digest for digest, _ in self._grants}) < len(self._grants):
+            raise InvalidInput("A token is given twice: each stands for one name.")
+
+    def __repr__(self) -> str:
+        return f"Tokens(of {sorted({grant.name for _, grant in self._grants})})"
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Tokens:
+        r"""One line each: name, roles with commas, and the token or ``sha256:`` and its hash; ``#`` begins a comment.
+
+        >>> Tokens.parse("replica-1 replica correct-horse-battery\nops client,admin sha256:" + 64 * "0", "tokens")
+        Tokens(of ['ops', 'replica-1'])
+        """
+        grants = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            try:
+                grants.append(_grant(words))
+            except ValueError as error:
+                # Never the line itself, and never the cause: there is a token in them.
+                raise InvalidInput(f"Line {number} of {where} is no grant: {error}.") from None
+        return cls(grants)
+
+    @classmethod
+    def load(cls, path: str, *, disk: Disk = DISK) -> Tokens:
+        """The tokens in a file."""
+        try:
+            text = disk.read(path).decode()
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{path} is no text in UTF-8: write a line 'name roles token' for each token.") from None
+        return cls.parse(text, path)
+
+    def find(self, headers: Mapping[str, list[str]]) -> Grant | None:
+        """Whom the token among these headers stands for; takes as long whether it is known or not."""
+        values = headers.get(HEADER, [])
+        scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
+        digest = hashlib.sha256(token.strip().encode(errors="replace")).digest()
+        found = None
+        for known, grant in self._grants:
+            if hmac.compare_digest(known, digest):
+                found = grant
+        return found if scheme.lower() == _SCHEME else None
+
+
+def _grant(words: list[str]) -> tuple[bytes, Grant]:
+    if len(words) != _COLUMNS:
+        raise ValueError(f"it has {len(words)} words instead of a name, roles and a token")
+    name, roles, token = words
+    try:
+        grant = Grant(name, frozenset(Role(role) for role in roles.split(",")))
+    except ValueError:
+        raise ValueError(f"the roles are {', '.join(Role)}, with commas between them") from None
+    if token.startswith(_HASHED):
+        digest = bytes.fromhex(token.removeprefix(_HASHED))
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ValueError("a SHA-256 has 64 digits")
+        return digest, grant
+    if len(token) < _SHORTEST_TOKEN or not is_token(token):
+        raise ValueError(f"a token has at least {_SHORTEST_TOKEN} plain letters")
+    return hashlib.sha256(token.encode()).digest(), grant
+
+
+def is_token(text: str) -> bool:
+    """Whether a text can travel in a header."""
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSecurity:
+    """How a node knows whom it talks to. Certificates and keys are PEM."""
+
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    client_roots: bytes | None = None
+    """Only clients with a certificate that one of these signed may connect."""
+    tokens: Tokens | None = None
+    """Only callers with one of these may call; with tokens it is they that give the name and the roles."""
+    identities: Mapping[str, frozenset[Role]] = field(default_factory=lambda: MappingProxyType({}))
+    """Without tokens: the roles of those with these certificates; everyone else may be a replica and a client."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidInput("TLS needs both a certificate and its key.")
+        if self.client_roots is not None and self.certificate is None:
+            raise InvalidInput("Clients can show certificates only over TLS: give the node a certificate and a key.")
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        certificate: str | None = None,
+        key: str | None = None,
+        client_roots: str | None = None,
+        tokens: str | None = None,
+        disk: Disk = DISK,
+    ) -> ServerSecurity:
+        """From the files that hold each of it."""
+
+        def read(path: str | None) -> bytes | None:
+            return None if path is None else disk.read(path)
+
+        known = None if tokens is None else Tokens.load(tokens, disk=disk)
+        return cls(read(certificate), read(key), read(client_roots), known)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        return self.certificate is not None
+
+    @property
+    def knows_callers(self) -> bool:
+        """Whether everybody who calls has to say who they are."""
+        return self.tokens is not None or self.client_roots is not None
+
+    def grant_of(self, identity: str) -> Grant:
+        """Whom a certificate stands for."""
+        return Grant(identity, self.identities.get(identity, _USUAL))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecurity:
+    """How a caller makes itself known, and the node that it calls. Certificates and keys are PEM."""
+
+    roots: bytes | None = None
+    """Who must have signed the node's certificate; None for whom the system trusts."""
+    certificate: bytes | None = None
+    key: bytes | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    hostname: str | None = None
+    """The name in the node's certificate, if that is not the one in its address."""
+    insecure: bool = False
+    """Whether the token may be sent to another machine without TLS."""
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidInput("A client's certificate needs its key, and the other way round.")
+        if self.token is not None and not is_token(self.token):
+            raise InvalidInput("A token has plain letters only, without spaces or line breaks.")
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        roots: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+        token: str | None = None,
+        hostname: str | None = None,
+        disk: Disk = DISK,
+    ) -> ClientSecurity:
+        """From the files that hold each of it."""
+
+        def read(path: str | None) -> bytes | None:
+            return None if path is None else disk.read(path)
+
+        word = read(token)
+        text = None if word is None else word.decode(errors="replace").strip()
+        return cls(read(roots), read(certificate), read(key), text, hostname)
+
+
+def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> None:
+    """Refuse to open a node to other machines unless it knows who calls, and nobody can listen on the way."""
+    if insecure or is_loopback(host):
+        return
+    if not security.knows_callers:
+        missing = "everybody could read, append and promote: give it tokens or client_roots"
+    elif not security.is_encrypted:
+        missing = "tokens would travel for everybody to read: give it a certificate and a key"
+    else:
+        return
+    raise InvalidInput(
+        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or say "
+        "insecure=True."
+    )
+
+
+def check_calling(host: str, security: ClientSecurity, *, encrypted: bool) -> None:
+    """Refuse to send a token, or to trust a certificate that is never looked at, over a plain connection."""
+    if encrypted:
+        return
+    if security.roots is not None or security.certificate is not None:
+        raise InvalidInput(f"Certificates are used over TLS only: call {host} as grpc+tls://.")
+    if security.token is not None and not (security.insecure or is_loopback(host)):
+        raise InvalidInput(
+            f"The token would travel to {host} for everybody to read: call it as grpc+tls://, or say insecure=True."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One call, and who makes it; None if the node does not ask."""
+
+    grant: Grant | None
+
+    def need(self, *roles: Role) -> None:
+        """``Fenced`` for those who have none of these roles."""
+        if self.grant is not None and not self.grant.may(*roles):
+            raise Fenced(
+                f"{self.grant.name!r} may not do this: it takes the role {' or '.join(roles)}. Use another token or "
+                "certificate."
+            )
+
+    def replica(self, name: str, term: int) -> Caller:
+        """The replica that calls; ``Fenced`` unless it is the one that it says."""
+        self.need(Role.REPLICA)
+        return self._itself(name, term)
+
+    def leaver(self, name: str, term: int) -> Caller:
+        """The replica that is to be forgotten, said by itself or by an administrator."""
+        self.need(Role.REPLICA, Role.ADMIN)
+        if self.grant is not None and self.grant.may(Role.ADMIN):
+            return Caller(name, term)
+        return self._itself(name, term)
+
+    def _itself(self, name: str, term: int) -> Caller:
+        if self.grant is not None and self.grant.name != name:
+            raise Fenced(f"{self.grant.name!r} may not speak for replica {name!r}: each speaks for itself alone.")
+        return Caller(name, term)

@@ -1,0 +1,367 @@
+"""A node behind an Arrow Flight server."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, decode_ticket, encode_ticket
+from strandline.formats.wire import decode_advance, encode_answer
+from strandline.model.errors import NotReady, StrandlineError
+from strandline.model.records import RECORD_SCHEMA
+from strandline.node.contract import Caller, Served
+from strandline.node.flight.actions import ACTIONS, act
+from strandline.node.flight.appending import collect, read_command
+from strandline.node.flight.failures import answering, leaving, stopping, unknown_caller
+from strandline.node.flight.limits import ServerLimits, Turnstile
+from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
+from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
+from strandline.node.flight.values import pulse_of, write_commit
+from strandline.node.registry import Progress
+from strandline.storage.ambient import CLOCK, Clock
+
+_PATIENCE: Final = 1.0
+"""For so many seconds closing waits for the streams to end."""
+
+_EXIT_PATIENCE: Final = 6.0
+"""And so many the end of the process: longer than a stream of reports lasts."""
+
+_LOOK: Final = 0.01
+_CALL: Final = "call"
+
+
+@final
+class FlightNode:
+    """Serves a node over Arrow Flight, from when it is made until it is closed. Does not close the node itself.
+
+    Listens on loopback unless it is told otherwise; other machines are let in only with ``security`` that says who
+    they are, or with ``insecure=True``.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        security: ServerSecurity | None = None,
+        limits: ServerLimits | None = None,
+        insecure: bool = False,
+        beat_seconds: float = 1.0,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """Begin to serve; port 0 takes a free one. ``InvalidInput`` for a place that is not safe to listen on."""
+        security = security or ServerSecurity()
+        check_listening(host, security, insecure=insecure)
+        self._stop = threading.Event()
+        self._host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
+        limits = limits or ServerLimits()
+        self._turnstile = Turnstile(limits)
+        self._server = _Server(
+            served,
+            f"{self._scheme}://{self._host}:{port}",
+            security=security,
+            limits=limits,
+            turnstile=self._turnstile,
+            stop=self._stop,
+            beat_seconds=beat_seconds,
+            clock=clock,
+        )
+        self._clock = clock
+        self._ending: threading.Thread | None = None
+        self._process = os.getpid()
+        _let_exit(self._server)
+        _NODES.add(self)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._server.port
+        return port
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return f"{self._scheme}://{self._host}:{self.port}"
+
+    @property
+    def calls(self) -> int:
+        """How many calls and streams are open."""
+        return self._turnstile.inside
+
+    def close(self) -> None:
+        """Take no more calls, and end the streams within about a second; closing twice is fine.
+
+        Who neither reads its stream nor goes away keeps a thread until it does, and is not waited for. Nor are replicas
+        that have nothing to report: their streams of reports end with the next one, or after a few seconds.
+        """
+        self._stop.set()
+        if self._ending is None:
+            # Flight waits for every call to end, for ever if need be. A daemon, so that no client keeps the process.
+            self._ending = threading.Thread(target=self._server.shutdown, name="strandline-flight-stop", daemon=True)
+            self._ending.start()
+            deadline = self._clock.monotonic() + _PATIENCE
+            while self._ending.is_alive() and self._turnstile.busy and self._clock.monotonic() < deadline:
+                self._ending.join(_LOOK)
+
+    def _leave(self) -> None:
+        if self._process == os.getpid():
+            self.close()
+            if self._ending is not None:
+                self._ending.join(_EXIT_PATIENCE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
+
+
+@atexit.register
+def _exit() -> None:
+    """Give streams some time to end: a thread that comes back from one while the interpreter goes away aborts it."""
+    for node in list(_NODES):
+        node._leave()  # noqa: SLF001 - of the same module
+
+
+class _Call(fl.ServerMiddleware):  # type: ignore[misc]
+    """One call: who makes it, and its place among those that are under way."""
+
+    def __init__(self, session: Session, turnstile: Turnstile) -> None:
+        super().__init__()
+        self.session = session
+        self._turnstile = turnstile
+        self._who: str | None = None
+
+    def name(self, who: str) -> None:
+        self._turnstile.name(who)
+        self._who = who
+
+    def call_completed(self, exception: BaseException | None) -> None:
+        self._turnstile.leave(self._who)
+
+
+class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets calls in: with a token that is known, if there are any, and while there are not too many."""
+
+    def __init__(self, security: ServerSecurity, turnstile: Turnstile) -> None:
+        super().__init__()
+        self._security = security
+        self._turnstile = turnstile
+
+    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> _Call:
+        grant = None
+        if self._security.tokens is not None:
+            grant = self._security.tokens.find(headers)
+            if grant is None:
+                raise unknown_caller(
+                    "The call has no token that this node knows: send the header 'authorization: Bearer TOKEN'."
+                )
+        try:
+            self._turnstile.enter()
+        except StrandlineError as error:
+            raise leaving(error) from error
+        return _Call(Session(grant), self._turnstile)
+
+
+class _Server(fl.FlightServerBase):  # type: ignore[misc]
+    """Flight's calls, each in a thread of its own."""
+
+    def __init__(
+        self,
+        served: Served,
+        location: str,
+        *,
+        security: ServerSecurity,
+        limits: ServerLimits,
+        turnstile: Turnstile,
+        stop: threading.Event,
+        beat_seconds: float,
+        clock: Clock,
+    ) -> None:
+        # Before the base: it serves as soon as it is made.
+        self._served = served
+        self._security = security
+        self._limits = limits
+        self._turnstile = turnstile
+        self._stop = stop
+        self._beat_seconds = beat_seconds
+        self._clock = clock
+        options: dict[str, Any] = {}
+        if security.is_encrypted:
+            options["tls_certificates"] = [(security.certificate, security.key)]
+        if security.client_roots is not None:
+            options |= {"verify_client": True, "root_certificates": security.client_roots}
+        super().__init__(location, middleware={_CALL: _Door(security, turnstile)}, **options)
+
+    # --- who calls ---------------------------------------------------------------------------------------------
+
+    def _session(self, context: Any, asked: str | None = None) -> Session:
+        """Who makes this call. Its place is counted by name, by the name that it says, or by its address."""
+        call: _Call = context.get_middleware(_CALL)
+        session = call.session
+        if session.grant is None and self._security.client_roots is not None:
+            session = Session(self._security.grant_of(context.peer_identity().decode(errors="replace")))
+        who = session.grant.name if session.grant is not None else asked
+        call.name(who or context.peer().rpartition(":")[0])
+        return session
+
+    def _live(self, context: Any) -> Callable[[], bool]:
+        def live() -> bool:
+            if self._stop.is_set():
+                raise stopping()
+            return not context.is_cancelled()
+
+        return live
+
+    # --- small calls -------------------------------------------------------------------------------------------
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        return [(name, action.what) for name, action in ACTIONS.items()]
+
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
+        with answering(f"The action {action.type[:40]!r}"):
+            self._refuse_when_stopping()
+            return act(self._served, self._session(context), action.type, action.body.to_pybytes())
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stop.is_set():
+            raise stopping()
+
+    # --- streams out -------------------------------------------------------------------------------------------
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        with answering("Streaming"):
+            self._refuse_when_stopping()
+            live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
+            match decode_ticket(ticket.ticket):
+                case ReadTicket() as asked:
+                    self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+                    schema = read_schema(asked.columns)
+                    return _stream(schema, reading(self._served.reading(), asked, live, pace))
+                case FeedTicket() as asked:
+                    caller = self._replica(context, asked)
+                    return _stream(RECORD_SCHEMA, feeding(self._served, asked, caller, live, pace))
+                case FileTicket() as asked:
+                    caller = self._replica(context, asked)
+                    return _stream(CHUNK_SCHEMA, pieces(self._served, asked, caller, live))
+
+    def _replica(self, context: Any, asked: FeedTicket | FileTicket) -> Caller:
+        return self._session(context, asked.replica).replica(asked.replica, asked.term)
+
+    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+        with answering("Listing"):
+            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+            yield self._info(None, ReadTicket())
+
+    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+        with answering("Describing the log"):
+            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+            return self._info(descriptor, _asked_for(descriptor))
+
+    def get_schema(self, context: Any, descriptor: Any) -> Any:
+        with answering("Describing the log"):
+            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+            return fl.SchemaResult(read_schema(_asked_for(descriptor).columns))
+
+    def _info(self, descriptor: Any, ticket: ReadTicket) -> Any:
+        log = self._served.reading()
+        if descriptor is None:
+            descriptor = fl.FlightDescriptor.for_path(str(log.log_id))
+        bounds = log.bounds()
+        first = bounds.first if ticket.since is None else ticket.since.next
+        end = bounds.next if ticket.upto is None else ticket.upto
+        records = -1 if ticket.follow else max(0, end - first)
+        # No location means: where this was asked.
+        endpoint = fl.FlightEndpoint(encode_ticket(ticket), [])
+        return fl.FlightInfo(read_schema(ticket.columns), descriptor, [endpoint], records, -1)
+
+    # --- streams in --------------------------------------------------------------------------------------------
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with answering("The append"):
+            self._refuse_when_stopping()
+            self._session(context).need(Role.CLIENT, Role.ADMIN)
+            command = read_command(descriptor.command, self._limits)
+            records = collect(reader.schema, lambda: _next_batch(reader), self._limits)
+            commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
+            writer.write(pa.py_buffer(write_commit(commit)))
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Progress reports of one replica, each answered before the next: a call of its own each would cost twice."""
+        with answering("The acknowledgement"):
+            name = (descriptor.command or b"").decode(errors="replace")
+            session = self._session(context, name)
+            where = f"replica {name!r}"
+            while (report := self._next_report(reader)) is not None:
+                self._refuse_when_stopping()
+                advance = decode_advance(report, where)
+                progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
+                answer = self._served.acknowledge(session.replica(name, advance.term), progress)
+                writer.write_metadata(pa.py_buffer(encode_answer(pulse_of(answer.beat), answer.refused)))
+
+    def _next_report(self, reader: Any) -> bytes | None:
+        self._turnstile.idle(1)
+        try:
+            while (chunk := _next_chunk(reader)) is not None:
+                if chunk.app_metadata is not None:
+                    report: bytes = chunk.app_metadata.to_pybytes()
+                    return report
+            return None
+        finally:
+            self._turnstile.idle(-1)
+
+
+def _let_exit(server: Any) -> None:
+    """Do not let the process wait at its end, for ever if need be, for clients that do not go away.
+
+    Flight has registered that it does, and no public call undoes it; where this does not, such an exit does not end.
+    """
+    for waiting in list(getattr(weakref.finalize, "_registry", ())):
+        found = waiting.peek()
+        if found is not None and found[0] is server:
+            waiting.atexit = False
+
+
+def _asked_for(descriptor: Any) -> ReadTicket:
+    """What a description is asked of: the ticket that is the command, or else the whole log."""
+    ticket = decode_ticket(descriptor.command or b"")
+    if not isinstance(ticket, ReadTicket):
+        raise NotReady("Only what readers may read is described.")
+    return ticket
+
+
+def _stream(schema: pa.Schema, parts: Iterator[Any]) -> Any:
+    def answered() -> Iterator[Any]:
+        with answering("Streaming"):
+            yield from parts
+
+    return fl.GeneratorStream(schema, answered())
+
+
+def _next_batch(reader: Any) -> pa.RecordBatch | None:
+    while (chunk := _next_chunk(reader)) is not None:
+        if chunk.data is not None:
+            return chunk.data
+    return None
+
+
+def _next_chunk(reader: Any) -> Any:
+    try:
+        return reader.read_chunk()
+    except StopIteration:
+        return None

@@ -1,0 +1,154 @@
+"""What a node streams: records to readers, log batches to replicas, and files of snapshots."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket
+from strandline.formats.wire import NO_PULSE, Flag, Note, encode_note
+from strandline.log.planning import behind, known_columns
+from strandline.model.batch import LogBatch
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.errors import NotFound, NotReady
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA
+from strandline.node.contract import Beat, Caller, CommittedLog, Served
+from strandline.node.flight.values import pulse_of
+from strandline.storage.ambient import Clock
+
+TURN: Final = 0.2
+"""For so many seconds a stream waits before it looks whether it is still wanted."""
+
+_PLANNED: Final = Limit(batches=64, bytes=32 << 20)
+
+CHUNK_SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("data", pa.binary(), nullable=False),
+        pa.field("checksum", pa.uint32(), nullable=False),
+    ]
+)
+"""A file of a snapshot, in pieces: where each begins, its bytes, and their CRC32C."""
+
+Part: TypeAlias = tuple[pa.RecordBatch, bytes]
+Live: TypeAlias = Callable[[], bool]
+"""Whether the stream is still wanted. Raises if the node is stopping."""
+
+
+class Pace:
+    """When an idle stream says that it is still there."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        """Every ``seconds`` since it last said anything."""
+        self._seconds = seconds
+        self._clock = clock
+        self._due = clock.monotonic()
+
+    def said(self) -> None:
+        """Something went out."""
+        self._due = self._clock.monotonic() + self._seconds
+
+    def is_due(self) -> bool:
+        """Whether it is time."""
+        return self._clock.monotonic() >= self._due
+
+
+def read_schema(columns: Sequence[str] | None) -> pa.Schema:
+    """What a reader gets; ``InvalidInput`` for columns that a log has not."""
+    if columns is None:
+        return READ_SCHEMA
+    return pa.schema([READ_SCHEMA.field(name) for name in known_columns(columns)])
+
+
+def reading(log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace) -> Iterator[Part]:
+    """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
+
+    A follower that nothing comes for gets an empty batch about once a beat.
+    """
+    nothing = _empty(read_schema(ticket.columns))
+    cursor = log.start() if ticket.since is None else ticket.since
+    end = ticket.upto if ticket.follow or ticket.upto is not None else log.bounds().next
+    while live() and (end is None or cursor.next < end):
+        spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
+        for span in spans:
+            for batch in _fetched(log, span, cursor, ticket.columns):
+                yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log)
+            cursor = behind(cursor, span)
+        if spans:
+            pace.said()
+        elif not ticket.follow:
+            raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
+        elif not log.wait(cursor, TURN) and pace.is_due():
+            yield nothing, _read_note(Flag.READ | Flag.BEAT, cursor.next, cursor.next, log)
+            pace.said()
+
+
+def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
+    try:
+        found: list[pa.RecordBatch] = span.fetch(columns)
+    except NotFound:
+        log.plan(cursor, Limit(batches=1))  # if it was pruned since it was planned, this says so
+        raise
+    return found
+
+
+def _read_note(flags: int, first: int, upto: int, log: CommittedLog) -> bytes:
+    pulse = NO_PULSE._replace(committed=log.bounds().next)
+    return encode_note(Note(flags, first, upto - first, 0, 0, None, pulse))
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+_NO_RECORDS: Final = _empty(RECORD_SCHEMA)
+
+
+def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace) -> Iterator[Part]:
+    """Log batches up to the durable end, without an end; beats while there is nothing, and when one says more."""
+    with contextlib.closing(served.feed(caller, ticket.since)) as feed:
+        told: Beat | None = None
+        while live():
+            batches = feed.take(TURN)
+            for batch in batches:
+                told = feed.beat
+                yield from parts(batch, told)
+            beat = feed.beat
+            if beat is not None and (beat != told or (pace.is_due() and not batches)):
+                told = beat
+                yield _NO_RECORDS, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, pulse_of(beat)))
+                pace.said()
+            elif batches:
+                pace.said()
+
+
+def parts(batch: LogBatch, beat: Beat | None) -> Iterator[Part]:
+    """A log batch as it goes over the wire: its Arrow batches one after another, each with its note."""
+    pulse = pulse_of(beat)
+    count = batch.count
+    filled = [part for part in batch.batches if part.num_rows]
+    for index, part in enumerate(filled, start=1):
+        flags = Flag.LAST if index == len(filled) else 0
+        yield part, encode_note(Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, pulse))
+
+
+def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Iterator[pa.RecordBatch]:
+    """A piece of a snapshot's file; ends before the file does once ``limit`` bytes were sent."""
+    left = ticket.limit
+    chunks = served.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)
+    with contextlib.ExitStack() as closing:
+        if hasattr(chunks, "close"):
+            closing.callback(chunks.close)
+        for chunk in chunks:
+            if left <= 0 or not live():
+                return
+            columns = [
+                pa.array([chunk.offset], pa.int64()),
+                pa.array([chunk.data], pa.binary()),
+                pa.array([chunk.checksum], pa.uint32()),
+            ]
+            left -= len(chunk.data)
+            yield pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA)

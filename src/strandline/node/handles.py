@@ -1,0 +1,81 @@
+"""An append under way on a primary: durable there first, then wherever its policy wants it."""
+
+from __future__ import annotations
+
+from typing import final
+
+from strandline.log.wal.groups import WalHandle
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Cursor
+from strandline.node.commits import Commits
+from strandline.node.contract import Commit, NotRequired, Outcome, Reached, TimedOut
+from strandline.node.gate import Gate
+from strandline.node.policies import CommitPolicy, Local
+from strandline.storage.ambient import Clock
+from strandline.storage.metrics import COMMITS
+
+_DOUBT = "the records are durable here and nobody knows whether they survive; append them again by writer and number"
+
+
+@final
+class CommitHandle:
+    """Says what became of an append. The gate is asked after durability, and again before the policy's answer."""
+
+    __slots__ = ("_clock", "_commits", "_gate", "_handle", "_log", "_policy", "_term_start")
+
+    def __init__(
+        self,
+        handle: WalHandle,
+        policy: CommitPolicy,
+        commits: Commits,
+        gate: Gate,
+        log: WalLog,
+        clock: Clock,
+        *,
+        term_start: int,
+    ) -> None:
+        """An append that was queued; from ``term_start`` on everything is of the gate's term."""
+        self._handle = handle
+        self._policy = policy
+        self._commits = commits
+        self._gate = gate
+        self._log = log
+        self._clock = clock
+        self._term_start = term_start
+
+    def done(self) -> bool:
+        """Whether asking for the result would not block."""
+        return self._handle.done() and (
+            self._policy == Local() or not self._gate.is_open or self._commits.reached(self._policy) >= self._upto()
+        )
+
+    def result(self, timeout: float) -> Commit:
+        """Block until it is durable here, and then until the policy is satisfied or the time is over."""
+        deadline = self._clock.monotonic() + timeout
+        receipt = self._handle.result()
+        self._gate.check(_DOUBT)
+        outcome = NotRequired() if self._policy == Local() else self._wait(deadline, timeout)
+        self._gate.check(_DOUBT)
+        COMMITS.labels(type(outcome).__name__).inc()
+        return Commit(receipt, outcome, self._bookmark())
+
+    def _upto(self) -> int:
+        first = self._handle.first
+        # A repeated append whose place is not known is somewhere below the end.
+        return self._log.bounds().next if first is None else first + self._handle.count
+
+    def _bookmark(self) -> Cursor:
+        upto = self._upto()
+        # Only a repeated append can be of an earlier term: looking that up may cost a read.
+        term = self._gate.term if upto > self._term_start else self._log.term_at(upto - 1) or 0
+        return Cursor(self._log.log_id, upto, term)
+
+    def _wait(self, deadline: float, timeout: float) -> Outcome:
+        upto = self._upto()
+        waiter = self._commits.add(self._policy, upto)
+        try:
+            waiter.wait(deadline - self._clock.monotonic())
+        finally:
+            self._commits.remove(waiter)
+        reached = self._commits.reached(self._policy)
+        return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -1,0 +1,120 @@
+"""The folder of a node: what it remembers of itself, its copy of the log, and what it has put aside."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+from strandline.formats.node_state import decode_node, encode_node
+from strandline.model.errors import Fenced, InvalidInput, NotFound
+from strandline.model.node import NodeState
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder, replace_file
+
+STATE: Final = "node.json"
+LOCK: Final = "node.lock"
+INCOMING: Final = "incoming"
+SNAPSHOTS: Final = "snapshots"
+QUARANTINE: Final = "quarantine"
+_DATA: Final = re.compile(r"data-([0-9]{8})")
+
+
+@final
+class Home:
+    """A node's folder, held by one process at a time. What :meth:`remember` returned from survives any crash.
+
+    ``data-N`` holds the copy of the log; a bootstrap builds ``data-N+1`` beside it, and remembering the new number is
+    what swaps them.
+    """
+
+    def __init__(self, folder: str, state: NodeState, *, disk: Disk) -> None:
+        """Use :meth:`open`."""
+        self.folder = folder
+        self.disk = disk
+        self._state = state
+        self._lock = threading.Lock()
+        self._held = contextlib.ExitStack()
+
+    @classmethod
+    def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> Home:
+        """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
+
+        ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
+        be counted.
+        """
+        make_own_folder(folder, disk=disk)
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
+                raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
+            # Who wrote the state may have been killed before it was durable: no power cut may take back what is read.
+            disk.sync_folder(folder)
+            path = f"{folder}/{STATE}"
+            try:
+                state = decode_node(disk.read(path), path)
+            except NotFound:
+                state = NodeState(name)
+            if state.name != name:
+                raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
+            home = cls(folder, state, disk=disk)
+            home._held = held.pop_all()
+        home.sweep()
+        return home
+
+    @property
+    def state(self) -> NodeState:
+        """What it remembers now."""
+        return self._state
+
+    def remember(self, **changes: Any) -> NodeState:
+        """Durably change what is remembered; nothing is written if it is so already.
+
+        Terms and the watermark never go down, whatever is asked.
+        """
+        with self._lock:
+            for name in ("seen", "adopted", "led", "committed"):
+                if name in changes:
+                    changes[name] = max(changes[name], getattr(self._state, name))
+            after = replace(self._state, **changes)
+            if after != self._state:
+                path = f"{self.folder}/{STATE}"
+                replace_file(self.disk, path, encode_node(after), temporary=f"{path}.new")
+                self._state = after
+            return after
+
+    def data(self, generation: int) -> str:
+        """The folder of a copy of the log."""
+        return f"{self.folder}/data-{generation:08d}"
+
+    def path(self, *names: str) -> str:
+        """A folder of this node's own."""
+        return "/".join((self.folder, *names))
+
+    def next_generation(self) -> int:
+        """A number that no copy has, not even one that a crash left unfinished."""
+        return max([self._state.generation, *self._generations()]) + 1
+
+    def sweep(self, *, keep: int | None = None) -> None:
+        """Remove every copy but the one in use, and ``keep``: nobody can need them any more."""
+        for generation in self._generations():
+            if generation not in (self._state.generation, keep):
+                self.disk.remove_folder(self.data(generation))
+
+    def _generations(self) -> list[int]:
+        rows = self.disk.scan(self.folder)
+        return [int(found[1]) for row in rows if row.is_folder and (found := _DATA.fullmatch(row.name))]
+
+    def close(self) -> None:
+        """Let go of the folder; closing twice is fine."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,438 @@
+"""The primary of a replicated log: orders records, knows who has them, and says when they are committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from strandline.log.contract import Slot
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import SECOND, Cursor
+from strandline.model.errors import Fenced, Overloaded, SlotInvalid
+from strandline.model.head import WriterId
+from strandline.model.node import Peer
+from strandline.model.records import RecordSource
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
+from strandline.model.slots import SlotState
+from strandline.node import registry as rules
+from strandline.node.agreement import agreement
+from strandline.node.commits import Commits
+from strandline.node.committed import Committed
+from strandline.node.contract import (
+    Acknowledgement,
+    Beat,
+    Caller,
+    Chunk,
+    Commit,
+    Member,
+    Registration,
+    Resume,
+    SnapshotOffer,
+    Topology,
+)
+from strandline.node.feed import LogFeed
+from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits, Refuse, admit
+from strandline.node.gate import Gate
+from strandline.node.handles import CommitHandle
+from strandline.node.home import Home
+from strandline.node.offers import Export, Offers
+from strandline.node.policies import (
+    CommitPolicy,
+    Local,
+    Standing,
+    check_possible,
+    nth_highest,
+    strengthened,
+    watermark,
+)
+from strandline.node.registry import Progress, Registry
+from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
+
+COMMIT_SECONDS: Final = 5.0
+"""How long an append waits for its policy unless something else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryOptions:
+    """How a primary keeps its log and its replicas."""
+
+    policy: CommitPolicy = field(default_factory=Local)
+    limits: SlotLimits = NO_LIMITS
+    """How far replicas may hold back what is pruned before they have to bootstrap again."""
+    retention: Retention = FOREVER
+    flow: FlowLimits = NO_FLOW_LIMITS
+    poll_seconds: float = 1.0
+    """How often replicas say something even if nothing happens."""
+
+
+@final
+class Primary:
+    """A log whose appends are committed when its policy says so. Safe in threads.
+
+    Nothing is acknowledged unless this node was the primary before it was written, and still is when it is durable
+    here and where the policy wants it. Opened by :class:`~strandline.node.node.Node`.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        log: WalLog,
+        gate: Gate,
+        options: PrimaryOptions,
+        *,
+        exports: Mapping[str, Export],
+        clock: Clock = CLOCK,
+    ) -> None:
+        """Lead the log from where it ends; the caller has made sure that nothing committed is missing there."""
+        self.log = log
+        self.gate = gate
+        self.options = options
+        self.term_start = log.bounds().next
+        self._home = home
+        self._clock = clock
+        self._offers = Offers(home, log, exports)
+        self._lock = threading.Lock()
+        """Held to change the registry."""
+        self._registry = Registry()
+        self._slots: dict[str, Slot] = {}
+        self._commits = Commits(self._watermark)
+        self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
+        for peer in home.state.peers:
+            if peer.name != self.name:
+                self._registry = rules.register(self._registry, peer.name, region=peer.region, now=self._time())
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self._home.state.name
+
+    @property
+    def term(self) -> int:
+        """The term in which it leads."""
+        return self.gate.term
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None = None,
+        policy: CommitPolicy | None = None,
+        timeout: float = COMMIT_SECONDS,
+    ) -> Commit:
+        """Append a batch, whole or not at all, and wait for the policy; whether that was in time, the answer says.
+
+        A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
+        ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: again is a no-op. ``Fenced`` if
+        this node is not the primary, or was not any more when it had to be told: the records may be lost then.
+        ``Overloaded`` while replicas are too far behind.
+        """
+        return self.submit(records, append=append, policy=policy).result(timeout)
+
+    def submit(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None = None,
+        policy: CommitPolicy | None = None,
+    ) -> CommitHandle:
+        """The same without waiting for anything but flow control; the handle tells the rest."""
+        self.gate.check("nothing was written")
+        asked = self.options.policy if policy is None else strengthened(self.options.policy, policy)
+        check_possible(asked, self._standing())
+        self._slow_down()
+        handle = self.log.append_batch(records, writer=append, term=self.term)
+        return CommitHandle(handle, asked, self._commits, self.gate, self.log, self._clock, term_start=self.term_start)
+
+    def _slow_down(self) -> None:
+        match admit(self._slowest(), self.options.flow):
+            case Refuse(lag):
+                raise Overloaded(
+                    f"A replica is {lag} records behind, which is as far as this primary lets it come: nothing was "
+                    "written. Try again when it has caught up, or unregister it."
+                )
+            case proceed:
+                if proceed.after > 0:
+                    self._clock.sleep(proceed.after)
+
+    def _slowest(self) -> int:
+        applied = [
+            each.applied
+            for each in self._registry.replicas.values()
+            if each.healthy and not each.bootstrapping and each.applied is not None
+        ]
+        return self.log.bounds().next - min(applied) if applied else 0
+
+    # --- what is committed -------------------------------------------------------------------------------------
+
+    def _standing(self) -> Standing:
+        return self._registry.standing(self.name, self.log.bounds().next, term_start=self.term_start)
+
+    def _watermark(self, policy: CommitPolicy) -> int:
+        return watermark(policy, self._standing())
+
+    @property
+    def committed(self) -> int:
+        """Everything below satisfies the node's policy: what readers see."""
+        return self._commits.reached(self.options.policy)
+
+    def commit_watermark(self, count: int) -> int:
+        """Everything below is durable on so many replicas."""
+        durable = (each.durable for each in self._standing().replicas)
+        return nth_highest([position for position in durable if position is not None], count)
+
+    def reading(self) -> Committed:
+        """The log as everybody but replicas sees it."""
+        if self.options.policy == Local():
+            return Committed(self.log, self._durable, self._wait_durable)
+        return Committed(self.log, lambda: self.committed, self._wait_committed)
+
+    def _durable(self) -> int:
+        return self.log.bounds().next
+
+    def _wait_durable(self, past: int, timeout: float) -> bool:
+        return self.log.wait(Cursor(self.log.log_id, past), timeout)
+
+    def _wait_committed(self, past: int, timeout: float) -> bool:
+        waiter = self._commits.add(self.options.policy, past + 1)
+        try:
+            waiter.wait(timeout)
+        finally:
+            self._commits.remove(waiter)
+        return waiter.done
+
+    # --- replicas ----------------------------------------------------------------------------------------------
+
+    def register(self, caller: Caller, *, region: str | None = None) -> Registration:
+        """Be known as a replica; again refreshes when it was last seen, and changes nothing else.
+
+        A new one's slot pins the log where it ends now: what a snapshot taken after this does not hold is kept.
+        """
+        self._check_term(caller)
+        position = self._register(caller.name, region, self.log.bounds().next)
+        return Registration(self.topology(caller), position)
+
+    def _register(self, name: str, region: str | None, at: int) -> int | None:
+        with self._lock:
+            state = self._slot(name)
+            if state is None:
+                state = self.log.create_slot(name, at)
+            if name not in self._slots:
+                self._slots[name] = self.log.claim_slot(name, name)
+            self._registry = rules.register(self._registry, name, region=region, now=self._time())
+            self._remember_peers()
+        return state.position if state.invalid is None else None
+
+    def unregister(self, caller: Caller, *, keep_slot: bool = False) -> None:
+        """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
+        self._check_term(caller)
+        name = caller.name
+        with self._lock:
+            self._registry = rules.unregister(self._registry, name)
+            self._slots.pop(name, None)
+            self._remember_peers()
+            if not keep_slot and self._slot(name) is not None:
+                self.log.drop_slot(name)
+        self._offers.end(name)
+        self._commits.moved()
+
+    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
+        """How a replica goes on from its own position, whatever its slot says.
+
+        One that was not known is registered: its slot begins at the position asked for if that is retained.
+        """
+        self._check_term(caller)
+        bounds = self.log.bounds()
+        name = caller.name
+        retained = since is not None and since.log_id == self.log.log_id and bounds.first <= since.next <= bounds.next
+        self._register(name, None, since.next if retained and since is not None else bounds.next)
+        mode = self._plan_resume(name, since)
+        match mode:
+            case FullRebootstrap(cause):
+                REBOOTSTRAPS.labels(str(cause)).inc()
+                with self._lock:
+                    self._registry = rules.bootstrapping(self._registry, name, flag=True)
+            case PartialResync(at):
+                with self._lock:
+                    self._stand_at(name, at.next)
+                    self._registry = rules.bootstrapping(self._registry, name, flag=False)
+                # A snapshot that is still kept for it must not be its next one: it may have acknowledged more since.
+                self._offers.end(name)
+                PARTIAL_RESYNCS.inc()
+        return mode
+
+    def _plan_resume(self, name: str, since: Cursor | None) -> Resume:
+        slot, bounds = self._slot(name), self.log.bounds()
+        is_mine = since is not None and since.log_id == self.log.log_id
+        if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
+            parting = agreement(since, self.log, bounds, term=self.term)
+            if parting is not None:
+                nothing_left = parting.upto <= bounds.first and bounds.first > 0
+                return FullRebootstrap(Cause.WAL_REMOVED) if nothing_left else parting
+        return plan_resume(slot, since, self.log.start(), bounds)
+
+    def _stand_at(self, name: str, position: int) -> None:
+        """Let a slot pin what its replica asks for, which may be behind what it had let go of."""
+        state = self._slot(name)
+        if state is not None and state.position > position:
+            self.log.reset_slot(name, position)
+            self._slots[name] = self.log.claim_slot(name, name)
+
+    def feed(self, caller: Caller, since: Cursor) -> LogFeed:
+        """Everything from a position on, up to the durable end and following it."""
+        self._check_term(caller)
+        self._registry.replica(caller.name)
+        return LogFeed(self.log, since, self.beat, lambda upto: self._sent(caller.name, upto))
+
+    def _sent(self, name: str, upto: int) -> None:
+        self.gate.check("nothing more is sent")
+        with self._lock:
+            if name in self._registry.replicas:
+                self._registry = rules.sent_upto(self._registry, name, upto)
+
+    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
+        """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""
+        self._check_term(caller)
+        name = caller.name
+        if caller.term != self.term:
+            raise Fenced(
+                f"Replica {name!r} reports in term {caller.term}, and this primary leads in term {self.term}: what it "
+                "has may be another log. It has to register again."
+            )
+        end = self.log.bounds().next
+        with self._lock:
+            after = rules.acknowledged(self._registry, name, progress, end=end, now=self._time())
+            refused = self._advance(name, progress.durable)
+            if refused is None:
+                self._registry = after
+        self._commits.moved()
+        return Acknowledgement(self.beat(), refused)
+
+    def _advance(self, name: str, durable: int) -> str | None:
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._slots[name] = self.log.claim_slot(name, name)
+        try:
+            slot.advance(Cursor(self.log.log_id, durable))
+            slot.touch()
+        except SlotInvalid as error:
+            return str(error)
+        return None
+
+    # --- bootstrap ---------------------------------------------------------------------------------------------
+
+    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
+        """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""
+        self._check_term(caller)
+        with self._lock:
+            self._registry = rules.bootstrapping(self._registry, caller.name, flag=True)
+        return self._offers.begin(caller.name, kind)
+
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+        """A file of a snapshot from a byte on."""
+        self._check_term(caller)
+        self._offers.touch(caller.name)
+        return self._offers.chunks(caller.name, snapshot, path, offset)
+
+    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
+        """The bootstrap is complete and durable at this cursor: the replica's slot is valid again, and stands there."""
+        self._check_term(caller)
+        name = caller.name
+        with self._lock:
+            self.log.reset_slot(name, cursor.next)
+            self._slots[name] = self.log.claim_slot(name, name)
+            self._registry = rules.bootstrapping(self._registry, name, flag=False)
+        self._offers.end(name)
+
+    # --- what others are told ----------------------------------------------------------------------------------
+
+    def beat(self) -> Beat:
+        """How far this primary is. ``Fenced`` when it is none any more."""
+        self.gate.check("nothing more is told")
+        durable = self.log.bounds().next
+        return Beat(self.term, self.term_start, durable, min(durable, self.committed), self._registry.epoch)
+
+    def topology(self, caller: Caller) -> Topology:
+        """Who replicates the log, and how far each is."""
+        self._check_term(caller)
+        jump = self._clock.now() - self._time()
+        members = tuple(
+            Member(
+                each.name,
+                each.region,
+                each.sent,
+                each.applied,
+                each.durable,
+                each.apply_errors,
+                each.divergences,
+                each.connected_at + jump,
+                each.last_seen + jump,
+                each.bootstrapping,
+                each.healthy,
+            )
+            for each in self._registry.replicas.values()
+        )
+        beat = self.beat()
+        return Topology(
+            self.log.log_id,
+            self.name,
+            self.term,
+            self.term_start,
+            beat.epoch,
+            str(self.options.policy),
+            beat.durable,
+            beat.committed,
+            members,
+            self.log.bounds().first,
+        )
+
+    @property
+    def registry(self) -> Registry:
+        """All replicas, as a value."""
+        return self._registry
+
+    # --- keeping house -----------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Judge who is silent, and forget what nobody needs; called about once a poll interval."""
+        now = self._time()
+        with self._lock:
+            self._registry = rules.judge_health(self._registry, poll_seconds=self.options.poll_seconds, now=now)
+        self.log.sweep(self.options.retention, self.options.limits)
+        log = str(self.log.log_id)
+        REPLICATION_LAG.labels(log).set(self._registry.lag)
+        SAFE_REPLAY.labels(log).set(self._registry.safe_replay or 0)
+        self._home.remember(committed=self.committed)
+
+    def prune(self, upto: int) -> int:
+        """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
+        return self.log.prune(upto, limits=self.options.limits)
+
+    def step_down(self, why: str) -> None:
+        """Be the primary no more: nothing is written or acknowledged from here on."""
+        self.gate.shut(why)
+        self._commits.give_up()
+
+    def _check_term(self, caller: Caller) -> None:
+        if caller.term > self.term:
+            self._home.remember(seen=caller.term)
+            self.step_down(f"{caller.name} has seen term {caller.term}")
+        self.gate.check("nothing was done")
+
+    def _time(self) -> int:
+        """Microseconds on a clock that never jumps, which the registry goes by: who was heard in a future that a wall
+        clock has left again would not be missed for as long.
+        """
+        return round(self._clock.monotonic() * SECOND)
+
+    def _slot(self, name: str) -> SlotState | None:
+        return next((slot for slot in self.log.slots() if slot.name == name), None)
+
+    def _remember_peers(self) -> None:
+        peers = tuple(Peer(each.name, each.region) for each in self._registry.replicas.values())
+        self._home.remember(peers=peers, policy=str(self.options.policy), primary=self.name)

@@ -1,0 +1,239 @@
+"""A node that runs: behind a server, with a thread that is it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self, final
+
+import pyarrow as pa
+
+from strandline.model.errors import NotReady, StorageError
+from strandline.node.config import LEASE, NodeConfig
+from strandline.node.contract import Topology, Upstream
+from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.server import FlightNode
+from strandline.node.front import FAILED, Front, Jobs
+from strandline.node.home import Home
+from strandline.node.node import Node
+from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.lease import Lease
+from strandline.storage.urls import open_store
+
+__all__ = ["NodeConfig", "RunningNode"]
+
+_LOGGER = logging.getLogger(__name__)
+_LONGEST_BEAT: Final = 1.0
+"""A stream says at least so often that it is there: who listens takes a silence of five seconds for a lost one."""
+
+_PATIENCE: Final = 2.0
+"""For so many seconds closing waits for what is under way, before it takes its connections away."""
+
+_LOOK: Final = 0.02
+
+
+@final
+class RunningNode:
+    """A node that serves, and leads or follows, from when it is made until it is closed.
+
+    Leaving the block, or :meth:`close`, ends it in order: nobody is served any more, its thread has ended, its folder
+    is free, and so is the lease if it had it. If its thread fails, which nothing that a network, a disk or another
+    node does should bring about, it steps down at once and says so in :attr:`failure`; what it has can still be read.
+
+    >>> import tempfile
+    >>> config = NodeConfig(folder=tempfile.mkdtemp() + "/a", name="a", lead=True, create=True)
+    >>> with RunningNode(config) as running:
+    ...     running.condition, running.url.rpartition(":")[0]
+    ('leading', 'grpc://127.0.0.1')
+    """
+
+    def __init__(self, config: NodeConfig, *, clock: Clock = CLOCK) -> None:
+        """Open the folder, begin to serve, and start. Raises, with nothing left open, if one of these does not work."""
+        self.config = config
+        self.clock = clock
+        self._stop = threading.Event()
+        self._jobs = Jobs()
+        self._closing = threading.Lock()
+        self._closed = False
+        self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
+        self._front = Front(config.name, self._jobs)
+        with contextlib.ExitStack() as opened:
+            home = opened.enter_context(Home.open(config.folder, config.name))
+            # The server is first: the lease has to say where it listens, and a free port is known only then.
+            self.server = opened.enter_context(self._serve())
+            self.url = config.url or self.server.url
+            self._lease = None if config.lease is None else self._lease_at(config.lease)
+            self._node = opened.enter_context(
+                Node.open(
+                    config.folder,
+                    config.name,
+                    config.options(self.url),
+                    connect=self._reach,
+                    lease=self._lease,
+                    create=config.create,
+                    lead=config.lead,
+                    home=home,
+                    clock=clock,
+                )
+            )
+            opened.pop_all()
+        self._front.node = self._node
+        self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> FlightNode:
+        host, port = self.config.listen
+        try:
+            return FlightNode(
+                self._front,
+                host=host,
+                port=port,
+                security=self.config.server,
+                limits=self.config.server_limits,
+                insecure=self.config.insecure,
+                beat_seconds=min(_LONGEST_BEAT, self.config.poll_seconds),
+                clock=self.clock,
+            )
+        except pa.ArrowException as error:
+            raise StorageError(
+                f"Node {self.config.name} cannot listen on {host}:{port} ({error}): another program has that port, or "
+                "the certificate and its key do not fit, or it is no address of this machine."
+            ) from error
+
+    def _lease_at(self, url: str) -> Lease:
+        holder = f"{self.config.name} {self.url}"
+        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, clock=self.clock)
+
+    def _reach(self, url: str) -> Upstream:
+        upstream = FlightUpstream(url, security=self.config.client, timeout=self.config.timeout, clock=self.clock)
+        self._upstreams.add(upstream)
+        if self._stop.is_set():  # it was asked for while the others were closed
+            upstream.close()
+        return upstream
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        name = self.config.name
+        why = f"{name} has stopped."
+        try:
+            while not self._stop.is_set():
+                self._jobs.do()
+                pause = self._node.step()
+                if pause > 0:
+                    self.clock.wait(self._jobs.bell, pause)
+        except BaseException as error:
+            why = f"{name} has failed ({error!r}): look at its log, and start it again."
+            _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
+            self._front.failure = error
+            self._step_down()
+        finally:
+            self._jobs.close(why)
+
+    def _step_down(self) -> None:
+        """Let another one lead. What is left of this node may be in any state, and so is asked for little."""
+        if self._node.is_primary:
+            self._node.primary.step_down("it failed")
+        if self._lease is not None:
+            self._lease.release()
+
+    # --- what it is doing --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.config.name
+
+    @property
+    def node(self) -> Node:
+        """The node itself. Only its own thread may step it."""
+        return self._node
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error with which its thread has ended, or None."""
+        return self._front.failure
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether it leads at this moment."""
+        return self._node.is_primary
+
+    @property
+    def condition(self) -> str:
+        """What it is doing, in a word."""
+        return FAILED if self.failure is not None else self._node.condition
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it does not follow until somebody deals with that; None if there is nothing of the kind."""
+        if self.failure is not None:
+            return repr(self.failure)
+        known = self._node.home.state.trouble
+        return None if known is None else known.reason
+
+    def wait_until(self, is_so: Callable[[], bool], timeout: float) -> bool:
+        """Block until something is so (True), or the time is over, or the node has failed or is closed (False)."""
+        deadline = self.clock.monotonic() + timeout
+        while not is_so():
+            if self.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
+                return is_so()
+            self.clock.sleep(_LOOK)
+        return True
+
+    # --- what can be asked of it -------------------------------------------------------------------------------
+
+    def promote(self, *, force: bool = False) -> Topology:
+        """Become the primary, if nothing committed can be lost by that; returns the new topology."""
+        return self._front.promote(force=force)
+
+    def rebootstrap(self) -> None:
+        """Build the copy of the log again, from a snapshot of the primary."""
+        self._front.rebootstrap()
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop serving, stop, and let go of the folder and the lease; closing twice is fine."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self.server.close()
+            self._stop.set()
+            self._jobs.bell.set()
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():
+                # A call to another node, or a bootstrap: without its connection it ends by itself.
+                for upstream in list(self._upstreams):
+                    upstream.close()
+                self._thread.join()
+            with contextlib.suppress(NotReady):
+                self._node.close()
+            if self._lease is not None:
+                self._lease.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def leading(running: RunningNode, timeout: float) -> None:
+    """Wait until a node leads; ``NotReady``, with the reason, if it does not."""
+    if running.wait_until(lambda: running.is_primary or running.condition == "following", timeout):
+        if running.is_primary:
+            return
+        raise NotReady(
+            f"{running.name} is a replica of {running.node.home.state.primary}, which leads: open it as a replica, or "
+            "promote it."
+        )
+    why = running.trouble or "another node holds the lease, or led last"
+    raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

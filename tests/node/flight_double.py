@@ -1,0 +1,191 @@
+"""A node over one real log, with as little of a primary as the transport's tests need."""
+
+import threading
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.formats.checksum import crc32c
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.errors import NotFound
+from strandline.model.records import record_batch
+from strandline.node.contract import (
+    Acknowledgement,
+    Beat,
+    Chunk,
+    Commit,
+    Member,
+    NotRequired,
+    Reached,
+    Registration,
+    Report,
+    Rewind,
+    SnapshotOffer,
+    Status,
+    TimedOut,
+    Topology,
+)
+
+CHUNK = 1 << 20
+
+
+def records(*values, keys=None):
+    count = len(values)
+    return record_batch(
+        timestamps=list(range(count)), ops=[0] * count, keys=keys or [b"k"] * count, values=list(values)
+    )
+
+
+def values_of(batches):
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+class Feed:
+    """The log's batches; closing and failing can be watched and told."""
+
+    def __init__(self, node, since):
+        self.node, self.at, self.beat, self.closed = node, since, None, False
+
+    def take(self, timeout):
+        if self.node.feed_error is not None:
+            raise self.node.feed_error
+        log = self.node.log
+        spans = log.plan(self.at, Limit(bytes=8 << 20))
+        if not spans and log.wait(self.at, timeout):
+            spans = log.plan(self.at, Limit(bytes=8 << 20))
+        self.beat = self.node.beat()
+        found = [span.batch() for span in spans]
+        if found:
+            self.at = Cursor(log.log_id, found[-1].next, found[-1].term)
+        return found
+
+    def close(self):
+        self.closed = True
+        self.node.closed_feeds.release()
+
+
+class Readable:
+    """The log up to a watermark that the test sets."""
+
+    def __init__(self, node):
+        self.node, self.log_id, self.start = node, node.log.log_id, node.log.start
+
+    def bounds(self):
+        bounds = self.node.log.bounds()
+        return Bounds(bounds.first, bounds.next if self.node.watermark is None else self.node.watermark)
+
+    def plan(self, since, limit):
+        upto = self.bounds().next if limit.upto is None else min(limit.upto, self.bounds().next)
+        return [] if since.next >= upto else self.node.log.plan(since, Limit(None, limit.bytes, limit.batches, upto))
+
+    def wait(self, past, timeout):
+        self.node.waits += 1
+        self.node.at_wait.pop(self.node.waits, lambda: None)()
+        return self.node.log.wait(past, timeout) if self.node.watermark is None else False
+
+
+class Node:
+    """What satisfies ``Served``, and remembers what it was asked."""
+
+    def __init__(self, folder):
+        self.log = WalLog.open(str(folder))
+        self.watermark = None
+        self.epoch = 0
+        self.error = None  # raised by every call
+        self.feed_error = None
+        self.refused = None
+        self.asked = []
+        self.answer = PartialResync(Cursor(self.log.log_id, 0))
+        self.outcome = NotRequired()
+        self.files = {}
+        self.waits = 0
+        self.at_wait = {}  # what to do when a reader waits for the n-th time
+        self.closed_feeds = threading.Semaphore(0)
+
+    def note(self, *what):
+        self.asked.append(what)
+        if self.error is not None:
+            raise self.error
+
+    def beat(self):
+        end = self.log.bounds().next
+        return Beat(3, 1, end, end if self.watermark is None else self.watermark, self.epoch)
+
+    def register(self, caller, *, region):
+        self.note("register", caller, region)
+        return Registration(self.topology(caller), None)
+
+    def unregister(self, caller, *, keep_slot):
+        self.note("unregister", caller, keep_slot)
+
+    def resume(self, caller, since):
+        self.note("resume", caller, since)
+        return self.answer
+
+    def feed(self, caller, since):
+        self.note("feed", caller, since)
+        return Feed(self, since)
+
+    def acknowledge(self, caller, progress):
+        self.note("acknowledge", caller, progress)
+        return Acknowledgement(self.beat(), self.refused)
+
+    def begin_snapshot(self, caller, kind):
+        self.note("begin_snapshot", caller, kind)
+        return SnapshotOffer("snapshot-1", b'\x00\xff{"not": "text"}')
+
+    def chunks(self, caller, snapshot, path, offset):
+        self.note("chunks", caller, snapshot, path, offset)
+        if path not in self.files:
+            raise NotFound(f"There is no {path}.")
+        data = self.files[path]
+        for at in range(offset, len(data), CHUNK):
+            piece = data[at : at + CHUNK]
+            yield Chunk(at, piece, crc32c(piece))
+
+    def end_snapshot(self, caller, cursor):
+        self.note("end_snapshot", caller, cursor)
+
+    def topology(self, caller):
+        self.note("topology", caller)
+        replica = Member("replica-1", None, 5, None, 4, 1, 0, 10, 20, True, False)
+        other = Member("réplique", "eu", 5, 5, 4, 0, 2, 10, 20, False, True)
+        return Topology(self.log.log_id, "primary", 3, 1, 9, "ack_n(1)", 7, 5, (replica, other))
+
+    def report(self, caller):
+        self.note("report", caller)
+        return Report("primary", 3, 2, 7, 5, None)
+
+    def append(self, records, *, append, policy, timeout):
+        self.note("append", append, policy, timeout)
+        receipt = self.log.append_batch(records, writer=append).result(10)
+        return Commit(receipt, self.outcome, self.log.end())
+
+    def reading(self):
+        return Readable(self)
+
+    def promote(self, *, force):
+        self.note("promote", force)
+        return self.topology(None)
+
+    def status(self):
+        self.note("status")
+        return Status("primary", "leading", None, 3, "primary", self.log.end(), 5)
+
+    def rebootstrap(self):
+        self.note("rebootstrap")
+
+    def close(self):
+        self.log.close()
+
+
+ANSWERS = [
+    PartialResync(Cursor(UUID(int=7), 4, 2)),
+    Rewind(3, 1),
+    FullRebootstrap(Cause.WAL_REMOVED),
+    FullRebootstrap(Cause.NEW),
+]
+OUTCOMES = [NotRequired(), Reached(12), TimedOut(3, "quorum(a,b,c)", 0.25)]
+TABLE = pa.table({"value": pa.array([b"a", b"b"], pa.binary())})

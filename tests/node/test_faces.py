@@ -1,0 +1,237 @@
+"""Primary and replica as users open them: real sockets, real folders, one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.model.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
+from strandline.node.contract import NotRequired, Reached, TimedOut
+from strandline.node.face import Primary, Replica
+
+WAIT = 30.0
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[Primary]:
+    with Primary.open(tmp_path / "a", name="a", poll_seconds=0.2) as primary:
+        yield primary
+
+
+@pytest.fixture
+def replica(primary: Primary, tmp_path: Path) -> Iterator[Replica]:
+    more = {"name": "b", "region": "eu", "nodes": {"a": primary.url}, "poll_seconds": 0.2}
+    with Replica(tmp_path / "b", primary.url, **more) as replica:
+        assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
+        yield replica
+
+
+def values(log: sl.Log) -> list[bytes]:
+    return [value for batch in log.read() for value in batch.column("value").to_pylist()]
+
+
+class TestPrimary:
+    def test_an_append_is_durable_when_it_returns_and_there_after_opening_again(self, tmp_path):
+        with Primary.open(tmp_path / "a") as primary:
+            commit = primary.append_values([b"1", b"2"])
+            assert commit.outcome == NotRequired()
+            assert (commit.bookmark.next, commit.bookmark.term) == (2, 1)
+        with Primary.open(tmp_path / "a") as primary:
+            assert values(primary.reading()) == [b"1", b"2"]
+
+    def test_what_was_submitted_tells_later_what_became_of_it(self, primary):
+        handle = primary.submit(pa.table({"value": pa.array([b"1"], pa.binary())}))
+        assert handle.result(WAIT).ensure() == sl.Receipt(0, 1)
+
+    def test_a_repeated_append_is_found_again_with_its_bookmark(self, primary):
+        batch = pa.table({"value": pa.array([b"1"], pa.binary())})
+        writer = sl.WriterId(primary.reading().log_id)
+        first = primary.append(batch, append=(writer, 0))
+        primary.append_values([b"2"])
+        again = primary.append(batch, append=(writer, 0))
+        assert values(primary.reading()) == [b"1", b"2"]
+        assert again.bookmark.next >= first.bookmark.next
+
+    def test_a_stronger_policy_is_waited_for_and_a_time_out_is_told(self, primary):
+        primary.register_replica("absent")
+        commit = primary.append_values([b"1"], policy="ack_n(1)", timeout=0.05)
+        assert isinstance(commit.outcome, TimedOut)
+        with pytest.raises(CommitTimedOut):
+            commit.ensure()
+
+    def test_an_impossible_policy_writes_nothing(self, primary):
+        with pytest.raises(InvalidInput):
+            primary.append_values([b"1"], policy="ack_n(1)")
+        assert primary.committed == 0
+
+    def test_registering_tells_where_the_slot_stands_and_again_changes_nothing(self, primary):
+        primary.append_values([b"1", b"2"])
+        assert primary.register_replica("b", "eu") == 2
+        before = primary.topology()
+        primary.append_values([b"3"])
+        assert primary.register_replica("b") == 2
+        after = primary.topology()
+        assert (after.epoch, [member.region for member in after.members]) == (before.epoch, ["eu"])
+
+    def test_unregistering_lets_go_of_the_slot_unless_told_to_keep_it(self, primary):
+        for name in ("b", "c"):
+            primary.register_replica(name)
+        primary.append_values([b"1", b"2"])
+        primary.unregister_replica("c")
+        primary.unregister_replica("nobody")
+        primary.unregister_replica("b", keep_slot=True)
+        assert primary.topology().members == ()
+        assert primary.prune(2) == 0
+        primary.unregister_replica("b")
+        assert primary.prune(2) == 2
+
+    def test_resuming_is_planned_from_the_replicas_own_position(self, primary):
+        commit = primary.append_values([b"1", b"2"])
+        assert primary.plan_resume("b", None) == FullRebootstrap(Cause.NEW)
+        assert primary.plan_resume("c", commit.bookmark) == PartialResync(commit.bookmark)
+
+    def test_flow_limits_refuse_writers_while_a_replica_is_too_far_behind(self, tmp_path):
+        with Primary.open(tmp_path / "a", flow=sl.FlowLimits(refuse_at=2)) as primary:
+            with Replica(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:
+                replica.reading(after=primary.append_values([b"1"]).bookmark, timeout=WAIT)
+                assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 1, WAIT)
+            primary.append_values([b"2", b"3"])
+            with pytest.raises(Overloaded):
+                primary.append_values([b"4"])
+
+    def test_one_that_another_node_has_replaced_does_not_open_as_the_primary(self, primary, replica, tmp_path):
+        replica.promote()
+        primary.close()
+        with pytest.raises(Fenced, match="another node was promoted"):
+            Primary.open(tmp_path / "a", name="a")
+
+    def test_with_a_lease_that_another_node_holds_opening_says_who_leads(self, tmp_path):
+        lease = {"lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0}
+        with Primary.open(tmp_path / "a", name="a", **lease):
+            with Replica(tmp_path / "b", name="b", **lease) as replica:
+                assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
+            with pytest.raises(NotReady, match="b is a replica of a, which leads"):
+                Primary.open(tmp_path / "b", name="b", create=False, timeout=WAIT, **lease)
+
+
+class TestReplica:
+    def test_a_write_is_read_on_the_replica_behind_its_bookmark(self, primary, replica):
+        for number in range(20):
+            commit = primary.append_values([b"%d" % number])
+            assert values(replica.reading(after=commit.bookmark, timeout=WAIT))[-1] == b"%d" % number
+        assert replica.position == commit.bookmark
+        assert replica.committed == 20
+
+    def test_a_bookmark_that_is_not_there_in_time_is_not_ready(self, primary, replica):
+        commit = primary.append_values([b"1"])
+        with pytest.raises(NotReady, match="is not here yet"):
+            replica.reading(after=commit.bookmark.at(9), timeout=0.05)
+
+    def test_one_that_follows_is_fresh(self, primary, replica):
+        assert values(replica.reading(max_staleness=10.0, timeout=WAIT)) == []
+
+    def test_before_its_first_bootstrap_it_has_no_position_and_serves_nothing(self, tmp_path):
+        with Replica(tmp_path / "b", "grpc://127.0.0.1:9", name="b") as replica:
+            assert replica.position is None
+            with pytest.raises(NotReady, match="no copy of the log yet"):
+                replica.reading()
+
+    def test_it_counts_for_the_policy(self, primary, replica):
+        commit = primary.append_values([b"1"], policy="regions(eu=1)", timeout=WAIT)
+        assert commit.outcome == Reached(1)
+        assert primary.commit_watermark(1) == 1
+
+    def test_promoted_it_goes_on_from_what_it_has_and_appends(self, primary, replica):
+        first = primary.append_values([b"1"])
+        replica.reading(after=first.bookmark, timeout=WAIT)
+        leading = replica.promote()
+        second = leading.append_values([b"2"])
+        assert (second.bookmark.next, second.bookmark.term) == (2, 2)
+        assert values(replica.reading(after=second.bookmark)) == [b"1", b"2"]
+        with pytest.raises((Fenced, NotReady)):
+            primary.append_values([b"3"])
+
+    def test_an_append_that_is_repeated_on_the_new_primary_has_the_bookmark_of_the_first(self, primary, replica):
+        batch = pa.table({"value": pa.array([b"1"], pa.binary())})
+        writer = sl.WriterId(primary.reading().log_id)
+        first = primary.append(batch, append=(writer, 0))
+        replica.reading(after=first.bookmark, timeout=WAIT)
+        again = replica.promote().append(batch, append=(writer, 0))
+        assert again.bookmark == first.bookmark
+        assert values(replica.reading(after=again.bookmark)) == [b"1"]
+
+    def test_a_bookmark_of_a_record_that_was_lost_is_diverged_on_the_new_primary(self, primary, replica):
+        first = primary.append_values([b"1"])
+        replica.reading(after=first.bookmark, timeout=WAIT)
+        leading = replica.promote()
+        leading.append_values([b"2"])
+        lost = sl.Cursor(first.bookmark.log_id, 2, first.bookmark.term)
+        with pytest.raises(Diverged):
+            replica.reading(after=lost)
+
+    def test_it_is_refused_without_the_primary_and_forced_it_leads(self, primary, replica):
+        primary.append_values([b"1"], policy="ack_n(1)", timeout=WAIT)
+        primary.close()
+        with pytest.raises(NotReady, match="Force it if that may be"):
+            replica.promote()
+        assert replica.promote(force=True).committed == 1
+
+    def test_it_builds_its_copy_again_and_goes_on(self, primary, replica):
+        replica.reading(after=primary.append_values([b"1"]).bookmark, timeout=WAIT)
+        replica.rebootstrap()
+        later = primary.append_values([b"2"])
+        assert values(replica.reading(after=later.bookmark, timeout=WAIT)) == [b"1", b"2"]
+        assert replica.trouble is None
+
+
+def test_any_log_follower_follows_what_a_node_has_committed(primary, replica):
+    store = sl.MemoryStore()
+    commit = primary.append(pa.table({"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}))
+    log = replica.reading(after=commit.bookmark, timeout=WAIT)
+    assert sl.follow(log, store, start="beginning", until="end").next == 1
+    assert store.get(b"k") == b"v"
+
+
+def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica):
+    first = primary.append_values([b"1"])
+    replica.reading(after=first.bookmark, timeout=WAIT)
+    running, role = replica.running, replica.running.node.replica
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(role.reading, after=first.bookmark.at(2), timeout=WAIT)
+        assert running.wait_until(lambda: bool(role._moved._waiters), WAIT)
+        before = running.node.home.state.generation
+        replica.rebootstrap()
+        assert running.wait_until(lambda: running.node.home.state.generation > before, WAIT)
+        primary.append_values([b"2"])
+        assert values(waiting.result(WAIT)) == [b"1", b"2"]
+
+
+class TestReadingOn:
+    """Who reads on and on does not notice what the node is meanwhile."""
+
+    def test_a_log_that_was_opened_on_a_replica_goes_on_when_that_is_promoted(self, primary, replica):
+        first = primary.append_values([b"1"])
+        log = replica.reading(after=first.bookmark, timeout=WAIT)
+        leading = replica.promote()
+        leading.append_values([b"2"])
+        assert log.wait(first.bookmark, WAIT)
+        assert values(log) == [b"1", b"2"]
+
+    def test_a_stream_goes_on_when_the_replica_builds_its_copy_again(self, primary, replica):
+        primary.append_values([b"1"])
+        with sl.RemoteLog(replica.url) as remote:
+            stream = remote.read(follow=True)
+            assert next(stream).column("value").to_pylist() == [b"1"]
+            before = replica.running.node.home.state.generation
+            replica.rebootstrap()
+            home = replica.running.node.home
+            assert replica.running.wait_until(lambda: home.state.generation > before, WAIT)
+            primary.append_values([b"2"])
+            assert next(stream).column("value").to_pylist() == [b"2"]
+            stream.close()

@@ -1,0 +1,180 @@
+"""Failover: nothing that was committed is lost, and who was replaced notices."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from strandline.model.errors import Fenced, InvalidInput, NotReady
+from strandline.model.head import WriterId
+from strandline.node.contract import Caller, Reached
+from tests.node.parts import TERM, Cluster, records
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def trio(cluster):
+    cluster.start("a", create=True)
+    cluster.start("b")
+    cluster.start("c")
+    cluster.settled("b", "c")
+    return cluster
+
+
+def test_three_nodes_come_to_one_primary_and_two_followers(trio):
+    assert [node.condition for node in trio.nodes.values()] == ["leading", "following", "following"]
+    handle = trio.append(b"one", b"two")
+    trio.until(handle.done)
+    assert handle.result(0).outcome == Reached(2)
+    trio.settled("b", "c")
+    assert trio.content("a") == trio.content("b") == trio.content("c") == [(0, b"one"), (1, b"two")]
+
+
+def test_a_promoted_replica_goes_on_from_what_it_has_and_the_old_primary_follows_it(trio):
+    trio.append(b"one")
+    trio.settled("b", "c")
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    topology = trio.nodes["b"].promote()
+    assert (topology.primary, topology.term, topology.term_start) == ("b", 2, 1)
+    trio.append(b"two", on="b")
+    trio.start("a")
+    trio.settled("a", "c", leader="b")
+    assert trio.content("a") == trio.content("b") == trio.content("c") == [(0, b"one"), (1, b"two")]
+
+
+def test_the_returning_primary_sets_aside_what_nobody_else_had(trio):
+    trio.append(b"one")
+    trio.settled("b", "c")
+    trio.cut |= {"a"}
+    trio.append(b"only here", b"and here")
+    trio.kill("a")
+    trio.cut.clear()
+    trio.clock.advance(TERM)
+    trio.nodes["c"].promote()
+    trio.append(b"two", on="c")
+    trio.start("a")
+    trio.settled("a", "b", leader="c")
+    assert trio.content("a") == trio.content("c") == [(0, b"one"), (1, b"two")]
+    aside = list((trio.folder / "a" / "quarantine").iterdir())
+    assert len(aside) == 1
+    assert any(b"only here" in path.read_bytes() for path in aside[0].rglob("*.log"))
+
+
+def test_promotion_waits_for_the_lease_and_a_living_primary_keeps_it(trio):
+    primary = trio.nodes["a"]
+    before = trio.clock.sleep
+
+    def renewing(seconds):
+        before(seconds)
+        primary.step()
+
+    trio.clock.sleep = renewing
+    with pytest.raises(NotReady, match=r"held by a .* and renewed: stop that node first"):
+        trio.nodes["b"].promote()
+    assert primary.is_primary
+
+
+def test_a_candidate_that_lacks_something_committed_is_refused_and_says_who_has_more(trio):
+    trio.kill("c")
+    handle = trio.append(b"one")
+    trio.until(handle.done)
+    trio.settled("b")
+    trio.kill("a")
+    trio.start("c")
+    trio.clock.advance(TERM)
+    with pytest.raises(NotReady, match=r"b has more .*: promote b"):
+        trio.nodes["c"].promote()
+    assert trio.nodes["b"].promote().primary == "b"
+
+
+def test_with_too_few_voters_heard_nobody_is_promoted_unless_forced(trio):
+    trio.append(b"one")
+    trio.settled("b", "c")
+    trio.kill("a")
+    trio.kill("b")
+    trio.clock.advance(TERM)
+    with pytest.raises(NotReady, match=r"with only c heard, something that quorum.* had committed may be missing"):
+        trio.nodes["c"].promote()
+    assert trio.nodes["c"].promote(force=True).primary == "c"
+
+
+def test_the_gate_closes_when_the_lease_runs_out_and_nothing_more_is_acknowledged(trio):
+    primary = trio.nodes["a"].primary
+    handle = primary.submit(records(b"too late"))
+    trio.clock.advance(TERM)
+    with pytest.raises(Fenced, match="durable here and nobody knows whether they survive"):
+        handle.result(0)
+    with pytest.raises(Fenced, match="nothing was written"):
+        primary.append(records(b"never"), timeout=0)
+    assert (0, b"too late") in trio.content("a")
+    assert len(trio.content("a")) == 1
+
+
+def test_a_replica_refuses_lower_terms_across_restarts(trio):
+    trio.nodes["b"].report(Caller("c", 9))
+    trio.kill("b")
+    node = trio.start("b")
+    assert node.home.state.seen == 9
+    trio.kill("a")
+    # A primary of a lower term, which does not know better.
+    trio.leased = False
+    trio.start("a", lead=True)
+    for _ in range(5):
+        node.step()
+        trio.clock.advance(10)
+    assert node.condition in ("fenced", "connecting")
+    assert not trio.nodes["a"].is_primary, "it learns of the higher term"
+
+
+def test_a_node_that_restarts_with_nobody_in_between_leads_at_once(trio):
+    trio.append(b"one")
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.cut |= {"b", "c"}
+    trio.start("a")
+    trio.until(lambda: trio.nodes["a"].is_primary)
+    assert trio.nodes["a"].primary.term == 2
+
+
+def test_a_numbered_append_that_is_repeated_on_the_new_primary_is_a_no_op(trio):
+    writer = WriterId(UUID(int=5))
+    trio.append(b"once", append=(writer, 0))
+    trio.settled("b", "c")
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.nodes["b"].promote()
+    handle = trio.append(b"once", on="b", append=(writer, 0))
+    trio.settled("c", leader="b")
+    assert handle.result(0).receipt.first == 0
+    assert trio.content("b") == trio.content("c") == [(0, b"once")]
+
+
+def test_automatic_failover_needs_a_lease_and_a_quorum(tmp_path):
+    cluster = Cluster(tmp_path, automatic=True, leased=False)
+    with pytest.raises(InvalidInput, match=r"only with a lease and the policy quorum"):
+        cluster.start("a", create=True)
+
+
+def test_with_a_quorum_somebody_takes_over_by_itself_and_nothing_committed_is_lost(tmp_path):
+    cluster = Cluster(tmp_path, automatic=True)
+    cluster.start("a", create=True)
+    cluster.start("b")
+    cluster.start("c")
+    cluster.settled("b", "c")
+    handle = cluster.append(b"one")
+    cluster.until(handle.done)
+    cluster.kill("a")
+    cluster.until(lambda: any(node.is_primary for node in cluster.nodes.values()))
+    leader = next(name for name, node in cluster.nodes.items() if node.is_primary)
+    assert (0, b"one") in cluster.content(leader)
+    cluster.start("a")
+    cluster.settled(*(name for name in "abc" if name != leader), leader=leader)
+    cluster.close()

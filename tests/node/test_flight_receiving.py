@@ -1,0 +1,208 @@
+"""What a replica takes from the wire: whole batches, each behind the one before; anything else is damage."""
+
+import threading
+from dataclasses import replace
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from strandline.formats.wire import Flag, Note, Pulse, decode_note
+from strandline.model.batch import LogBatch
+from strandline.model.errors import CorruptData, TransientStorageError
+from strandline.model.head import WriterId
+from strandline.model.records import RECORD_SCHEMA
+from strandline.node.contract import Beat
+from strandline.node.flight.receiving import Assembler, Receiver
+from strandline.node.flight.streams import parts
+from strandline.testing.clock import ManualClock
+from tests.node.flight_double import records, values_of
+
+BEAT = Beat(3, 1, 9, 8, 2)
+PULSE = Pulse(3, 1, 9, 8, 2)
+WRITER = WriterId(UUID(int=4))
+
+
+def batch(first, *values, term=2, append=None):
+    return LogBatch(first, term, 77, append, tuple(records(value) for value in values))
+
+
+def wired(log_batch):
+    """Its parts as they arrive."""
+    return [(part, decode_note(note, "a node")) for part, note in parts(log_batch, BEAT)]
+
+
+def assembled(assembler, pairs):
+    return [found for part, note in pairs if (found := assembler.add(part, note)) is not None]
+
+
+def test_parts_become_the_batch_that_they_were():
+    sent = batch(5, b"a", b"b", b"c", append=(WRITER, 6))
+    (found,) = assembled(Assembler("a node", 5), wired(sent))
+    assert (found.first, found.term, found.timestamp, found.append) == (5, 2, 77, (WRITER, 6))
+    assert values_of(found.batches) == [b"a", b"b", b"c"]
+
+
+def test_batches_follow_one_another_and_beats_may_come_between():
+    assembler = Assembler("a node", 5)
+    beat = (records(b"a").slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE))
+    pairs = [*wired(batch(4, b"a", b"b")), beat, *wired(batch(6, b"c")), beat, *wired(batch(7, b"d", term=3))]
+    assert [found.first for found in assembled(assembler, pairs)] == [4, 6, 7]
+
+
+WHOLE = wired(batch(0, b"a", b"b", b"c"))
+
+
+def with_note(index, **changes):
+    pairs = list(WHOLE)
+    pairs[index] = (pairs[index][0], replace(pairs[index][1], **changes))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param([WHOLE[0], WHOLE[2]], id="a part is missing"),
+        pytest.param([*WHOLE[:2], *wired(batch(3, b"d"))], id="the last part is missing"),
+        pytest.param([*WHOLE[:2], WHOLE[1], WHOLE[2]], id="a part came twice"),
+        pytest.param([*WHOLE, *WHOLE], id="a batch came twice"),
+        pytest.param([*WHOLE, *wired(batch(4, b"d"))], id="a record is left out"),
+        pytest.param(wired(batch(1, b"d")), id="it begins too late"),
+        pytest.param(with_note(1, first=1), id="another batch's part"),
+        pytest.param(with_note(1, term=9), id="another term"),
+        pytest.param(with_note(1, append=(WRITER, 1)), id="another writer"),
+        pytest.param(with_note(0, count=1), id="more records than announced"),
+        pytest.param(with_note(2, flags=0), id="no part is the last"),
+        pytest.param(with_note(0, flags=Flag.LAST), id="the first part is the last"),
+        pytest.param(with_note(0, flags=Flag.READ), id="a reader's part"),
+        pytest.param(with_note(0, flags=Flag.BEAT), id="a beat with records"),
+        pytest.param([(WHOLE[0][0].slice(0, 0), WHOLE[0][1])], id="a part without records"),
+        pytest.param(
+            [WHOLE[0], (WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE))], id="a beat among parts"
+        ),
+    ],
+)
+def test_anything_else_is_damage(pairs):
+    with pytest.raises(CorruptData, match="a node"):
+        assembled(Assembler("a node", 0), pairs)
+
+
+def columns_of(part, **changes):
+    arrays = [changes.get(field.name, part.column(field.name)) for field in RECORD_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA)
+
+
+def lying_array():
+    """A value that ends far behind its bytes, in a column that ends where it should."""
+    offsets = pa.py_buffer(b"".join(end.to_bytes(4, "little") for end in (0, 1000, 3)))
+    return pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"value": lying_array()},
+        {"op": pa.array([0, 7], pa.int8())},
+        {"op": pa.array([0, None], pa.int8())},
+        {"timestamp": pa.array([0, None], RECORD_SCHEMA.field("timestamp").type)},
+    ],
+    ids=["value", "op", "no op", "no timestamp"],
+)
+def test_records_that_are_damaged_are_not_let_through(wrong):
+    ((part, note),) = wired(LogBatch(0, 2, 77, None, (records(b"a", b"b"),)))
+    with pytest.raises(CorruptData, match="a node"):
+        Assembler("a node", 0).add(columns_of(part, **wrong), note)
+
+
+class Chunks:
+    """A stream that gives what it was given, and waits at its end until it is cancelled."""
+
+    def __init__(self, *sizes, then=None):
+        self.sizes, self.then, self.given = list(sizes), then, threading.Semaphore(0)
+        self.cancelled = threading.Event()
+
+    def read_chunk(self):
+        if not self.sizes:
+            if self.then is not None:
+                raise self.then
+            self.cancelled.wait(30)
+            raise StopIteration
+        self.given.release()
+        return self.sizes.pop(0)
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+def receiver(chunks, **options):
+    accept = lambda size: (size, size) if size else None
+    defaults = {"url": "a node", "what": "it", "silence": 1000, "queue_bytes": 100}
+    return Receiver(lambda: chunks, accept, **(defaults | options))
+
+
+def test_it_receives_ahead_up_to_its_bytes_and_at_least_one():
+    chunks = Chunks(500, 60, 40, 10)
+    found = receiver(chunks)
+    for _ in range(2):
+        assert chunks.given.acquire(timeout=10)
+    # The second one waits, in the thread's hands, until the first is taken.
+    assert found.take(10) == [500]
+    for _ in range(2):
+        assert chunks.given.acquire(timeout=10)
+    assert found.take(10, most=60) == [60]
+    assert found.take(10, most=1) == [40]
+    assert found.take(10) == [10]
+    found.close()
+
+
+def test_what_came_is_taken_before_the_error_that_ended_it():
+    found = receiver(Chunks(1, 2, then=CorruptData("It is damaged.")))
+    taken = []
+    while len(taken) < 2:
+        taken += found.take(10)
+    assert taken == [1, 2]
+    for _ in range(2):
+        with pytest.raises(CorruptData):
+            found.take(10)
+
+
+def test_silence_counts_only_while_nothing_waits_to_be_taken():
+    clock = ManualClock()
+    chunks = Chunks(1)
+    found = receiver(chunks, silence=5, clock=clock)
+    assert chunks.given.acquire(timeout=10)
+    assert found.take(10) == [1]
+    clock.advance(4)
+    assert found.take(0) == []
+    clock.advance(2)
+    with pytest.raises(TransientStorageError, match="nothing for 5 s"):
+        found.take(0)
+    found.close()
+
+
+def test_closing_ends_a_thread_that_waits_for_room():
+    chunks = Chunks(500, 60)
+    found = receiver(chunks)
+    for _ in range(2):
+        assert chunks.given.acquire(timeout=10)
+    found.close()
+    assert not found._thread.is_alive()
+    with pytest.raises(TransientStorageError, match="closed"):
+        found.take(0)
+
+
+def test_closing_does_not_wait_for_a_stream_that_has_not_begun():
+    began, go = threading.Event(), threading.Event()
+    chunks = Chunks(1)
+
+    def begin():
+        began.set()
+        go.wait(30)
+        return chunks
+
+    found = Receiver(begin, lambda size: (size, size), url="a node", what="it", silence=1000)
+    assert began.wait(10)
+    found.close()
+    go.set()
+    found._thread.join(10)
+    assert chunks.cancelled.is_set()

@@ -1,0 +1,449 @@
+"""The primary: who replicates, how far each is, what is committed, and what may still be resumed."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from prometheus_client import REGISTRY
+
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.errors import (
+    CommitTimedOut,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    Overloaded,
+)
+from strandline.model.retention import Consumed, SlotLimits
+from strandline.model.slots import InvalidReason
+from strandline.node.contract import Caller, NotRequired, Reached, Rewind, TimedOut
+from strandline.node.copy import KIND
+from strandline.node.flow import FlowLimits
+from strandline.node.policies import AckN, Local, Quorum, Regions
+from strandline.node.primary import Primary, PrimaryOptions
+from strandline.node.registry import Progress
+from tests.node.parts import Cluster, records
+
+ONE = Caller("r1", 1)
+TWO = Caller("r2", 1)
+
+
+def led(tmp_path, policy="local", **options):
+    """A node that leads without a lease, and the cluster it is in."""
+    cluster = Cluster(tmp_path, policy=policy, leased=False, options=PrimaryOptions(**options))
+    cluster.start("a", create=True, lead=True)
+    return cluster, cluster.nodes["a"].primary
+
+
+@pytest.fixture
+def alone(tmp_path):
+    cluster, primary = led(tmp_path)
+    yield cluster, primary
+    cluster.close()
+
+
+@pytest.fixture
+def primary(alone):
+    return alone[1]
+
+
+def at(primary, offset, term=1):
+    return Cursor(primary.log.log_id, offset, term)
+
+
+def fill(primary, count=10):
+    for number in range(count):
+        primary.append(records(f"{number}".encode()))
+
+
+class TestRegistering:
+    def test_a_new_replica_pins_the_log_where_it_ends_now(self, primary):
+        fill(primary)
+        registration = primary.register(ONE, region="eu")
+        assert registration.position == 10
+        assert primary.log.floor() == 10
+        fill(primary)
+        assert primary.prune(20) == 10
+
+    def test_coming_back_changes_nothing_but_when_it_was_seen(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE, region="eu")
+        fill(primary)
+        primary.acknowledge(ONE, Progress(14, 13))
+        epoch, before = primary.registry.epoch, primary.registry.replica("r1")
+        cluster.clock.advance(3)
+        assert primary.register(ONE).position == 13
+        after = primary.registry.replica("r1")
+        assert primary.registry.epoch == epoch
+        assert after == replace(before, last_seen=before.last_seen + 3_000_000)
+        assert primary.register(ONE, region="us").topology.members[0].region == "us"
+        assert [slot.name for slot in primary.log.slots()] == ["r1"]
+
+    def test_unregistering_drops_it_from_the_waiters_and_its_slot(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        primary.register(TWO)
+        primary.acknowledge(ONE, Progress(10, 10))
+        assert primary.commit_watermark(1) == 10
+        epoch = primary.registry.epoch
+        primary.unregister(ONE, keep_slot=True)
+        assert primary.commit_watermark(1) == 0
+        primary.unregister(TWO)
+        assert [slot.name for slot in primary.log.slots()] == ["r1"]
+        assert primary.registry.epoch == epoch + 2
+        primary.unregister(Caller("nobody", 1))
+        assert primary.registry.epoch == epoch + 2
+
+    def test_replicas_are_known_again_after_the_primary_restarted(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE, region="eu")
+        cluster.kill("a")
+        again = cluster.start("a", lead=True).primary
+        assert [(member.name, member.region, member.durable) for member in again.topology(ONE).members] == [
+            ("r1", "eu", None)
+        ]
+
+    def test_silence_is_a_change_of_the_topology_and_so_is_being_heard_again(self, alone):
+        cluster, primary = alone
+        primary.register(ONE)
+        epoch = primary.registry.epoch
+        cluster.clock.advance(4.9)
+        primary.tick()
+        assert primary.registry.epoch == epoch
+        cluster.clock.advance(0.2)
+        primary.tick()
+        primary.tick()
+        assert primary.registry.epoch == epoch + 1
+        assert not primary.topology(ONE).members[0].healthy
+        primary.acknowledge(ONE, Progress(0, 0))
+        assert primary.registry.epoch == epoch + 2
+
+
+class TestAcknowledging:
+    def test_one_from_an_unknown_replica_is_an_error(self, primary):
+        with pytest.raises(NotFound, match="'r1': it has to register first"):
+            primary.acknowledge(ONE, Progress(0, 0))
+
+    def test_one_past_the_end_is_an_error_and_changes_nothing(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        with pytest.raises(Diverged, match="applied all below 11, and the log ends at 10"):
+            primary.acknowledge(ONE, Progress(11, 0))
+        assert primary.registry.replica("r1").applied is None
+
+    def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
+        primary.register(ONE)
+        fill(primary)
+        primary.log.prune(5, beyond_slots=True)
+        answer = primary.acknowledge(ONE, Progress(10, 10))
+        assert "invalidated (wal-removed)" in answer.refused
+        assert primary.registry.replica("r1").durable is None
+        assert primary.commit_watermark(1) == 0
+
+    def test_one_of_another_term_is_fenced(self, primary):
+        primary.register(ONE)
+        with pytest.raises(Fenced, match="reports in term 0, and this primary leads in term 1"):
+            primary.acknowledge(Caller("r1", 0), Progress(0, 0))
+
+    def test_a_caller_that_has_seen_a_higher_term_ends_this_one(self, primary):
+        primary.register(ONE)
+        with pytest.raises(Fenced, match="r1 has seen term 2"):
+            primary.acknowledge(Caller("r1", 2), Progress(0, 0))
+        with pytest.raises(Fenced):
+            primary.append(records(b"no"))
+
+    def test_positions_go_forward_only_and_lag_and_safe_replay_follow(self, primary):
+        primary.register(ONE)
+        primary.register(TWO)
+        fill(primary)
+        feed = primary.feed(ONE, at(primary, 0))
+        assert [batch.next for batch in feed.take(0)] == list(range(1, 11))
+        assert primary.registry.lag == 10
+        assert primary.registry.safe_replay == 0
+        primary.acknowledge(ONE, Progress(8, 7))
+        primary.acknowledge(ONE, Progress(6, 5))
+        primary.acknowledge(TWO, Progress(9, 9))
+        assert (primary.registry.replica("r1").applied, primary.registry.replica("r1").durable) == (8, 7)
+        assert primary.registry.lag == 2
+        assert primary.registry.safe_replay == 7
+
+
+class TestResuming:
+    def test_at_its_own_position_whatever_its_slot_says(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        for position in (4, 10, 7):
+            assert primary.resume(ONE, at(primary, position)) == PartialResync(at(primary, position))
+            assert primary.log.floor() == min(position, primary.log.floor())
+
+    def test_a_slot_that_had_let_go_pins_again_what_is_asked_for(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        primary.resume(ONE, at(primary, 3))
+        assert primary.log.floor() == 3
+        assert primary.prune(10) == 3
+
+    def test_one_first_seen_by_its_pull_is_pinned_where_it_asks(self, primary):
+        fill(primary)
+        assert primary.resume(ONE, at(primary, 6)) == PartialResync(at(primary, 6))
+        assert primary.log.floor() == 6
+
+    def test_one_first_seen_below_what_is_retained_has_to_bootstrap(self, primary):
+        fill(primary)
+        primary.prune(5)
+        assert primary.resume(ONE, at(primary, 4)) == FullRebootstrap(Cause.WAL_REMOVED)
+
+    def test_one_without_a_position_is_new_even_if_its_slot_exists(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        assert primary.resume(ONE, None) == FullRebootstrap(Cause.NEW)
+
+    @pytest.mark.parametrize(
+        ("limits", "seconds", "cause"),
+        [
+            (SlotLimits(lag_bytes=1), 0, Cause.HORIZON),
+            (SlotLimits(idle_seconds=60), 61, Cause.IDLE_TIMEOUT),
+        ],
+    )
+    def test_a_slot_that_broke_a_limit_answers_so_until_a_bootstrap(self, tmp_path, limits, seconds, cause):
+        cluster, primary = led(tmp_path, limits=limits)
+        fill(primary)
+        primary.register(ONE)
+        fill(primary)
+        cluster.clock.advance(seconds)
+        primary.tick()
+        for _ in range(2):
+            assert primary.resume(ONE, at(primary, 20)) == FullRebootstrap(cause)
+        assert primary.register(ONE).position is None
+        offer = primary.begin_snapshot(ONE, KIND)
+        assert primary.resume(ONE, at(primary, 20)) == FullRebootstrap(cause)
+        primary.end_snapshot(ONE, at(primary, 20))
+        assert primary.resume(ONE, at(primary, 20)) == PartialResync(at(primary, 20))
+        assert offer.manifest
+        cluster.close()
+
+    def test_only_partial_resyncs_count_as_such(self, primary):
+        def count():
+            return REGISTRY.get_sample_value("strandline_partial_resyncs_total")
+
+        fill(primary)
+        before = count()
+        primary.resume(ONE, None)
+        assert count() == before
+        primary.resume(ONE, at(primary, 1))
+        assert count() == before + 1
+
+    def test_a_cursor_of_another_log_diverged(self, primary):
+        with pytest.raises(Diverged):
+            primary.resume(ONE, Cursor(UUID(int=1), 0))
+
+    def test_a_position_past_the_end_in_this_very_term_diverged(self, primary):
+        fill(primary)
+        with pytest.raises(Diverged, match="never wrote"):
+            primary.resume(ONE, at(primary, 11))
+
+    def test_a_position_of_an_earlier_term_that_is_not_here_has_to_go_back(self, alone):
+        cluster, primary = alone
+        fill(primary, 3)
+        cluster.nodes["a"].home.remember(seen=2)
+        cluster.nodes["a"]._lead(3, None)
+        later = cluster.nodes["a"].primary
+        fill(later, 2)
+        caller = Caller("r1", 3)
+        assert later.resume(caller, at(later, 5, term=2)) == Rewind(3, 1)
+        assert later.resume(caller, at(later, 3, term=1)) == PartialResync(at(later, 3, term=1))
+        assert later.resume(caller, at(later, 9, term=1)) == Rewind(3, 1)
+
+
+class TestKeeping:
+    def test_pruning_what_was_archived_stops_at_the_floor_and_says_where(self, primary):
+        primary.register(ONE)
+        fill(primary)
+        primary.acknowledge(ONE, Progress(6, 4))
+        assert primary.prune(9) == 4
+        assert primary.log.bounds() == Bounds(4, 10)
+
+    def test_a_limit_is_enforced_before_a_prune(self, tmp_path):
+        cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=1))
+        primary.register(ONE)
+        fill(primary)
+        assert primary.prune(9) == 9
+        assert [slot.invalid.reason for slot in primary.log.slots()] == [InvalidReason.HORIZON]
+        cluster.close()
+
+    def test_the_sweep_forgets_what_everybody_has(self, tmp_path):
+        cluster, primary = led(tmp_path, retention=Consumed())
+        primary.register(ONE)
+        fill(primary)
+        primary.acknowledge(ONE, Progress(7, 7))
+        primary.tick()
+        assert primary.log.bounds().first == 7
+        cluster.close()
+
+
+class TestCommitting:
+    def test_local_needs_nobody(self, primary):
+        commit = primary.append(records(b"x"))
+        assert commit.outcome == NotRequired()
+        assert commit.ensure().first == 0
+        assert primary.committed == 1
+
+    def test_ack_n_counts_replicas_that_have_acknowledged(self, primary):
+        primary.register(ONE)
+        primary.register(TWO)
+        handle = primary.submit(records(b"x"), policy=AckN(1))
+        commit = handle.result(0.0)
+        assert commit.outcome == TimedOut(0, "ack_n(1)", 0.0)
+        with pytest.raises(
+            CommitTimedOut, match=r"durable on the primary, and ack_n\(1\) was not satisfied within 0 s"
+        ):
+            commit.ensure()
+        primary.acknowledge(ONE, Progress(1, 0))
+        assert not handle.done(), "applied is not durable"
+        primary.acknowledge(TWO, Progress(1, 1))
+        assert handle.result(0.0).outcome == Reached(1)
+
+    def test_the_timeout_is_five_seconds_unless_told(self):
+        assert inspect.signature(Primary.append).parameters["timeout"].default == 5.0
+
+    def test_an_impossible_policy_fails_before_anything_is_written(self, primary):
+        primary.register(ONE)
+        for policy in (AckN(2), Quorum(frozenset({"a", "x", "y"})), Regions.of({"eu": 1})):
+            with pytest.raises(InvalidInput):
+                primary.append(records(b"x"), policy=policy)
+        assert primary.log.bounds() == Bounds(0, 0)
+
+    def test_a_request_may_ask_for_more_and_not_for_less(self, tmp_path):
+        cluster, primary = led(tmp_path, policy="ack_n(1)")
+        primary.register(ONE)
+        primary.register(TWO)
+        handle = primary.submit(records(b"x"), policy=Local())
+        stronger = primary.submit(records(b"y"), policy=AckN(2))
+        handle._handle.result()
+        stronger._handle.result()
+        assert not handle.done()
+        primary.acknowledge(ONE, Progress(2, 2))
+        assert handle.done()
+        assert not stronger.done()
+        primary.acknowledge(TWO, Progress(2, 2))
+        assert stronger.done()
+        cluster.close()
+
+    def test_readers_see_up_to_the_watermark_and_replicas_to_the_durable_end(self, tmp_path):
+        cluster, primary = led(tmp_path, policy="ack_n(1)")
+        primary.register(ONE)
+        primary.submit(records(b"x"))._handle.result()
+        reading = primary.reading()
+        assert reading.bounds() == Bounds(0, 0)
+        assert reading.plan(reading.start()) == []
+        assert reading.plan(at(primary, 1)) == [], "it was further elsewhere, and waits"
+        assert len(primary.feed(ONE, at(primary, 0)).take(0)) == 1
+        primary.acknowledge(ONE, Progress(1, 1))
+        assert reading.wait(reading.start(), 0)
+        assert [batch.num_rows for batch in reading.read()] == [1]
+        cluster.close()
+
+    def test_a_replica_without_what_was_before_the_term_counts_for_nothing(self, alone):
+        cluster, primary = alone
+        primary.register(ONE)
+        fill(primary, 3)
+        cluster.nodes["a"].home.remember(seen=2)
+        cluster.nodes["a"]._lead(3, None)
+        later = cluster.nodes["a"].primary
+        caller = Caller("r1", 3)
+        later.register(caller)
+        later.acknowledge(caller, Progress(2, 2))
+        assert later.commit_watermark(1) == 0
+        later.acknowledge(caller, Progress(3, 3))
+        assert later.commit_watermark(1) == 3
+
+    def test_what_is_waited_for_is_given_up_when_this_node_leads_no_more(self, primary):
+        primary.register(ONE)
+        handle = primary.submit(records(b"x"), policy=AckN(1))
+        handle._handle.result()
+        primary.step_down("somebody else leads")
+        assert handle.done()
+        with pytest.raises(Fenced, match="nobody knows whether they survive"):
+            handle.result(5.0)
+
+
+class TestFlow:
+    def test_writers_are_slowed_and_then_refused_while_a_replica_is_behind(self, tmp_path):
+        cluster, primary = led(tmp_path, flow=FlowLimits(slow_at=2, refuse_at=6, longest=1.0))
+        primary.register(ONE)
+        primary.acknowledge(ONE, Progress(0, 0))
+        began = cluster.clock.monotonic()
+        fill(primary, 2)
+        assert cluster.clock.monotonic() == began
+        fill(primary, 4)
+        assert 0.5 < cluster.clock.monotonic() - began < 4
+        with pytest.raises(Overloaded, match="6 records behind"):
+            primary.append(records(b"x"))
+        assert primary.log.bounds().next == 6
+        primary.acknowledge(ONE, Progress(6, 6))
+        primary.append(records(b"x"))
+        cluster.close()
+
+    def test_off_by_default(self, primary):
+        primary.register(ONE)
+        primary.acknowledge(ONE, Progress(0, 0))
+        fill(primary, 50)
+        assert primary.log.bounds().next == 50
+
+
+class TestSnapshots:
+    def test_a_snapshot_is_pinned_until_the_bootstrap_is_over(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        primary.log.invalidate_slot("r1", InvalidReason.IDLE_TIMEOUT)
+        primary.begin_snapshot(ONE, KIND)
+        fill(primary)
+        assert primary.prune(20) == 10
+        primary.end_snapshot(ONE, at(primary, 10))
+        assert primary.prune(20) == 10
+        primary.acknowledge(ONE, Progress(20, 20))
+        assert primary.prune(20) == 20
+
+    def test_asking_again_gives_the_same_one_even_after_a_restart(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE)
+        offer = primary.begin_snapshot(ONE, KIND)
+        fill(primary)
+        assert primary.begin_snapshot(ONE, KIND) == offer
+        cluster.kill("a")
+        again = cluster.start("a", lead=True).primary
+        again.register(ONE)
+        assert again.begin_snapshot(ONE, KIND) == offer
+
+    def test_no_other_file_can_be_asked_for(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        offer = primary.begin_snapshot(ONE, KIND)
+        for path in ("../MANIFEST.json", "/etc/passwd", "nothing", ""):
+            with pytest.raises(NotFound):
+                list(primary.chunks(ONE, offer.name, path, 0))
+        with pytest.raises(NotFound, match="begin another"):
+            list(primary.chunks(ONE, "other", "log.json", 0))
+        with pytest.raises(InvalidInput, match="no snapshots of kind 'table'"):
+            primary.begin_snapshot(ONE, "table")
+
+    def test_a_replica_that_bootstraps_counts_for_nothing_and_the_topology_says_so(self, primary):
+        fill(primary)
+        primary.register(ONE)
+        primary.acknowledge(ONE, Progress(10, 10))
+        epoch = primary.registry.epoch
+        primary.begin_snapshot(ONE, KIND)
+        member = primary.topology(ONE).members[0]
+        assert (member.bootstrapping, member.durable) == (True, None)
+        assert primary.registry.epoch == epoch + 1
+        primary.end_snapshot(ONE, at(primary, 10))
+        assert not primary.topology(ONE).members[0].bootstrapping
+        assert primary.registry.epoch == epoch + 2

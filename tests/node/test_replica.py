@@ -1,0 +1,456 @@
+"""A replica: pulls, checks, applies, makes durable, acknowledges; and stops by name when something is wrong."""
+
+from __future__ import annotations
+
+from itertools import islice
+from uuid import UUID
+
+import pytest
+
+from strandline.model.batch import LogBatch
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
+from strandline.model.head import WriterId
+from strandline.node import bootstrap, offers
+from strandline.node.arrivals import Verdict, judge
+from strandline.node.contract import Beat, Caller, Chunk
+from tests.node.parts import Cluster, records
+
+LOG = UUID(int=3)
+BEAT = Beat(term=5, term_start=0, durable=100, committed=100, epoch=1)
+
+
+def arriving(first, count=3, term=5):
+    return LogBatch(first, term, 0, None, (records(*[b"v"] * count),))
+
+
+class TestJudging:
+    @pytest.mark.parametrize(
+        ("first", "verdict"),
+        [
+            (10, Verdict.APPLY),
+            (7, Verdict.COMPARE),
+            (6, Verdict.SKIP),
+            (0, Verdict.SKIP),
+            (8, Verdict.COMPARE_AND_APPLY),
+            (9, Verdict.COMPARE_AND_APPLY),
+        ],
+    )
+    def test_next_is_applied_the_one_before_compared_older_skipped(self, first, verdict):
+        assert judge(arriving(first), Cursor(LOG, 10, 5), BEAT, seen=5) is verdict
+
+    def test_further_is_a_gap(self):
+        with pytest.raises(Gap, match="from offset 11 on arrived, and this replica needs 10: 1 are missing"):
+            judge(arriving(11), Cursor(LOG, 10, 5), BEAT, seen=5)
+
+    def test_a_primary_of_a_lower_term_is_fenced_whatever_it_sends(self):
+        for first in (0, 7, 10, 20):
+            with pytest.raises(Fenced, match="term 5 sends records, and this replica has seen term 6"):
+                judge(arriving(first), Cursor(LOG, 10, 5), BEAT, seen=6)
+
+    def test_records_of_a_lower_term_behind_those_of_a_higher_one_are_fenced(self):
+        with pytest.raises(Fenced, match="Records of term 4"):
+            judge(arriving(10, term=4), Cursor(LOG, 10, 5), BEAT, seen=5)
+        assert judge(arriving(10, term=4), Cursor(LOG, 10, 4), BEAT, seen=5) is Verdict.APPLY
+
+    def test_records_of_a_term_that_the_primary_has_not_reached_are_damage(self):
+        with pytest.raises(CorruptData):
+            judge(arriving(10, term=6), Cursor(LOG, 10, 5), BEAT, seen=5)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    cluster = Cluster(tmp_path, policy="ack_n(1)", leased=False, names="ab")
+    cluster.start("a", create=True, lead=True)
+    cluster.start("b")
+    cluster.settled("b")
+    yield cluster
+    cluster.close()
+
+
+def registered(pair):
+    return pair.nodes["a"].primary.registry.replica("b")
+
+
+class TestFollowing:
+    def test_what_is_acknowledged_is_durable_here_in_the_same_batches(self, pair):
+        writer = WriterId(UUID(int=9))
+        pair.append(b"1", b"2", append=(writer, 0))
+        pair.append(b"3")
+        pair.settled("b")
+        mine, theirs = (
+            [
+                (span.batch().first, span.batch().term, span.batch().timestamp, span.batch().append, span.batch().count)
+                for span in pair.nodes[name]._copy.log.plan(pair.nodes[name]._copy.log.start())
+            ]
+            for name in "ab"
+        )
+        assert mine == theirs
+        assert mine[0][3] == (writer, 0)
+        assert registered(pair).durable == 3
+
+    def test_an_acknowledgement_that_was_lost_is_sent_again(self, pair):
+        lost = []
+
+        def lose(name, answer):
+            lost.append(name)
+            if len(lost) == 1:
+                raise TransientStorageError("the answer was lost")
+            return answer
+
+        def refuse(name):
+            del pair.before["acknowledge"]
+            pair.after["acknowledge"] = lose
+            raise TransientStorageError("the acknowledgement was lost")
+
+        pair.before["acknowledge"] = refuse
+        handle = pair.append(b"x")
+        pair.until(handle.done)
+        pair.settled("b")
+        assert len(lost) > 1
+        assert pair.content("b") == [(0, b"x")]
+
+    def test_what_comes_twice_changes_nothing(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        for _ in range(3):
+            pair.nodes["b"].replica.disconnect()
+            pair.append(b"y")
+            pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+
+    def test_its_slot_follows_what_is_durable_here(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        pair.nodes["a"].primary.tick()
+        assert pair.nodes["a"].primary.log.floor() == 1
+
+    def test_an_idle_replica_is_heard_of_all_the_same(self, pair):
+        for _ in range(40):
+            pair.step(seconds=0.5)
+            pair.nodes["a"].primary.tick()
+            assert registered(pair).healthy
+
+    def test_a_replica_that_was_dropped_registers_again(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        pair.nodes["a"].primary.unregister(Caller("b", 1))
+        pair.until(lambda: "b" in pair.nodes["a"].primary.registry.replicas)
+        pair.settled("b")
+
+
+class TestTrouble:
+    def spoil(self, pair, value=b"other"):
+        """Give the replica a last record of its own, in the place of the primary's."""
+        pair.kill("b")
+        node = pair.start("b")
+        log = node._copy.log
+        log.append_batch(records(value), term=1).result()
+        return node
+
+    def test_another_content_in_the_same_place_is_divergence_and_stops_it_by_name(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        node = self.spoil(pair)
+        pair.append(b"y")
+        pair.until(lambda: node.condition == "diverged")
+        assert node.home.state.trouble.state == "diverged"
+        assert "another one on the primary than here" in node.home.state.trouble.reason
+        assert pair.content("b") == [(0, b"x"), (1, b"other")], "nothing was applied or discarded"
+
+    def test_it_lasts_across_restarts_until_it_is_dealt_with(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        node = self.spoil(pair)
+        pair.append(b"y")
+        pair.until(lambda: node.condition == "diverged")
+        pair.kill("b")
+        node = pair.start("b")
+        pair.step(50)
+        assert node.condition == "diverged"
+        node.replica.rebootstrap()
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a") == [(0, b"x"), (1, b"y")]
+        assert node.home.state.trouble is None
+        assert registered(pair).divergences == 0
+
+    def test_the_count_of_divergences_is_reported(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        node = self.spoil(pair)
+        pair.append(b"y")
+        pair.until(lambda: node.condition == "diverged")
+        node.replica.rebootstrap()
+        pair.settled("b")
+        assert registered(pair).divergences == 1
+
+    def test_equal_content_in_the_same_place_goes_on(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        self.spoil(pair, b"y")
+        pair.append(b"y")
+        pair.append(b"z")
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+
+    def test_a_gap_stops_it_by_name(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+
+        class Skipping:
+            def __init__(self, feed):
+                self._feed = feed
+                self.beat = feed.beat
+
+            def take(self, timeout):
+                return [batch for batch in self._feed.take(timeout) if batch.first != 1]
+
+            def close(self):
+                self._feed.close()
+
+        pair.nodes["b"].replica.disconnect()
+        pair.after["feed"] = lambda _, feed: Skipping(feed)
+        pair.append(b"y")
+        pair.append(b"z")
+        pair.until(lambda: pair.nodes["b"].condition == "gap")
+        pair.step(20)
+        assert pair.nodes["b"].condition == "gap"
+        assert pair.end("b") == 1
+
+    def test_a_record_that_only_the_replica_has_in_this_term_is_divergence(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        node = self.spoil(pair)
+        pair.until(lambda: node.condition == "diverged")
+        assert pair.end("b") == 2
+
+    def test_bytes_that_are_no_batch_are_not_applied_and_asked_for_again(self, pair):
+        def spoil(_, feed):
+            del pair.after["feed"]
+
+            class Spoilt:
+                beat = feed.beat
+
+                def take(self, timeout):
+                    raise CorruptData("what arrived is damaged")
+
+                def close(self):
+                    feed.close()
+
+            return Spoilt()
+
+        pair.nodes["b"].replica.disconnect()
+        pair.after["feed"] = spoil
+        pair.append(b"x")
+        pair.settled("b")
+        assert pair.content("b") == [(0, b"x")]
+        assert registered(pair).apply_errors == 1
+
+
+class TestBootstrap:
+    @pytest.fixture
+    def small(self, monkeypatch):
+        """Pieces of a few bytes, so that there are many."""
+        monkeypatch.setattr(offers, "CHUNK_BYTES", 100)
+        monkeypatch.setattr(bootstrap, "_SYNC_BYTES", 300)
+
+    def fall_behind(self, pair, count=20):
+        pair.append(b"first")
+        pair.settled("b")
+        pair.cut |= {"a"}
+        pair.step(3)
+        for number in range(count):
+            pair.append(f"{number}".encode() * 20)
+        pair.nodes["a"].primary.log.prune(count - 1, beyond_slots=True)
+        pair.cut.clear()
+
+    def test_one_that_fell_behind_too_far_is_built_again_and_goes_on(self, pair):
+        self.fall_behind(pair)
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+        assert pair.nodes["b"]._copy.bounds() == Bounds(19, 21)
+        handle = pair.append(b"after")
+        pair.until(handle.done)
+        assert pair.nodes["a"].primary.log.slots()[0].invalid is None
+        assert not (pair.folder / "a" / "snapshots" / "b").exists()
+        assert len(list((pair.folder / "b").glob("data-*"))) == 2, "the one before is kept for its readers"
+
+    def test_a_cut_is_gone_on_from_and_no_piece_is_brought_twice_but_the_last(self, pair, small):
+        self.fall_behind(pair)
+        asked, brought = [], []
+
+        def cut(_, pieces):
+            def some():
+                for number, piece in enumerate(pieces):
+                    if number == 12:
+                        raise TransientStorageError("cut")
+                    brought.append(piece.offset)
+                    yield piece
+
+            return some()
+
+        pair.after["chunks"] = cut
+        pair.before["chunks"] = asked.append
+        pair.settled("b")
+        assert len(asked) > 3
+        size = max(path.stat().st_size for path in (pair.folder / "b").rglob("*.log"))
+        assert len(brought) < 4 * size / 100
+        assert pair.content("b") == pair.content("a")
+
+    def test_a_piece_that_was_altered_is_thrown_away_and_asked_for_again(self, pair, small):
+        self.fall_behind(pair)
+        altered = []
+
+        def alter(_, pieces):
+            for number, piece in enumerate(pieces):
+                if number == 2 and len(altered) < 3:
+                    altered.append(piece)
+                    yield Chunk(piece.offset, piece.data[:-1] + b"?", piece.checksum)
+                else:
+                    yield piece
+
+        pair.after["chunks"] = alter
+        pair.settled("b")
+        assert len(altered) == 3
+        assert pair.content("b") == pair.content("a")
+
+    def test_what_was_altered_with_its_checksum_is_found_by_the_manifest(self, pair, small):
+        self.fall_behind(pair)
+        altered = []
+
+        def alter(_, pieces):
+            for piece in pieces:
+                if not altered and len(piece.data) == 100:
+                    altered.append(piece)
+                    data = piece.data[:-1] + b"?"
+                    yield Chunk(piece.offset, data, bootstrap.crc32c(data))
+                else:
+                    yield piece
+
+        pair.after["chunks"] = alter
+        pair.settled("b")
+        assert altered
+        assert pair.content("b") == pair.content("a")
+
+    def test_a_primary_that_forgot_the_snapshot_is_asked_for_another(self, pair, small):
+        self.fall_behind(pair)
+        calls = []
+
+        def forget(_):
+            calls.append(1)
+            if len(calls) == 3:
+                pair.nodes["a"].primary._offers.end("b")
+
+        pair.before["chunks"] = forget
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+
+    @pytest.mark.parametrize("method", ["begin_snapshot", "chunks", "end_snapshot"])
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_a_restart_in_the_middle_is_no_harm(self, pair, small, method, when):
+        self.fall_behind(pair)
+        killed = []
+
+        class Killed(BaseException):
+            pass
+
+        def kill(name, answer=None):
+            if not killed:
+                killed.append(name)
+                raise Killed
+            return answer
+
+        getattr(pair, when)[method] = kill
+        with pytest.raises(Killed):
+            pair.settled("b")
+        pair.kill("b")
+        pair.start("b")
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+        handle = pair.append(b"after")
+        pair.until(handle.done)
+        pair.settled("b")
+        assert pair.content("b") == pair.content("a")
+
+    def test_reads_go_on_while_the_copy_is_built_and_swapped(self, tmp_path, small):
+        pair = Cluster(tmp_path, policy="local", leased=False, names="ab")
+        pair.start("a", create=True, lead=True)
+        pair.start("b")
+        pair.append(*[b"%d" % number for number in range(10)])
+        pair.settled("b")
+        pair.step(30)
+        before = pair.nodes["b"].replica.reading()
+        seen = []
+
+        def read(*_):
+            reading = pair.nodes["b"].replica.reading()
+            seen.append(sum(batch.num_rows for batch in reading.read()))
+            with pytest.raises(NotReady, match="builds its copy again"):
+                pair.nodes["b"].replica.reading(after=pair.nodes["b"]._copy.end(), timeout=0)
+
+        self.fall_behind(pair)
+        pair.before["chunks"] = read
+        pair.before["end_snapshot"] = lambda _: seen.append(
+            sum(batch.num_rows for batch in pair.nodes["b"].replica.reading().read())
+        )
+        pair.settled("b")
+        assert set(seen[:-1]) == {11}
+        assert seen[-1] == 12, "the new one, from the moment on that it is there"
+        assert sum(batch.num_rows for batch in before.read()) == 11, "who reads the old one goes on"
+        pair.close()
+
+    def test_a_newcomer_bootstraps_even_if_everything_is_retained(self, pair):
+        pair.append(b"x")
+        pair.names = "abc"
+        pair.start("c")
+        pair.settled("b", "c")
+        assert pair.content("c") == [(0, b"x")]
+
+
+class TestReading:
+    def test_up_to_what_is_committed_and_no_further(self, pair):
+        handle = pair.append(b"x")
+        pair.until(handle.done)
+        pair.step(40)
+        assert pair.nodes["b"].replica.committed == 1
+        pair.names = "abc"
+        pair.before["acknowledge"] = lambda _: (_ for _ in ()).throw(TransientStorageError("no"))
+        pair.append(b"y")
+        pair.until(lambda: pair.end("b") == 2)
+        assert [batch.num_rows for batch in pair.nodes["b"].replica.reading().read()] == [1]
+
+    def test_after_a_bookmark_waits_until_it_is_here(self, pair):
+        handle = pair.append(b"x")
+        pair.until(handle.done)
+        bookmark = Cursor(pair.nodes["a"].primary.log.log_id, 1, 1)
+        replica = pair.nodes["b"].replica
+        pair.until(lambda: replica.committed == 1)
+        assert replica.reading(after=bookmark, timeout=0).bounds() == Bounds(0, 1)
+        with pytest.raises(NotReady, match="offset 1 is not here yet"):
+            replica.reading(after=bookmark.at(2), timeout=0)
+
+    def test_a_bookmark_of_a_record_that_was_lost_is_not_answered_with_another_one(self, pair):
+        handle = pair.append(b"x")
+        pair.until(handle.done)
+        replica = pair.nodes["b"].replica
+        pair.until(lambda: replica.committed == 1)
+        with pytest.raises(Diverged, match="of term 1 here, and the bookmark says 7"):
+            replica.reading(after=Cursor(pair.nodes["a"].primary.log.log_id, 1, 7), timeout=0)
+
+    def test_bounded_staleness_is_counted_from_when_it_last_had_everything(self, pair):
+        pair.append(b"x")
+        pair.settled("b")
+        pair.step(5)
+        replica = pair.nodes["b"].replica
+        assert replica.reading(max_staleness=1.0, timeout=0).bounds().next >= 0
+        pair.cut |= {"a"}
+        pair.step(30, seconds=0.1)
+        with pytest.raises(NotReady, match="s behind"):
+            replica.reading(max_staleness=1.0, timeout=0)
+        assert list(islice(replica.reading().read(), 1))
+
+    def test_a_replica_without_a_copy_says_so(self, pair):
+        pair.names = "abc"
+        node = pair.start("c")
+        with pytest.raises(NotReady, match="no copy of the log yet"):
+            node.reading()

@@ -1,0 +1,245 @@
+"""A node behind its server, with its thread: how it starts, what it does when that fails, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from strandline.model.errors import Fenced, InvalidInput, NotReady, StorageError
+from strandline.node.contract import Caller, Served
+from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.node.front import Front, Jobs
+from strandline.node.home import Home
+from strandline.node.running import NodeConfig, RunningNode
+from strandline.storage.lease import Lease
+from strandline.storage.local import LocalStore
+
+ONE = pa.table({"value": pa.array([b"one"], pa.binary())})
+WAIT = 30.0
+
+Begin = Callable[..., RunningNode]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts nodes, which do not outlive the test."""
+    with ExitStack() as started:
+
+        def begin(name: str, **more: object) -> RunningNode:
+            config = NodeConfig(folder=str(tmp_path / name), name=name, **{"poll_seconds": 0.2, **more})
+            return started.enter_context(RunningNode(config))
+
+        yield begin
+
+
+def lease_of(tmp_path: Path) -> dict[str, object]:
+    return {"lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0}
+
+
+def holder(tmp_path: Path) -> str | None:
+    state = Lease(LocalStore(str(tmp_path / "lease")), "lease", "who looks").look()
+    return None if state is None else state.holder
+
+
+def following(running: RunningNode) -> RunningNode:
+    assert running.wait_until(lambda: running.condition == "following", WAIT), running.condition
+    return running
+
+
+class TestStarting:
+    def test_the_lease_tells_where_its_holder_listens_though_the_port_was_free_to_choose(self, begin, tmp_path):
+        a = begin("a", create=True, **lease_of(tmp_path))
+        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert holder(tmp_path) == f"a {a.url}"
+        with RemoteLog(a.url) as log:
+            assert log.topology().primary == "a"
+
+    def test_an_advertised_address_is_what_the_lease_tells(self, begin, tmp_path):
+        a = begin("a", create=True, url="grpc://a.example:7450", **lease_of(tmp_path))
+        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert holder(tmp_path) == "a grpc://a.example:7450"
+
+    def test_until_the_node_is_there_its_server_says_not_ready(self):
+        front = Front("a", Jobs())
+        assert isinstance(front, Served)
+        for call in (front.reading, front.status, front.promote, front.rebootstrap, lambda: front.append(ONE)):
+            with pytest.raises(NotReady, match="a is starting"):
+                call()
+
+    def test_a_folder_that_another_node_runs_in_is_refused_before_anything_else(self, begin, tmp_path):
+        begin("a", lead=True, create=True)
+        with pytest.raises(Fenced, match="running already"):
+            begin("a", lead=True)
+
+    def test_a_port_that_is_taken_is_an_error_with_a_sentence_and_leaves_the_folder_free(self, begin, tmp_path):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(StorageError, match=f"127.0.0.1:{port}"):
+                begin("a", lead=True, create=True, listen=("127.0.0.1", port))
+        Home.open(str(tmp_path / "a"), "a").close()
+
+    def test_a_node_that_cannot_be_opened_leaves_its_port_and_its_folder_free(self, begin, tmp_path):
+        begin("a", create=True, **lease_of(tmp_path)).wait_until(lambda: holder(tmp_path) is not None, WAIT)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with pytest.raises(InvalidInput, match="There has been a primary") as refused:
+            begin("b", create=True, listen=("127.0.0.1", port), **lease_of(tmp_path))
+        Home.open(str(tmp_path / "b"), "b").close()
+        socket.create_server(("127.0.0.1", port)).close()
+        del refused  # it kept everything alive until here
+
+
+LEASED = {"lease": "memory://never-used"}
+WRONG = [
+    ({"name": "a b"}, "cannot name"),
+    ({"policy": "most"}, "no commit policy"),
+    ({"lead": False}, "nobody to follow: give it a lease, or an upstream, or let it lead"),
+    ({"upstream": "grpc://b:1"}, "leads or follows"),
+    ({**LEASED}, "The lease tells who leads"),
+    ({"lead": False, "upstream": "b:1"}, "no address of a node"),
+    ({"lead": False, "upstream": "grpc://b:1", "create": True}, "gets its log from there"),
+    ({"automatic": True}, "only with a lease and the policy quorum"),
+    ({**LEASED, "lead": False, "automatic": True, "policy": "ack_n(1)"}, "only with a lease and the policy quorum"),
+    ({**LEASED, "lead": False, "automatic": True, "policy": "quorum(a,b,c)"}, "address of b, c is missing"),
+    ({"lead": False, "lease": "ftp://x/y"}, "unknown scheme"),
+    ({"listen": ("127.0.0.1", 70000)}, "no port"),
+    ({"listen": ("0.0.0.0", 1)}, "can be reached by other machines"),
+    ({"listen": ("0.0.0.0", 1), "insecure": True}, "say under which address"),
+    ({"nodes": {"b": "http://b:1"}}, "no address of a node"),
+    ({"poll_seconds": 0.0}, "poll_seconds"),
+    ({"lease_seconds": float("nan")}, "lease_seconds"),
+    ({"url": "nowhere"}, "no address of a node"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "why"), WRONG, ids=[why for _, why in WRONG])
+def test_what_cannot_work_is_refused_before_anything_is_opened(tmp_path, wrong, why):
+    with pytest.raises(InvalidInput, match=why):
+        NodeConfig(**{"folder": str(tmp_path / "a"), "name": "a", "lead": True, **wrong})
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestEnding:
+    def test_closing_frees_port_folder_and_lease_at_once(self, begin, tmp_path):
+        a = begin("a", create=True, **lease_of(tmp_path))
+        assert a.wait_until(lambda: a.is_primary, WAIT)
+        a.close()
+        a.close()
+        assert holder(tmp_path) is None
+        again = begin("a", listen=("127.0.0.1", a.server.port), **lease_of(tmp_path))
+        assert again.wait_until(lambda: again.is_primary, WAIT)
+        assert again.node.primary.term == 2
+
+    def test_closing_does_not_wait_for_ever_for_somebody_who_never_answers(self, begin):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            b = begin("b", upstream=f"grpc://127.0.0.1:{silent.getsockname()[1]}", timeout=3.0)
+            silent.accept()
+            b.close()
+        assert not b._thread.is_alive()
+
+    def test_who_asks_a_closed_node_is_told(self, begin):
+        a = begin("a", lead=True, create=True)
+        a.close()
+        with pytest.raises(NotReady, match="a has stopped"):
+            a.promote()
+
+
+class TestFailing:
+    @pytest.fixture
+    def failed(self, begin, tmp_path, monkeypatch, caplog) -> RunningNode:
+        """A primary whose thread ended with an error that nobody thought of."""
+        a = begin("a", create=True, **lease_of(tmp_path))
+        assert a.wait_until(lambda: a.is_primary, WAIT)
+        with RemoteLog(a.url) as log:
+            log.append(ONE)
+
+        def fail() -> float:
+            raise ZeroDivisionError("nobody thought of this")
+
+        caplog.set_level(logging.CRITICAL, logger="strandline.node")
+        monkeypatch.setattr(a.node, "step", fail)
+        a._thread.join(WAIT)
+        return a
+
+    def test_it_keeps_the_error_and_says_so_to_whoever_asks(self, failed):
+        assert isinstance(failed.failure, ZeroDivisionError)
+        assert failed.condition == "failed"
+        with RemoteLog(failed.url) as log, FlightUpstream(failed.url) as node:
+            assert (log.status().condition, log.status().trouble) == ("failed", repr(failed.failure))
+            assert node.report(Caller("b")).unhealthy == "failed"
+            with pytest.raises(NotReady, match="nobody thought of this"):
+                log.promote()
+
+    def test_it_steps_down_at_once_and_another_one_may_have_the_lease(self, failed, tmp_path):
+        assert holder(tmp_path) is None
+        with RemoteLog(failed.url) as log, pytest.raises(Fenced):
+            log.append(ONE)
+
+    def test_what_it_has_can_still_be_read(self, failed):
+        with RemoteLog(failed.url) as log:
+            assert sum(batch.num_rows for batch in log.read()) == 1
+
+
+class TestAsking:
+    def test_a_replica_that_follows_is_promoted_and_the_old_primary_refuses_from_then(self, begin):
+        a = begin("a", lead=True, create=True)
+        b = following(begin("b", upstream=a.url, nodes={"a": a.url}))
+        with RemoteLog(a.url) as old, RemoteLog(b.url) as new:
+            written = old.append(ONE)
+            b.node.replica.reading(after=written.bookmark, timeout=WAIT)
+            assert new.promote().term == 2
+            with pytest.raises((Fenced, NotReady)):
+                old.append(ONE)
+            assert new.append(ONE).bookmark.next == 2
+        assert (a.is_primary, b.is_primary) == (False, True)
+
+    def test_a_replica_builds_its_copy_again_when_it_is_asked_to(self, begin, tmp_path):
+        a = begin("a", lead=True, create=True)
+        b = following(begin("b", upstream=a.url))
+        with RemoteLog(a.url) as primary, RemoteLog(b.url) as replica:
+            written = primary.append(ONE)
+            b.node.replica.reading(after=written.bookmark, timeout=WAIT)
+            before = b.node.home.state.generation
+            replica.rebootstrap()
+            assert b.wait_until(lambda: b.node.home.state.generation > before and b.condition == "following", WAIT)
+            assert sum(batch.num_rows for batch in replica.read()) == 1
+            with pytest.raises(NotReady, match="a is the primary, and no replica"):
+                primary.rebootstrap()
+
+    def test_roles_are_changed_by_the_thread_of_the_node_and_not_by_who_asks(self, begin, monkeypatch):
+        a = begin("a", lead=True, create=True)
+        seen = []
+        monkeypatch.setattr(a.node, "promote", lambda **_: seen.append(threading.current_thread()))
+        monkeypatch.setattr(a.node, "rebootstrap", lambda: seen.append(threading.current_thread()))
+        a.promote()
+        a.rebootstrap()
+        assert seen == [a._thread, a._thread]
+
+    def test_an_error_of_a_job_is_raised_where_it_was_asked(self, begin):
+        a = begin("a", lead=True, create=True)
+        with pytest.raises(ZeroDivisionError):
+            a._jobs.ask(lambda: 1 // 0)
+        assert a.failure is None
+
+
+def test_nodes_know_one_another_by_their_tokens_and_nobody_else(begin):
+    words = {name: f"the-token-of-{name}-and-no-other" for name in ("a", "b", "ops")}
+    tokens = Tokens.parse(
+        f"a replica {words['a']}\nb replica {words['b']}\nops client,admin {words['ops']}", "the test"
+    )
+    server = ServerSecurity(tokens=tokens)
+    a = begin("a", lead=True, create=True, server=server, client=ClientSecurity(token=words["a"]))
+    following(begin("b", upstream=a.url, server=server, client=ClientSecurity(token=words["b"])))
+    with RemoteLog(a.url, security=ClientSecurity(token=words["ops"])) as log:
+        assert [member.name for member in log.topology().members] == ["b"]
+    with RemoteLog(a.url) as log, pytest.raises(Fenced, match="no token"):
+        log.topology()

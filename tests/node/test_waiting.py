@@ -1,0 +1,171 @@
+"""Waiting for commits, flow control, the gate, and what a node remembers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from strandline.formats.node_state import decode_node, encode_node
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, UnsupportedVersion
+from strandline.model.node import NodeState, Peer, Trouble
+from strandline.node.commits import Commits
+from strandline.node.flow import FlowLimits, Proceed, Refuse, admit
+from strandline.node.gate import Gate
+from strandline.node.home import Home
+from strandline.node.policies import AckN
+from strandline.storage.lease import Lease
+from strandline.testing.clock import ManualClock
+from strandline.testing.plain import PlainStore
+from strandline.testing.simdisk import SimulatedDisk
+
+ONE, TWO = AckN(1), AckN(2)
+
+
+class TestCommits:
+    def test_each_waiter_is_woken_when_its_own_policy_has_reached_its_offset(self):
+        marks = {ONE: 0, TWO: 0}
+        commits = Commits(lambda policy: marks[policy])
+        waiters = [commits.add(ONE, 5), commits.add(TWO, 5), commits.add(ONE, 7), commits.add(ONE, 3)]
+        marks[ONE] = 6
+        commits.moved()
+        assert [waiter.done for waiter in waiters] == [True, False, False, True]
+        marks[TWO] = 5
+        commits.moved()
+        assert [waiter.done for waiter in waiters] == [True, True, False, True]
+
+    def test_one_that_comes_too_late_to_be_woken_is_done_at_once(self):
+        commits = Commits(lambda _: 5)
+        waiter = commits.add(ONE, 5)
+        assert waiter.done
+        waiter.wait(60)
+
+    def test_a_watermark_never_goes_back(self):
+        mark = [5]
+        commits = Commits(lambda _: mark[0])
+        commits.raise_to(ONE, 3)
+        assert commits.reached(ONE) == 5
+        mark[0] = 2
+        assert commits.reached(ONE) == 5
+
+    def test_nobody_is_left_waiting_beside_others_that_come_and_go(self):
+        mark = [0]
+        commits = Commits(lambda _: mark[0])
+        missed = []
+
+        def wait(number):
+            waiter = commits.add(ONE, number)
+            waiter.wait(30)
+            commits.remove(waiter)
+            if not waiter.done:
+                missed.append(number)
+
+        threads = [threading.Thread(target=wait, args=(number % 50 + 1,)) for number in range(200)]
+        for thread in threads:
+            thread.start()
+        for upto in range(51):
+            mark[0] = upto
+            commits.moved()
+        for thread in threads:
+            thread.join(60)
+        assert not missed
+
+    def test_giving_up_wakes_everybody(self):
+        commits = Commits(lambda _: 0)
+        waiter = commits.add(ONE, 1)
+        commits.give_up()
+        waiter.wait(60)
+        assert not waiter.done
+
+
+class TestFlow:
+    def test_off_means_off(self):
+        assert admit(1 << 40, FlowLimits()) == Proceed()
+
+    def test_the_further_behind_the_longer_the_wait_up_to_a_refusal(self):
+        limits = FlowLimits(slow_at=10, refuse_at=20, longest=1.0)
+        waits = [admit(lag, limits).after for lag in range(20)]
+        assert waits == sorted(waits)
+        assert waits[10] == 0
+        assert 0 < waits[11] < waits[19] < 1
+        assert admit(20, limits) == Refuse(20)
+
+    def test_without_a_refusal_the_wait_is_bounded(self):
+        assert admit(10**9, FlowLimits(slow_at=10, longest=0.5)) == Proceed(0.5)
+
+    def test_limits_that_make_no_sense_are_refused(self):
+        for options in ({"slow_at": -1}, {"slow_at": 10, "refuse_at": 5}, {"longest": -1.0}):
+            with pytest.raises(InvalidInput):
+                FlowLimits(**options)
+
+
+class TestGate:
+    def test_it_closes_with_the_lease_and_stays_closed(self):
+        clock = ManualClock()
+        lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
+        lease.try_acquire()
+        gate = Gate(lease.epoch, lease)
+        gate.check("nothing was written")
+        clock.advance(10)
+        with pytest.raises(Fenced, match="lease of term 1 has run out"):
+            gate.check("nothing was written")
+
+    def test_another_holding_of_the_same_lease_is_another_term(self):
+        clock = ManualClock()
+        lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
+        lease.try_acquire()
+        gate = Gate(lease.epoch, lease)
+        lease.release()
+        lease.try_acquire()
+        assert not gate.is_open
+
+    def test_who_shut_it_first_is_told(self):
+        gate = Gate(3)
+        gate.shut("b leads")
+        gate.shut("it was closed")
+        with pytest.raises(Fenced, match=r"\(b leads\): nothing was written"):
+            gate.check("nothing was written")
+
+
+STATE = NodeState(
+    "b", 3, 9, 8, 7, 123, "a", "ack_n(1)", (Peer("b", "eu"), Peer("c")), Trouble("diverged", "because", 17)
+)
+
+
+class TestRemembering:
+    def test_what_is_written_is_read_back(self):
+        assert decode_node(encode_node(STATE), "node.json") == STATE
+        assert decode_node(encode_node(NodeState("x")), "node.json") == NodeState("x")
+
+    def test_any_damage_is_an_error_and_never_a_node_that_has_seen_nothing(self):
+        data = encode_node(STATE)
+        for at in range(len(data)):
+            for spoilt in (data[:at], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]):
+                try:
+                    found = decode_node(spoilt, "node.json")
+                except (CorruptData, UnsupportedVersion):
+                    continue
+                assert found == STATE  # white space
+
+    def test_terms_never_go_down(self):
+        home = Home.open("/n", "b", disk=SimulatedDisk())
+        home.remember(seen=5, adopted=4)
+        home.remember(seen=3, adopted=2)
+        assert (home.state.seen, home.state.adopted) == (5, 4)
+
+    def test_one_process_at_a_time_and_one_name(self, tmp_path):
+        with Home.open(str(tmp_path), "b") as home:
+            home.remember(seen=1)
+            with pytest.raises(Fenced, match="running already"):
+                Home.open(str(tmp_path), "b")
+        with pytest.raises(InvalidInput, match="folder of node 'b', not of 'c'"):
+            Home.open(str(tmp_path), "c")
+
+    def test_copies_that_are_not_in_use_are_removed(self, tmp_path):
+        with Home.open(str(tmp_path), "b") as home:
+            home.remember(generation=2)
+            for number in (1, 2, 3):
+                (tmp_path / f"data-0000000{number}").mkdir()
+        with Home.open(str(tmp_path), "b") as home:
+            assert sorted(path.name for path in tmp_path.glob("data-*")) == ["data-00000002"]
+            assert home.next_generation() == 3
