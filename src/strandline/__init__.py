@@ -58,6 +58,15 @@ if TYPE_CHECKING:
     from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
     from strandline.model.records import Op as Op
     from strandline.model.snapshot import Snapshot as Snapshot
+    from strandline.node.face import Primary as Primary
+    from strandline.node.face import Replica as Replica
+    from strandline.node.flight.remote import RemoteLog as RemoteLog
+    from strandline.node.flight.security import ClientSecurity as ClientSecurity
+    from strandline.node.flight.security import ServerSecurity as ServerSecurity
+    from strandline.node.flow import FlowLimits as FlowLimits
+    from strandline.node.policies import parse_policy as parse_policy
+    from strandline.node.running import NodeConfig as NodeConfig
+    from strandline.node.running import RunningNode as RunningNode
 
 
 # Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
@@ -67,11 +76,13 @@ _HOMES = {
     "Batching": "strandline.follow.run",
     "bootstrap": "strandline.follow.snapshots.bootstrap",
     "Bounds": "strandline.model.cursor",
+    "ClientSecurity": "strandline.node.flight.security",
     "Consumer": "strandline.log.queue.consumer",
     "Cursor": "strandline.model.cursor",
     "DeltaSink": "strandline.follow.delta",
     "EVERYTHING": "strandline.model.keyed",
     "Exports": "strandline.follow.exports",
+    "FlowLimits": "strandline.node.flow",
     "Limit": "strandline.model.cursor",
     "Log": "strandline.log.contract",
     "LogBucket": "strandline.follow.keyed.log",
@@ -79,15 +90,22 @@ _HOMES = {
     "MemoryLog": "strandline.log.memory",
     "MemoryStore": "strandline.follow.stores.memory",
     "NatsBucket": "strandline.follow.keyed.nats",
+    "NodeConfig": "strandline.node.running",
     "ObjectLog": "strandline.log.object",
     "Op": "strandline.model.records",
+    "parse_policy": "strandline.node.policies",
     "Prefix": "strandline.model.keyed",
+    "Primary": "strandline.node.face",
     "Producer": "strandline.log.object",
     "QueueLog": "strandline.log.v1",
     "READ_SCHEMA": "strandline.model.records",
     "Receipt": "strandline.log.contract",
     "RECORD_SCHEMA": "strandline.model.records",
+    "RemoteLog": "strandline.node.flight.remote",
+    "Replica": "strandline.node.face",
     "RocksStore": "strandline.follow.stores.rocks",
+    "RunningNode": "strandline.node.running",
+    "ServerSecurity": "strandline.node.flight.security",
     "Snapshot": "strandline.model.snapshot",
     "StrandlineError": "strandline.model.errors",
     "Supervisor": "strandline.follow.supervise",
@@ -110,10 +128,12 @@ __all__ = [
     "Artifacts",
     "Batching",
     "Bounds",
+    "ClientSecurity",
     "Consumer",
     "Cursor",
     "DeltaSink",
     "Exports",
+    "FlowLimits",
     "Limit",
     "Log",
     "LogBucket",
@@ -121,13 +141,19 @@ __all__ = [
     "MemoryLog",
     "MemoryStore",
     "NatsBucket",
+    "NodeConfig",
     "ObjectLog",
     "Op",
     "Prefix",
+    "Primary",
     "Producer",
     "QueueLog",
     "Receipt",
+    "RemoteLog",
+    "Replica",
     "RocksStore",
+    "RunningNode",
+    "ServerSecurity",
     "Snapshot",
     "StrandlineError",
     "Supervisor",
@@ -140,6 +166,7 @@ __all__ = [
     "errors",
     "follow",
     "open",
+    "parse_policy",
     "spark",
     "watch_applied",
     "watch_applied_async",

@@ -52,6 +52,16 @@ def test_a_service_keeps_its_state_in_step_as_the_readme_shows_it(tmp_path):
     assert list(scope["store"].range()) == [(b"node.1", b"10.0.0.1")]
 
 
+def test_a_replica_has_what_was_written_as_the_readme_shows_it(tmp_path, capsys):
+    scope = run("Replicate it", tmp_path)
+    try:
+        assert "6F72646572" in capsys.readouterr().out  # "order", as Arrow prints bytes
+        assert scope["commit"].outcome.watermark == 1
+    finally:
+        scope["replica"].close()
+        scope["primary"].close()
+
+
 def test_every_link_leads_somewhere():
     pages = [README, *README.parent.glob("docs/*.md"), *README.parent.glob("*.md")]
     for page in pages:

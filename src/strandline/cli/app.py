@@ -12,6 +12,7 @@ from strandline.cli.collect import gc
 from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
 from strandline.cli.lag import lag, with_default_interval
+from strandline.cli.node.command import node, promote
 from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
 from strandline.cli.retention import retention
@@ -63,6 +64,8 @@ app.command()(retention)
 app.command()(gc)
 app.command()(verify)
 app.add_typer(wal, name="wal")
+app.add_typer(node, name="node")
+app.command()(promote)
 app.command()(doctor)
 app.command()(upgrade)
 app.command()(quickstart)

@@ -1,0 +1,1 @@
+"""``strandline node`` and ``strandline promote``: running, looking at and looking after the nodes of a log."""

@@ -1,0 +1,329 @@
+"""``strandline node run``: be a node until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from prometheus_client import start_http_server
+
+from strandline.cli import show
+from strandline.cli.frame import Debug, Json, guarded, length_of_time, size_in_bytes
+from strandline.cli.frame import retention as understood
+from strandline.model.errors import InvalidInput, StorageError
+from strandline.model.retention import SlotLimits, parse_retention
+from strandline.node.flight.security import ClientSecurity, ServerSecurity
+from strandline.node.flow import FlowLimits
+from strandline.node.running import NodeConfig, RunningNode
+
+PORT: Final = 7450
+_LOOK: Final = 0.2
+_HIGHEST_PORT: Final = 65535
+_ROLE: Final = "Who leads"
+_WRITES: Final = "What is written and kept"
+_SECURITY: Final = "Who may connect"
+
+
+def _place(text: str) -> tuple[str, int]:
+    """A host and a port.
+
+    >>> _place("127.0.0.1:7450"), _place("[::1]:0")
+    (('127.0.0.1', 7450), ('::1', 0))
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _HIGHEST_PORT:
+        raise typer.BadParameter(f"{text!r} is no place to listen: write host:port, such as 127.0.0.1:{PORT}.")
+    return host.strip("[]"), int(port)
+
+
+def other_nodes(given: Sequence[str]) -> dict[str, str]:
+    """Names and addresses.
+
+    >>> other_nodes(["b=grpc://10.0.0.2:7450"])
+    {'b': 'grpc://10.0.0.2:7450'}
+    """
+    nodes = {}
+    for text in given:
+        name, found, url = text.partition("=")
+        if not (name and found and url):
+            raise InvalidInput(f"{text!r} names no node: write --node NAME=grpc://host:port.")
+        if name in nodes:
+            raise InvalidInput(f"--node names {name!r} twice.")
+        nodes[name] = url
+    return nodes
+
+
+@guarded
+def run(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.", show_default=False)
+    ],
+    *,
+    name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Unique among the log's nodes; it never changes.", show_default=False),
+    ],
+    listen: Annotated[
+        Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Where to listen; port 0 takes a free one.")
+    ] = f"127.0.0.1:{PORT}",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where the other nodes reach it, if not where it listens.", show_default=False
+        ),
+    ] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Where it is.", show_default=False)] = None,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The folder or bucket of the lease that tells who leads, the same for all nodes of the log.",
+            show_default=False,
+            rich_help_panel=_ROLE,
+        ),
+    ] = None,
+    lease_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long the lease outlives its holder.", rich_help_panel=_ROLE)
+    ] = 15.0,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node",
+            metavar="NAME=URL",
+            help="Another node of the log. Give all: they are asked before this one takes over.",
+            show_default=False,
+            rich_help_panel=_ROLE,
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Without a lease: the primary to follow.", show_default=False, rich_help_panel=_ROLE
+        ),
+    ] = None,
+    lead: Annotated[
+        bool, typer.Option("--lead", help="Without a lease: be the primary.", rich_help_panel=_ROLE)
+    ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Begin a new log if there has never been one.", rich_help_panel=_ROLE)
+    ] = False,
+    automatic: Annotated[
+        bool,
+        typer.Option(
+            "--automatic", help="Take over when the primary is gone; needs a lease and a quorum.", rich_help_panel=_ROLE
+        ),
+    ] = False,
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).",
+            rich_help_panel=_WRITES,
+        ),
+    ] = "local",
+    retention: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            parser=understood,
+            help="forever, consumed, age:7d or bytes:100GiB.",
+            rich_help_panel=_WRITES,
+        ),
+    ] = "forever",
+    max_lag_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SIZE",
+            parser=size_in_bytes,
+            help="A replica further behind holds nothing back any more, and has to bootstrap.",
+            show_default=False,
+            rich_help_panel=_WRITES,
+        ),
+    ] = None,
+    max_idle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME",
+            parser=length_of_time,
+            help="The same for one that is silent for longer.",
+            show_default=False,
+            rich_help_panel=_WRITES,
+        ),
+    ] = None,
+    slow_at: Annotated[
+        int,
+        typer.Option(
+            metavar="RECORDS",
+            min=0,
+            help="Slow writers while a replica is so far behind; 0: never.",
+            rich_help_panel=_WRITES,
+        ),
+    ] = 0,
+    refuse_at: Annotated[
+        int, typer.Option(metavar="RECORDS", min=0, help="And refuse them here; 0: never.", rich_help_panel=_WRITES)
+    ] = 0,
+    poll_seconds: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How often replicas are heard of at least.", rich_help_panel=_WRITES),
+    ] = 1.0,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Let in who has one of these: a line 'name roles token' each.",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The token that this node shows to others.",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
+    cert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Its certificate, for TLS (PEM).", show_default=False, rich_help_panel=_SECURITY
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Its key (PEM).", show_default=False, rich_help_panel=_SECURITY),
+    ] = None,
+    ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Who signed the other nodes' certificates (PEM).",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
+    client_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Let in only who has a certificate that these signed; the node shows its own to others.",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Let other machines in without knowing them, and in plain text.",
+            rich_help_panel=_SECURITY,
+        ),
+    ] = False,
+    metrics: Annotated[
+        Any,
+        typer.Option(metavar="HOST:PORT", parser=_place, help="Serve metrics for Prometheus here.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Run a node of a replicated log: it leads, or follows whoever does, until Ctrl-C or SIGTERM.
+
+    Prints one line when it serves, and logs to standard error. Stopping it lets go of the lease at once. It ends with
+    status 1 if it fails: let something start it again.
+    """
+    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    shown = cert if client_ca is not None else None
+    config = NodeConfig(
+        folder=folder,
+        name=name,
+        listen=listen,
+        url=url,
+        region=region,
+        policy=policy,
+        lease=lease,
+        lease_seconds=lease_seconds,
+        nodes=other_nodes(node or []),
+        upstream=upstream,
+        automatic=automatic,
+        create=create,
+        lead=lead,
+        retention=parse_retention(retention),
+        limits=SlotLimits(max_lag_bytes or 0, max_idle or 0),
+        flow=FlowLimits(slow_at, refuse_at),
+        poll_seconds=poll_seconds,
+        server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens),
+        client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
+        insecure=insecure,
+    )
+    with _told_to_stop() as stop, _metrics_at(metrics), RunningNode(config) as running:
+        _be(running, stop, as_json=json)
+    if running.failure is not None:
+        raise StorageError(f"Node {name} failed: {running.failure!r}. Look at what it logged, and start it again.")
+
+
+def _be(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
+    said = running.condition
+    if as_json:
+        show.document({"name": running.name, "url": running.url, "condition": said})
+    else:
+        print(f"{running.name} serves at {running.url}, and is {said}.", flush=True)
+    logger = logging.getLogger("strandline.node")
+    while not stop.wait(_LOOK) and running.failure is None:
+        now = running.condition
+        if now != said:
+            said = now
+            primary = running.node.home.state.primary
+            of = f" {primary}" if now == "following" else ""
+            logger.info("Node %s is %s%s.", running.name, now, of)
+
+
+@contextmanager
+def _metrics_at(place: tuple[str, int] | None) -> Iterator[None]:
+    if place is None:
+        yield
+        return
+    host, port = place
+    try:
+        server, _ = start_http_server(port, host)
+    except OSError as error:
+        raise StorageError(f"Metrics cannot be served on {host}:{port}: {error}. Name another place.") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as ever."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def tell(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, tell)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_to_stderr(level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logger = logging.getLogger("strandline")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
