@@ -13,9 +13,9 @@ from strandline.model.errors import TransientStorageError
 from strandline.model.records import Op, record_batch
 from strandline.node.contract import Feed
 from strandline.node.home import Home
-from strandline.node.node import Node, NodeOptions
+from strandline.node.node import Node
+from strandline.node.options import NodeOptions, PrimaryOptions
 from strandline.node.policies import Quorum, parse_policy
-from strandline.node.primary import PrimaryOptions
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock, SeededChance

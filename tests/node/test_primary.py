@@ -24,8 +24,9 @@ from strandline.model.slots import InvalidReason
 from strandline.node.contract import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.copy import KIND
 from strandline.node.flow import FlowLimits
+from strandline.node.options import PrimaryOptions
 from strandline.node.policies import AckN, Local, Quorum, Regions
-from strandline.node.primary import Primary, PrimaryOptions
+from strandline.node.primary import Primary
 from strandline.node.registry import Progress
 from tests.node.parts import Cluster, records
 

@@ -17,6 +17,7 @@ from strandline.cli import show
 from strandline.cli.frame import Debug, Json, Url, guarded, length_of_time, open_log, start
 from strandline.cli.text import readable, to_fields
 from strandline.log.fetch import fetch_in_order
+from strandline.log.planning import behind
 from strandline.model.errors import SlotInvalid
 
 _LAST: Final = 10
@@ -113,7 +114,7 @@ def _batches(
             yield from batches
             still_needed(span.next)
         if spans:
-            cursor = cursor.at(spans[-1].next)
+            cursor = behind(cursor, spans[-1])
         elif not follow:
             return
         else:

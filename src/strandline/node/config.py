@@ -15,9 +15,8 @@ from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
 from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.node import NodeOptions
+from strandline.node.options import NodeOptions, PrimaryOptions
 from strandline.node.policies import CommitPolicy, Quorum, parse_policy
-from strandline.node.primary import PrimaryOptions
 from strandline.storage.urls import open_store
 
 LEASE: Final = "lease"

@@ -222,14 +222,8 @@ class Feed(Protocol):
         """End the stream; closing twice is fine."""
 
 
-@runtime_checkable
-class Upstream(Protocol):
-    """A primary as its replicas use it. All calls may block on the network.
-
-    ``TransientStorageError`` if the answer did not come: whether the call was done is not known then, and repeating it
-    is safe. ``NotReady`` from a node that is no primary. ``Fenced`` if the caller has seen a higher term, or is not
-    who it says. Errors of the primary come as the same classes that it raised.
-    """
+class Leading(Protocol):
+    """What replicas ask of their primary."""
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Be known as a replica; again refreshes when it was last seen, and changes nothing else."""
@@ -257,6 +251,16 @@ class Upstream(Protocol):
 
     def topology(self, caller: Caller) -> Topology:
         """Who replicates the log, and how far each is."""
+
+
+@runtime_checkable
+class Upstream(Leading, Protocol):
+    """A node as others reach it. All calls may block on the network.
+
+    ``TransientStorageError`` if the answer did not come: whether the call was done is not known then, and repeating it
+    is safe. ``NotReady`` from a node that is no primary. ``Fenced`` if the caller has seen a higher term, or is not
+    who it says. Errors of the node come as the same classes that it raised.
+    """
 
     def report(self, caller: Caller) -> Report:
         """What this node has, whatever its role; from now on it refuses terms below the caller's."""

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Generic, TypeVar, final
 
-from strandline.model.cursor import Cursor
 from strandline.model.errors import NotReady
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.node.committed import Current
 from strandline.node.contract import (
-    Acknowledgement,
     Caller,
-    Chunk,
     Commit,
-    Feed,
-    Registration,
+    Leading,
     Report,
-    Resume,
-    SnapshotOffer,
     Status,
     Topology,
 )
 from strandline.node.node import Node
-from strandline.node.registry import Progress
+from strandline.node.relay import Relay
 
 FAILED = "failed"
 """What a node says of itself whose control thread has ended with an error."""
@@ -91,7 +85,7 @@ class _Job(Generic[T]):
 
 
 @final
-class Front:
+class Front(Relay):
     """A node for its server, which is there first: the node's lease has to say where it is reached.
 
     Satisfies :class:`~strandline.node.contract.Served`. Until it is given the node, everything is ``NotReady``.
@@ -109,41 +103,8 @@ class Front:
             raise NotReady(f"{self._name} is starting, or has stopped: ask again a little later.")
         return self.node
 
-    def register(self, caller: Caller, *, region: str | None) -> Registration:
-        """As the node does."""
-        return self._there().register(caller, region=region)
-
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """As the node does."""
-        self._there().unregister(caller, keep_slot=keep_slot)
-
-    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """As the node does."""
-        return self._there().resume(caller, since)
-
-    def feed(self, caller: Caller, since: Cursor) -> Feed:
-        """As the node does."""
-        return self._there().feed(caller, since)
-
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
-        """As the node does."""
-        return self._there().acknowledge(caller, progress)
-
-    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """As the node does."""
-        return self._there().begin_snapshot(caller, kind)
-
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """As the node does."""
-        return self._there().chunks(caller, snapshot, path, offset)
-
-    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
-        """As the node does."""
-        self._there().end_snapshot(caller, cursor)
-
-    def topology(self, caller: Caller) -> Topology:
-        """As the node does."""
-        return self._there().topology(caller)
+    def _leading(self) -> Leading:
+        return self._there()
 
     def report(self, caller: Caller) -> Report:
         """As the node does; one that failed is not healthy, whatever else it has to say."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
@@ -15,28 +14,24 @@ from strandline.model.errors import Fenced, InvalidInput, NotReady, StorageError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.snapshot import Snapshot
+from strandline.node.candidacy import Candidacy
 from strandline.node.committed import Committed, Current
 from strandline.node.contract import (
-    Acknowledgement,
     Caller,
-    Chunk,
     Commit,
-    Feed,
-    Registration,
+    Leading,
     Report,
-    Resume,
-    SnapshotOffer,
     Status,
     Topology,
     Upstream,
 )
 from strandline.node.copy import KIND, LogCopy, export_log
-from strandline.node.election import objection, standing
 from strandline.node.gate import Gate
 from strandline.node.home import Home
-from strandline.node.policies import CommitPolicy, Quorum, parse_policy
-from strandline.node.primary import Primary, PrimaryOptions
-from strandline.node.registry import Progress
+from strandline.node.options import NodeOptions
+from strandline.node.policies import Quorum, parse_policy
+from strandline.node.primary import Primary
+from strandline.node.relay import Relay
 from strandline.node.replica import Condition, Replica
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.lease import Lease, LeaseState
@@ -49,25 +44,8 @@ _LOOKS: Final = 8
 """How often per term a node that may take over looks at the lease."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """How a node runs, and whom it knows."""
-
-    url: str = ""
-    """Where others reach this node."""
-    region: str | None = None
-    primary: PrimaryOptions = field(default_factory=PrimaryOptions)
-    """How it leads when it does; all nodes of a log should say the same."""
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    """The other nodes of the log, and where each is reached."""
-    upstream: str | None = None
-    """The primary's place, where there is no lease that tells it."""
-    automatic: bool = False
-    """Whether this node becomes the primary by itself when that is gone: with a lease and a quorum only."""
-
-
 @final
-class Node:
+class Node(Relay):
     """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.contract.Served`.
 
     At no time do two nodes acknowledge writes: who leads holds the lease, and stops before it runs out. Who takes over
@@ -101,6 +79,7 @@ class Node:
         self._chance = chance
         self._turn = threading.RLock()
         """Held while something is done that depends on the role."""
+        self._candidacy = Candidacy(home, options, connect)
         self._led: LogCopy | None = None
         """The copy that it leads with."""
         self._role: Primary | Replica = self._follower(self._open_copy() if home.state.generation else None)
@@ -317,10 +296,7 @@ class Node:
 
     def _is_behind(self) -> bool:
         """Whether somebody who can be reached has more: then that one should lead, and the lease is left to it."""
-        mine = self._report()
-        if mine.unhealthy is not None or not mine.adopted:
-            return True
-        return any(standing(report) > standing(mine) for report in self._ask(term=0))
+        return self._candidacy.is_behind(self._report())
 
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary, if nothing committed can be lost by that; returns the new topology.
@@ -372,16 +348,7 @@ class Node:
             self._copy.fence(term)
         mine = self._report()
         if not (continues and mine.unhealthy is None):
-            why = objection(
-                mine,
-                self._ask(term=term),
-                self._policy(),
-                primary=self._home.state.primary,
-                peers=self._home.state.peers,
-                force=force,
-            )
-            if why is not None:
-                raise NotReady(f"{self.name} was not promoted: {why}.")
+            self._candidacy.check(mine, force=force)
         return self._lead(term, lease)
 
     def _lead(self, term: int, lease: Lease | None) -> Primary:
@@ -429,27 +396,6 @@ class Node:
             raise NotReady(f"{self.name} has no copy of the log yet.")
         return self._copy.log
 
-    def _policy(self) -> CommitPolicy:
-        known = self._home.state
-        return parse_policy(known.policy) if known.primary else self.options.primary.policy
-
-    def _ask(self, term: int) -> list[Report]:
-        """What the other nodes say of themselves; those that do not answer are left out."""
-        reports = []
-        for name, url in self.options.nodes.items():
-            if name == self.name:
-                continue
-            upstream = None
-            try:
-                upstream = self._reach(url)
-                reports.append(upstream.report(Caller(self.name, term)))
-            except StrandlineError as error:
-                _LOGGER.info("Node %s got no report from %s: %s", self.name, name, error)
-            finally:
-                if upstream is not None:
-                    upstream.close()
-        return reports
-
     def _report(self) -> Report:
         state, role = self._home.state, self._role
         durable = 0 if self._copy is None else self._copy.bounds().next
@@ -460,41 +406,8 @@ class Node:
 
     # --- what it serves ----------------------------------------------------------------------------------------
 
-    def register(self, caller: Caller, *, region: str | None) -> Registration:
-        """As the primary."""
-        return self.primary.register(caller, region=region)
-
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """As the primary."""
-        self.primary.unregister(caller, keep_slot=keep_slot)
-
-    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """As the primary."""
-        return self.primary.resume(caller, since)
-
-    def feed(self, caller: Caller, since: Cursor) -> Feed:
-        """As the primary."""
-        return self.primary.feed(caller, since)
-
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
-        """As the primary."""
-        return self.primary.acknowledge(caller, progress)
-
-    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """As the primary."""
-        return self.primary.begin_snapshot(caller, kind)
-
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """As the primary."""
-        return self.primary.chunks(caller, snapshot, path, offset)
-
-    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
-        """As the primary."""
-        self.primary.end_snapshot(caller, cursor)
-
-    def topology(self, caller: Caller) -> Topology:
-        """As the primary."""
-        return self.primary.topology(caller)
+    def _leading(self) -> Leading:
+        return self.primary
 
     def append(
         self,

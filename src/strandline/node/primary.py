@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, final
 
 from strandline.log.contract import Slot
@@ -15,7 +14,6 @@ from strandline.model.errors import Fenced, Overloaded, SlotInvalid
 from strandline.model.head import WriterId
 from strandline.model.node import Peer
 from strandline.model.records import RecordSource
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
 from strandline.model.slots import SlotState
 from strandline.node import registry as rules
 from strandline.node.agreement import agreement
@@ -34,11 +32,12 @@ from strandline.node.contract import (
     Topology,
 )
 from strandline.node.feed import LogFeed
-from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits, Refuse, admit
+from strandline.node.flow import Refuse, admit
 from strandline.node.gate import Gate
 from strandline.node.handles import CommitHandle
 from strandline.node.home import Home
 from strandline.node.offers import Export, Offers
+from strandline.node.options import PrimaryOptions
 from strandline.node.policies import (
     CommitPolicy,
     Local,
@@ -54,19 +53,6 @@ from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATIO
 
 COMMIT_SECONDS: Final = 5.0
 """How long an append waits for its policy unless something else is said."""
-
-
-@dataclass(frozen=True, slots=True)
-class PrimaryOptions:
-    """How a primary keeps its log and its replicas."""
-
-    policy: CommitPolicy = field(default_factory=Local)
-    limits: SlotLimits = NO_LIMITS
-    """How far replicas may hold back what is pruned before they have to bootstrap again."""
-    retention: Retention = FOREVER
-    flow: FlowLimits = NO_FLOW_LIMITS
-    poll_seconds: float = 1.0
-    """How often replicas say something even if nothing happens."""
 
 
 @final
