@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-from strandline.formats.checksum import crc32c
+from strandline.formats.checked_json import decode_checked, encode_checked
 from strandline.formats.spool import slot_fields, slots_of
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import WriterId, WriterState
@@ -67,24 +67,14 @@ class Kept:
 
 def encode_kept(kept: Kept) -> bytes:
     """``slots.json``."""
-    fields: dict[str, Any] = {
-        "kind": _KEPT_KIND,
-        "version": FORMAT_VERSION,
-        "log_id": str(kept.log_id),
-        "start": kept.start,
-        "slots": list(map(slot_fields, kept.slots)),
-    }
-    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode() + b"\n"
+    fields = {"log_id": str(kept.log_id), "start": kept.start, "slots": list(map(slot_fields, kept.slots))}
+    return encode_checked(_KEPT_KIND, FORMAT_VERSION, fields)
 
 
 def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
-        fields = json.loads(data)
-        if fields.pop("checksum") != _checksum(fields):
-            raise ValueError("its checksum is wrong")  # noqa: TRY301 - one sentence for all damage
-        if fields["kind"] != _KEPT_KIND or fields["version"] != FORMAT_VERSION:
-            raise ValueError(f"it is a {fields['kind']!r} of version {fields['version']!r}")  # noqa: TRY301
+        fields = decode_checked(data, _KEPT_KIND, FORMAT_VERSION)
         return Kept(UUID(fields["log_id"]), int(fields["start"]), tuple(slots_of(fields, now)))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
@@ -92,10 +82,6 @@ def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
             "served or pruned without it: restore the file from a backup, or let 'strandline wal repair "
             "--forget-slots' make one without slots, and create them again."
         ) from error
-
-
-def _checksum(fields: Mapping[str, Any]) -> str:
-    return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
 
 
 # --- a rewind that is under way ---------------------------------------------------------------------------------
@@ -126,19 +112,13 @@ class Rewinding:
 
 def encode_rewinding(value: Rewinding) -> bytes:
     """``rewind.json``."""
-    fields: dict[str, Any] = {"kind": _REWIND_KIND, "version": FORMAT_VERSION, **asdict(value)}
-    fields["log_id"] = str(value.log_id)
-    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1, sort_keys=True).encode() + b"\n"
+    return encode_checked(_REWIND_KIND, FORMAT_VERSION, {**asdict(value), "log_id": str(value.log_id)})
 
 
 def decode_rewinding(data: bytes, where: str) -> Rewinding:
     """What is to be finished, or ``CorruptData``."""
     try:
-        fields = json.loads(data)
-        if fields.pop("checksum") != _checksum(fields):
-            raise ValueError("its checksum is wrong")  # noqa: TRY301 - one sentence for all damage
-        if (fields.pop("kind"), fields.pop("version")) != (_REWIND_KIND, FORMAT_VERSION):
-            raise ValueError("it is of another kind or version")  # noqa: TRY301
+        fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
         return Rewinding(**{**fields, "log_id": UUID(fields["log_id"])})
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(

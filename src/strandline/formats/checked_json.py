@@ -1,0 +1,34 @@
+"""Small JSON files whose every byte counts: an object with its kind, its version and a checksum of all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from strandline.formats.checksum import crc32c
+
+
+def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
+    """The bytes of a file."""
+    told = {"kind": kind, "version": version, **fields}
+    return json.dumps({**told, "checksum": _checksum(told)}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
+    """The fields of a file of this kind and version; an error that says why (of Python, not ours) for anything else.
+
+    What the fields hold is not looked at.
+    """
+    fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise TypeError("it is no object")
+    if fields.pop("checksum") != _checksum(fields):
+        raise ValueError("its checksum is wrong")
+    if (found := (fields.pop("kind"), fields.pop("version"))) != (kind, version):
+        raise ValueError(f"it is a {found[0]!r} of version {found[1]!r}")
+    return fields
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return f"{crc32c(json.dumps(fields, sort_keys=True).encode()):08x}"
