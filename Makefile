@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
 PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers
 
-.PHONY: help venv demo quickstart test test-slow test-spark-oldest lint types services bench lock clean
+.PHONY: help venv demo quickstart test test-slow soak test-spark-oldest lint types services bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test: venv ## all tests but the slow ones (about 14 minutes)
 test-slow: venv ## the slow tests: long crash and fault schedules (about 45 minutes)
 	@echo "The slow suite takes about 45 minutes on two cores."
 	@$(WITH_JAVA) $(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
+
+soak: venv ## simulate whole clusters until one breaks, you stop it, or SECONDS_=600 are over
+	@$(BIN)/python -m strandline.testing.cluster $(if $(SECONDS_),--seconds $(SECONDS_))
 
 test-spark-oldest: .venv-spark42/.stamp ## the Spark tests on the oldest supported Spark, 4.2.0 (about 5 minutes)
 	@echo "The Spark suite on 4.2.0 takes about 5 minutes, plus two for its environment the first time."

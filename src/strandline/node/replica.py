@@ -247,7 +247,7 @@ class Replica:
         self._home.sweep(keep=None if former is None else former.generation)
         self._asked = False
         upstream.end_snapshot(self._caller(), cursor)
-        return cursor
+        return self.copy.end()  # not the snapshot's: that may tell the term of a record which nobody retains
 
     # --- hearing and telling -----------------------------------------------------------------------------------
 

@@ -1,0 +1,10 @@
+"""A cluster of simulated machines that runs the nodes of production, and a checker over what happens in it.
+
+:class:`World` plays the history of a seed; :class:`Checker` is the judge of it, and knows nothing but events.
+"""
+
+from strandline.testing.cluster.climate import Climate
+from strandline.testing.cluster.history import Broken, Checker, check
+from strandline.testing.cluster.world import Told, World, play
+
+__all__ = ["Broken", "Checker", "Climate", "Told", "World", "check", "play"]

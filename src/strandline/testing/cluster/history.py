@@ -1,0 +1,208 @@
+"""What happened in a cluster, as values, and the checker over it: one event after another, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+
+class Broken(AssertionError):
+    """A history that must not be."""
+
+
+class Entry(NamedTuple):
+    """One record, as its content tells: piece ``part`` of ``parts`` of a writer's numbered append."""
+
+    writer: str
+    number: int
+    part: int
+    parts: int
+
+    def encode(self) -> bytes:
+        """The record's value."""
+        return f"{self.writer}:{self.number}:{self.part}:{self.parts}".encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Entry:
+        """The entry that a value stands for."""
+        writer, number, part, parts = value.decode().split(":")
+        return cls(writer, int(number), int(part), int(parts))
+
+
+class Acknowledged(NamedTuple):
+    """A client was told that its append is committed."""
+
+    node: str
+    term: int
+    writer: str
+    number: int
+    first: int | None
+    """Where; None if the node does not know any more."""
+    records: int
+
+
+class Read(NamedTuple):
+    """Somebody read these committed records, next to each other from an offset on."""
+
+    node: str
+    first: int
+    entries: tuple[Entry, ...]
+
+
+class Seen(NamedTuple):
+    """A node remembers these terms."""
+
+    node: str
+    seen: int
+    adopted: int
+    led: int
+
+
+class Promised(NamedTuple):
+    """A node has reported to a candidate of this term, and so follows no lower one any more."""
+
+    node: str
+    term: int
+
+
+class Wiped(NamedTuple):
+    """A node lost its disk, and begins anew."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """What every node holds after all is well again and has been for long."""
+
+    logs: Mapping[str, tuple[int, tuple[Entry, ...]]]
+    """By node: its first offset, and everything from there on."""
+    primaries: tuple[str, ...]
+    troubles: Mapping[str, str]
+    """What nodes do that neither lead nor follow."""
+    committed: int
+
+
+Event: TypeAlias = Acknowledged | Read | Seen | Promised | Wiped | Final
+
+
+@dataclass(slots=True)
+class Checker:
+    """Takes a history event by event and raises :class:`Broken` at the first that must not be.
+
+    Everything acknowledged is in the log exactly once, where it was said to be. What was read by anybody stays. No
+    append is there twice or in part, and a writer's appends are in order. Acknowledgements never go back to a lower
+    term. No node forgets a term. In the end all hold the same, one leads, and the others follow.
+    """
+
+    known: dict[int, Entry] = field(default_factory=dict)
+    """What is at an offset, by whoever has read it."""
+    acknowledged: dict[tuple[str, int], Acknowledged] = field(default_factory=dict)
+    last: Acknowledged | None = None
+    terms: dict[str, Seen] = field(default_factory=dict)
+    promised: dict[str, int] = field(default_factory=dict)
+
+    def take(self, event: Event) -> None:
+        """Go on with this event."""
+        match event:
+            case Acknowledged():
+                self._take_acknowledged(event)
+            case Read(node, first, entries):
+                self._take_read(node, first, entries)
+            case Seen(node):
+                before = self.terms.get(node, event)
+                if any(now < then for now, then in zip(event[1:], before[1:], strict=True)):
+                    raise Broken(f"{node} forgot terms: {before} became {event}")
+                if event.seen < self.promised.get(node, 0):
+                    raise Broken(f"{node} promised term {self.promised[node]}, and forgot: {event}")
+                self.terms[node] = event
+            case Promised(node, term):
+                self.promised[node] = max(term, self.promised.get(node, 0))
+            case Wiped(node):
+                self.terms.pop(node, None)
+                self.promised.pop(node, None)
+            case Final():
+                self._take_final(event)
+
+    def _take_acknowledged(self, event: Acknowledged) -> None:
+        last = self.last
+        if last is not None and event.term < last.term:
+            raise Broken(
+                f"{event.node} acknowledged in term {event.term} after {last.node} had in term {last.term}: {event}"
+            )
+        self.last = event
+        if event.first is not None:
+            for part in range(event.records):
+                self._place(event.node, event.first + part, Entry(event.writer, event.number, part, event.records))
+        self.acknowledged.setdefault((event.writer, event.number), event)
+
+    def _take_read(self, node: str, first: int, entries: Iterable[Entry]) -> None:
+        for offset, entry in enumerate(entries, first):
+            self._place(node, offset, entry)
+
+    def _place(self, node: str, offset: int, entry: Entry) -> None:
+        found = self.known.setdefault(offset, entry)
+        if found != entry:
+            raise Broken(f"offset {offset} is {entry} on {node}, and was {found} before; both were committed")
+
+    def _take_final(self, event: Final) -> None:
+        if event.troubles or len(event.primaries) != 1:
+            raise Broken(f"in the end {event.primaries or 'nobody'} led, and others were {dict(event.troubles)}")
+        (primary,) = event.primaries
+        first, entries = event.logs[primary]
+        end = first + len(entries)
+        for node, (begin, held) in event.logs.items():
+            common = max(begin, first)
+            if begin + len(held) != end or held[common - begin :] != entries[common - first :]:
+                raise Broken(f"in the end {node} holds something else than {primary}: {_parting(event, node, primary)}")
+        if event.committed != end:
+            raise Broken(f"in the end only {event.committed} of {end} records were committed")
+        self._take_read(primary, first, entries)
+        if sorted(self.known) != list(range(end)):
+            strange = sorted(set(self.known) ^ set(range(end)))[:9]
+            raise Broken(f"the log ends at {end} in the end, and something else is known of the offsets {strange}")
+        self._check_whole(end)
+
+    def _check_whole(self, end: int) -> None:
+        """Every append whole, once, and in its writer's order; every acknowledged one among them."""
+        last: dict[str, int] = {}
+        placed: dict[tuple[str, int], int] = {}
+        offset = 0
+        while offset < end:
+            entry = self.known[offset]
+            expected = [Entry(entry.writer, entry.number, part, entry.parts) for part in range(entry.parts)]
+            if [self.known.get(offset + part) for part in range(entry.parts)] != expected:
+                raise Broken(f"the append at offset {offset} is not whole: {entry}")
+            if entry.number != last.get(entry.writer, -1) + 1:
+                raise Broken(
+                    f"number {entry.number} of {entry.writer} is at offset {offset}, behind its number "
+                    f"{last.get(entry.writer)}"
+                )
+            last[entry.writer] = entry.number
+            placed[entry.writer, entry.number] = offset
+            offset += entry.parts
+        for (writer, number), told in self.acknowledged.items():
+            at = placed.get((writer, number))
+            if at is None or (told.first is not None and told.first != at):
+                raise Broken(f"{told} was acknowledged, and is at {at} in the end")
+
+
+def _parting(event: Final, one: str, other: str) -> str:
+    (begin, held), (first, entries) = event.logs[one], event.logs[other]
+    for offset in range(max(begin, first), max(begin + len(held), first + len(entries))):
+        pair = [log[offset - at] if offset - at < len(log) else None for at, log in ((begin, held), (first, entries))]
+        if pair[0] != pair[1]:
+            return f"at offset {offset} {pair[0]} against {pair[1]}"
+    return f"it holds {begin} to {begin + len(held)}, against {first} to {first + len(entries)}"
+
+
+def check(events: Iterable[Event]) -> Checker:
+    """Check a whole history."""
+    checker = Checker()
+    for event in events:
+        checker.take(event)
+    return checker
+
+
+__all__ = ["Acknowledged", "Broken", "Checker", "Entry", "Event", "Final", "Promised", "Read", "Seen", "Wiped", "check"]
