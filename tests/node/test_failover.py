@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from strandline.model.cursor import Bounds
 from strandline.model.errors import Fenced, InvalidInput, NotReady
 from strandline.model.head import WriterId
 from strandline.node.contract import Caller, Reached
@@ -178,3 +179,46 @@ def test_with_a_quorum_somebody_takes_over_by_itself_and_nothing_committed_is_lo
     cluster.start("a")
     cluster.settled(*(name for name in "abc" if name != leader), leader=leader)
     cluster.close()
+
+
+def test_a_new_primary_keeps_what_replicas_may_need_that_it_has_not_heard_of_yet(trio):
+    for number in range(5):
+        trio.append(b"%d" % number)
+    trio.settled("b", "c")
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.nodes["b"].promote()
+    assert trio.nodes["b"].primary.prune(5) == 0
+    trio.settled("c", leader="b")
+    assert trio.nodes["b"].primary.prune(5) == 5
+
+
+def test_a_node_that_led_pins_nothing_for_others_when_it_follows(trio):
+    trio.append(b"one")
+    trio.settled("b", "c")
+    assert len(trio.nodes["a"]._copy.log.slots()) == 2
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.nodes["b"].promote()
+    trio.start("a")
+    trio.settled("a", "c", leader="b")
+    assert trio.nodes["a"]._copy.log.slots() == []
+
+
+def test_replicas_at_the_start_of_a_pruned_log_go_on_after_a_failover_without_a_bootstrap(trio):
+    for number in range(5):
+        trio.append(b"%d" % number)
+    trio.settled("b", "c")
+    trio.step(120)
+    for name in "abc":
+        trio.nodes[name]._copy.log.prune(5)
+        assert trio.nodes[name]._copy.bounds() == Bounds(5, 5)
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.nodes["b"].promote()
+    before = trio.nodes["c"].home.state.generation
+    trio.settled("c", leader="b")
+    assert trio.nodes["c"].home.state.generation == before
+    trio.append(b"after", on="b")
+    trio.settled("c", leader="b")
+    assert trio.content("c") == [(5, b"after")]

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from uuid import UUID
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from strandline.model.errors import CorruptData, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Beat
-from strandline.node.flight.receiving import Assembler, Receiver
+from strandline.node.flight.receiving import Assembler, Receiver, read_note
 from strandline.node.flight.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of
@@ -48,6 +49,20 @@ def test_batches_follow_one_another_and_beats_may_come_between():
     beat = (records(b"a").slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE))
     pairs = [*wired(batch(4, b"a", b"b")), beat, *wired(batch(6, b"c")), beat, *wired(batch(7, b"d", term=3))]
     assert [found.first for found in assembled(assembler, pairs)] == [4, 6, 7]
+
+
+def test_records_that_changed_on_the_way_are_damage_whatever_arrow_says():
+    sent = records(b"a" * 100)
+    ((_, note),) = parts(LogBatch(0, 1, 0, None, (sent,)), BEAT)
+    altered = records(b"a" * 99 + b"b")
+    altered.validate(full=True)
+    for data in (sent, altered):
+        chunk = SimpleNamespace(data=data, app_metadata=pa.py_buffer(note))
+        if data is sent:
+            assert read_note(chunk, "a node").first == 0
+        else:
+            with pytest.raises(CorruptData, match="did not arrive as they were"):
+                read_note(chunk, "a node")
 
 
 WHOLE = wired(batch(0, b"a", b"b", b"c"))

@@ -68,7 +68,7 @@ def test_the_nth_highest_is_what_so_many_have_reached() -> None:
     ("policy", "text"),
     [
         (AckN(4), "3 replicas"),
-        (Quorum(frozenset({"x", "y", "a"})), "needs 2 voters"),
+        (Quorum(frozenset({"x", "y", "a"})), "does not name the primary, p"),
         (Regions.of({"eu": 2}), "region 'eu'"),
         (Regions.of({"asia": 1}), "region 'asia'"),
         (Every((AckN(1), AckN(4))), "3 replicas"),

@@ -17,6 +17,7 @@ from strandline.model.errors import (
     Fenced,
     InvalidInput,
     NotFound,
+    NotReady,
     Overloaded,
 )
 from strandline.model.retention import Consumed, SlotLimits
@@ -316,9 +317,11 @@ class TestCommitting:
 
     def test_an_impossible_policy_fails_before_anything_is_written(self, primary):
         primary.register(ONE)
-        for policy in (AckN(2), Quorum(frozenset({"a", "x", "y"})), Regions.of({"eu": 1})):
+        for policy in (AckN(2), Quorum(frozenset({"x", "y"})), Regions.of({"eu": 1})):
             with pytest.raises(InvalidInput):
                 primary.append(records(b"x"), policy=policy)
+        with pytest.raises(NotReady, match="only 1 of them are known here yet: nothing was written"):
+            primary.append(records(b"x"), policy=Quorum(frozenset({"a", "x", "y"})))
         assert primary.log.bounds() == Bounds(0, 0)
 
     def test_a_request_may_ask_for_more_and_not_for_less(self, tmp_path):

@@ -125,6 +125,21 @@ class TestFollowing:
         pair.nodes["a"].primary.tick()
         assert pair.nodes["a"].primary.log.floor() == 1
 
+    def test_what_the_primary_has_forgotten_is_forgotten_here(self, pair):
+        for number in range(8):
+            pair.append(b"%d" % number)
+        pair.settled("b")
+        pair.nodes["a"].primary.prune(5)
+        pair.until(lambda: pair.nodes["b"]._copy.bounds() == Bounds(5, 8))
+
+    def test_after_a_restart_its_readers_see_no_less_than_was_written_down(self, pair):
+        handle = pair.append(b"x")
+        pair.until(handle.done)
+        pair.step(200)
+        pair.kill("b")
+        pair.cut |= {"a"}
+        assert pair.start("b").replica.committed == 1
+
     def test_an_idle_replica_is_heard_of_all_the_same(self, pair):
         for _ in range(40):
             pair.step(seconds=0.5)
@@ -157,6 +172,8 @@ class TestTrouble:
         assert node.home.state.trouble.state == "diverged"
         assert "another one on the primary than here" in node.home.state.trouble.reason
         assert pair.content("b") == [(0, b"x"), (1, b"other")], "nothing was applied or discarded"
+        assert node.replica.committed <= 1, "what is only here is not shown"
+        assert registered(pair).durable <= 1, "nor does it count"
 
     def test_it_lasts_across_restarts_until_it_is_dealt_with(self, pair):
         pair.append(b"x")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+import pyarrow as pa
+
 from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import LARGEST_NUMBER, Fields, write_fields
 from strandline.model import errors
@@ -17,10 +19,12 @@ from strandline.model.errors import CorruptData, ExpectationFailed, StrandlineEr
 from strandline.model.head import WriterId
 
 _VERSION: Final = 1
-_NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQ")
+_NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
 _PROGRESS = struct.Struct("<B3xQQQQQ")
 _ANSWER = struct.Struct("<BB2xQQQQQ")
 _CHECKSUM = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
+"""What an Arrow message begins with: a mark, and the length of its head."""
 
 NOTE_SIZE: Final = _NOTE.size + _CHECKSUM.size
 _LONGEST_REASON: Final = 4096
@@ -70,25 +74,36 @@ class Note:
     """When it was written, in milliseconds."""
     append: tuple[WriterId, int] | None
     pulse: Pulse
+    content: int = 0
+    """Of the Arrow batch that it goes with: :func:`content_checksum`; 0 for one without records."""
+
+
+def content_checksum(batch: pa.RecordBatch) -> int:
+    """The CRC32C of a batch's bytes as Arrow sends them: the body of its message, whoever encodes it.
+
+    Not of the message's head, which tells the same in words that may differ between versions of Arrow.
+    """
+    message = memoryview(batch.serialize())
+    return crc32c(message[_HEAD.size + _HEAD.unpack_from(message)[1] :])
 
 
 def encode_note(note: Note) -> bytes:
     """The bytes of a note, always as many."""
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
     flags = note.flags | (Flag.NUMBERED if note.append else 0)
-    return _sealed(
-        _NOTE.pack(_VERSION, flags, note.first, note.count, note.term, note.timestamp, writer, number, *note.pulse)
-    )
+    what = (note.first, note.count, note.term, note.timestamp, writer, number)
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.pulse, note.content))
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
     """The note in these bytes; ``CorruptData`` for any others."""
-    version, flags, first, count, term, timestamp, writer, number, *pulse = _opened(_NOTE, data, f"A note of {where}")
+    found = _opened(_NOTE, data, f"A note of {where}")
+    version, flags, first, count, term, timestamp, writer, number, *pulse, content = found
     _check(where, version, first + count, term, timestamp, number, *pulse)
     if flags & ~Flag.ALL:
         raise CorruptData(f"A note of {where} has unknown flags ({flags}): both ends need the same version.")
     append = (WriterId(UUID(bytes=writer)), number) if flags & Flag.NUMBERED else None
-    return Note(flags, first, count, term, timestamp, append, Pulse(*pulse))
+    return Note(flags, first, count, term, timestamp, append, Pulse(*pulse), content)
 
 
 class Advance(NamedTuple):

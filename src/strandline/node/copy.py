@@ -120,6 +120,11 @@ class LogCopy:
             is_copy=True,
         )
 
+    def drop_slots(self) -> None:
+        """Forget who followed this node when it led: they follow another one, which knows where they are."""
+        for slot in self.log.slots():
+            self.log.drop_slot(slot.name)
+
     def fence(self, term: int) -> None:
         """Remember a term; when this returns, nothing of a lower one is appended any more."""
         with self._lock:

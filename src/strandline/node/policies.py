@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from strandline.model.errors import InvalidInput
+from strandline.model.errors import InvalidInput, NotReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,10 @@ def _in_region(standing: Standing, region: str, count: int) -> int:
 
 
 def check_possible(policy: CommitPolicy, standing: Standing) -> None:
-    """Refuse a policy that the registered replicas can never satisfy, before anything is written.
+    """Refuse a policy that the registered replicas cannot satisfy, before anything is written.
 
-    Replicas count whether they are connected or not: a policy that only waits may yet be reached.
+    ``InvalidInput``; but ``NotReady`` where voters are missing that are configured, and have yet to register. Replicas
+    count whether they are connected or not: a policy that only waits may yet be reached.
     """
     match policy:
         case AckN(count) if len(standing.replicas) < count:
@@ -151,11 +152,16 @@ def check_possible(policy: CommitPolicy, standing: Standing) -> None:
                 f"{policy} cannot be reached with {len(standing.replicas)} replicas: register more, or ask for fewer."
             )
         case Quorum(voters):
+            if standing.primary not in voters:
+                raise InvalidInput(
+                    f"{policy} does not name the primary, {standing.primary}, which is one of the voters."
+                )
             known = {standing.primary, *(replica.name for replica in standing.replicas)} & voters
             if len(known) < policy.majority:
-                raise InvalidInput(
-                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here: register "
-                    "the others."
+                # Voters are configured, and come: above all behind a primary that has just taken over.
+                raise NotReady(
+                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here yet: nothing "
+                    "was written. Try again when the others have registered."
                 )
         case Regions(counts):
             for region, count in counts:

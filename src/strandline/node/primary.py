@@ -90,6 +90,8 @@ class Primary:
         for peer in home.state.peers:
             if peer.name != self.name:
                 self._registry = rules.register(self._registry, peer.name, region=peer.region, now=self._time())
+                if self._slot(peer.name) is None:
+                    log.create_slot(peer.name, log.bounds().first)  # where it is, it has yet to say
 
     @property
     def name(self) -> str:

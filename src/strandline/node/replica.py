@@ -12,6 +12,7 @@ from strandline.follow.engine import Engine
 from strandline.follow.run import Follower
 from strandline.follow.steps import Batching
 from strandline.log.resume import FullRebootstrap, PartialResync
+from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     CorruptData,
@@ -43,7 +44,7 @@ RETRIES: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=5.0)
 """How long a replica leaves a primary alone that it could not follow: for ever, and ever more patiently."""
 
 _KEPT_EVERY: Final = 5.0
-"""So many seconds apart a replica writes down how far it knows that records are committed."""
+"""So many seconds apart a replica writes down what is committed, and forgets what its primary has forgotten."""
 
 _AT_ONCE: Final = Batching(window=0.0, bytes=64 << 20)
 
@@ -101,6 +102,8 @@ class Replica:
         self._divergences = 0
         self._heard = self._committed = home.state.committed
         """The highest watermark that it was told, and the one up to which its own records are known to be those."""
+        self._compared: int | None = None
+        """The offset of the last record, while it is not known yet whether that is the primary's."""
         self._kept = clock.monotonic()
         """When the watermark was last written down: after a restart its readers see no less than that."""
         self._fresh: float | None = None
@@ -181,16 +184,18 @@ class Replica:
         if copy is None:
             raise AssertionError("after a bootstrap there is a copy")
         copy.term = self._term
+        copy.drop_slots()
+        # The last record is asked for again, where both retain it: if it is another one there, the two have diverged.
+        overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
+        self._compared = None if overlap == since.next else overlap
         # Not before: what was in the way of the primary's records is gone only now.
-        self._committed = max(self._committed, topology.committed)
+        self._commit(topology.committed)
         # Snapshots that this node took when it led are old now: who brought one over may have acknowledged more since.
         self._home.disk.remove_folder(self._home.path(SNAPSHOTS))
         self._adopt(topology.term, topology.term_start)
         self._acknowledge(upstream)
-        # The last record is asked for again, where both retain it: if it is another one there, the two have diverged.
-        overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
-        arrivals = Arrivals(since.log_id, self._feed, lambda: self._home.state.seen, copy.holds)
+        arrivals = Arrivals(since.log_id, self._feed, lambda: self._home.state.seen, self._holds)
         follower = Follower(
             Engine(_AT_ONCE), arrivals, copy, _Acknowledging(self), self._clock, seen_every=self._poll_seconds
         )
@@ -198,18 +203,32 @@ class Replica:
         self._follower = follower
         self.condition = Condition.FOLLOWING
 
+    def _holds(self, batch: LogBatch, at: Cursor) -> bool:
+        """Whether the record before a position is the primary's; until that is known it is neither shown nor counted."""
+        is_same = self.copy is not None and self.copy.holds(batch, at)
+        if is_same:
+            self._compared = None
+        return is_same
+
+    def _commit(self, upto: int) -> None:
+        """Everything below is committed on the primary, and so here: but for a record that has to be compared yet."""
+        self._committed = max(self._committed, upto if self._compared is None else min(upto, self._compared))
+
     def _agree(self, upstream: Upstream) -> Cursor:
         """Come to a position from which both logs are the same; what is here behind it is set aside."""
         since = None if self.copy is None or self._asked else self.copy.end()
+        is_built = False
         while True:
             match upstream.resume(self._caller(), since):
                 case PartialResync() if since is not None and self.copy is not None:
                     break
                 case Rewind() as answer if since is not None and self.copy is not None:
                     since = stepped_back(since, answer, self.copy, self.copy.bounds())
-                case FullRebootstrap(cause):
+                case FullRebootstrap(cause) if not is_built:
                     _LOGGER.warning("Replica %s builds its copy of the log (%s).", self._home.state.name, cause)
-                    since = self._bootstrap(upstream)
+                    since, is_built = self._bootstrap(upstream), True
+                case FullRebootstrap(cause):
+                    raise NotReady(f"The primary wants the copy built again that was just built ({cause}).")
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
         if since.next < self.copy.bounds().next:
@@ -286,22 +305,30 @@ class Replica:
             self._learn(self._upstream.topology(self._caller()))
         applied = self.copy.bounds().next
         with self._moved:
-            self._committed = max(self._committed, beat.committed)
+            self._commit(beat.committed)
             now = self._clock.monotonic()
             if applied >= beat.durable:
                 self._fresh = now
             self._moved.notify_all()
         if now - self._kept >= _KEPT_EVERY:
             self._kept = now
-            self._home.remember(committed=self._committed)
+            self._keep_house(self._upstream)
+
+    def _keep_house(self, upstream: Upstream) -> None:
+        """Write down what is committed, and forget what the primary has forgotten."""
+        self._home.remember(committed=self._committed)
+        if self.copy is not None:
+            self.copy.log.prune(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self) -> Progress:
         durable = 0 if self.copy is None else self.copy.bounds().next
+        if self._compared is not None:
+            durable = min(durable, self._compared)
         return Progress(durable, durable, self._apply_errors, self._divergences)
 
     def _acknowledge(self, upstream: Upstream) -> None:
         answer = upstream.acknowledge(self._caller(), self._progress())
-        self._committed = max(self._committed, answer.beat.committed)
+        self._commit(answer.beat.committed)
         if answer.refused is not None:
             raise SlotInvalid(answer.refused)
 

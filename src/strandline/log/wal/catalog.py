@@ -159,6 +159,10 @@ class Catalog:
 
     # --- by term and by time -----------------------------------------------------------------------------------
 
+    def term_before(self, first: int) -> int | None:
+        """The term of the record before an offset at which a file begins; None if none does, or nobody knows."""
+        return self._lead(first).term or None if first in self.firsts else None
+
     def end_of_term(self, term: int, start: int, end: int) -> int:
         """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""
         firsts = self._from(start)

@@ -116,9 +116,14 @@ class WalReading(ABC):
     # --- terms -------------------------------------------------------------------------------------------------
 
     def term_at(self, offset: int) -> int | None:
-        """The term of the record at an offset; None if it is not retained, or not there yet."""
+        """The term of the record at an offset; None if it is not retained, or not there yet.
+
+        That of the last one before the log's start is known, too, if a file begins there.
+        """
 
         def look(view: View) -> int | None:
+            if offset == view.bounds.first - 1:
+                return self._catalog.term_before(view.bounds.first)
             is_there = view.bounds.first <= offset < view.bounds.next
             return next(self._frames(offset, offset + 1)).frame.term if is_there else None
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, final
 
 import pyarrow as pa
 
-from strandline.formats.wire import Flag, Note, decode_note
+from strandline.formats.wire import Flag, Note, content_checksum, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.errors import CorruptData, StrandlineError, TransientStorageError
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
@@ -295,7 +295,10 @@ class RemoteFeed:
 
 
 def read_note(chunk: Any, url: str) -> Note:
-    """The note of a chunk, or ``CorruptData``."""
+    """The note of a chunk, whose records are those that were sent; ``CorruptData`` otherwise."""
     if chunk.data is None:
         raise CorruptData(f"{url} sent a note without records: connect again.")
-    return decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)
+    note = decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)
+    if chunk.data.num_rows and content_checksum(chunk.data) != note.content:
+        raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
+    return note

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket
-from strandline.formats.wire import NO_PULSE, Flag, Note, encode_note
+from strandline.formats.wire import NO_PULSE, Flag, Note, content_checksum, encode_note
 from strandline.log.planning import behind, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
@@ -75,7 +75,7 @@ def reading(log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace) -> It
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:
             for batch in _fetched(log, span, cursor, ticket.columns):
-                yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log)
+                yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content_checksum(batch))
             cursor = behind(cursor, span)
         if spans:
             pace.said()
@@ -95,9 +95,9 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
     return found
 
 
-def _read_note(flags: int, first: int, upto: int, log: CommittedLog) -> bytes:
+def _read_note(flags: int, first: int, upto: int, log: CommittedLog, content: int = 0) -> bytes:
     pulse = NO_PULSE._replace(committed=log.bounds().next)
-    return encode_note(Note(flags, first, upto - first, 0, 0, None, pulse))
+    return encode_note(Note(flags, first, upto - first, 0, 0, None, pulse, content))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -132,7 +132,9 @@ def parts(batch: LogBatch, beat: Beat | None) -> Iterator[Part]:
     filled = [part for part in batch.batches if part.num_rows]
     for index, part in enumerate(filled, start=1):
         flags = Flag.LAST if index == len(filled) else 0
-        yield part, encode_note(Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, pulse))
+        content = content_checksum(part)
+        note = Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, pulse, content)
+        yield part, encode_note(note)
 
 
 def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Iterator[pa.RecordBatch]:
