@@ -160,8 +160,8 @@ def check_possible(policy: CommitPolicy, standing: Standing) -> None:
             if len(known) < policy.majority:
                 # Voters are configured, and come: above all behind a primary that has just taken over.
                 raise NotReady(
-                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here yet: nothing "
-                    "was written. Try again when the others have registered."
+                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here yet: "
+                    "nothing was written. Try again when the others have registered."
                 )
         case Regions(counts):
             for region, count in counts:

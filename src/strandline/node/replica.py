@@ -204,7 +204,7 @@ class Replica:
         self.condition = Condition.FOLLOWING
 
     def _holds(self, batch: LogBatch, at: Cursor) -> bool:
-        """Whether the record before a position is the primary's; until that is known it is neither shown nor counted."""
+        """Whether the record before a position is the primary's; before that is known it is not shown, nor counts."""
         is_same = self.copy is not None and self.copy.holds(batch, at)
         if is_same:
             self._compared = None
