@@ -10,7 +10,9 @@ ONLY ?=
 PYTEST_ARGS ?=
 # Evaluated only by the recipes that start Spark; java.sh prints one sentence and fails when there is no Java.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
-PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers
+# Two processes, each with files of its own: a second Spark fits beside the first. JOBS=0 runs everything in one.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -n $(JOBS) --dist loadfile
 
 .PHONY: help venv demo quickstart test test-slow soak test-spark-oldest lint types services bench lock clean
 

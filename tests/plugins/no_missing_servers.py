@@ -18,7 +18,7 @@ class NoMissingServers:
         self.skipped: list[tuple[str, str]] = []
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if not report.skipped or not isinstance(report.longrepr, tuple):
+        if not report.skipped or not isinstance(report.longrepr, tuple | list):
             return
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if reason.startswith(PREFIX):
