@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event as StopEvent
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 from uuid import UUID
 
 import pyarrow as pa
@@ -142,6 +142,15 @@ class Follower:
     seen_every: float = _SEEN_EVERY
     _seen: float = 0.0
     _event: Event | None = None
+    _sink: Sink | None = None
+    _copies: BatchSink | None = None
+
+    def __post_init__(self) -> None:
+        # Once, and not for each batch: it takes longer than most of what is done with one.
+        if isinstance(self.sink, BatchSink):
+            self._copies = self.sink
+        else:
+            self._sink = self.sink
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at this cursor, which is the sink's own."""
@@ -157,6 +166,11 @@ class Follower:
             finished = self.step()
             if finished is not None:
                 return finished
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last step has only waited for the log."""
+        return isinstance(self._event, Nothing)
 
     def step(self) -> Cursor | None:
         """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""
@@ -178,10 +192,10 @@ class Follower:
                 return Applied()  # the sink does both in one step
             case Store(Range(chunks, since, upto)) if since is not None:
                 pieces = [piece for chunk in chunks for piece in chunk]
-                if isinstance(self.sink, BatchSink):
-                    self.sink.take(pieces, since=since, upto=upto)
-                else:
-                    self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
+                if self._copies is not None:
+                    self._copies.take(pieces, since=since, upto=upto)
+                elif self._sink is not None:
+                    self._sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
                 return Stored()
             case Report():
                 self._advance()
@@ -194,12 +208,13 @@ class Follower:
             self._be_seen()
             self.log.wait(since, min(seconds, _POLL))  # a short turn, so that a request to stop is heard soon
             return Nothing()
-        upto = behind(since, spans[-1])
         chunk: Chunk
-        if isinstance(self.sink, BatchSink):
-            chunk = [span.batch() for span in spans if isinstance(span, WholeSpan)]
+        if self._copies is not None:
+            chunk = [cast("WholeSpan", span).batch() for span in spans]
             size = sum(batch.size for batch in chunk)
+            upto = Cursor(since.log_id, spans[-1].next, chunk[-1].term)
         else:
+            upto = behind(since, spans[-1])
             chunk = [batch for _, part in fetch_in_order(spans) for batch in part]
             size = sum(batch.nbytes for batch in chunk)
         return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)

@@ -35,6 +35,6 @@ class LogBatch:
 
     @property
     def size(self) -> int:
-        """About how many bytes its records take."""
-        size: int = sum(batch.nbytes for batch in self.batches)
+        """About how many bytes its records take, with what they were cut from."""
+        size: int = sum(batch.get_total_buffer_size() for batch in self.batches)
         return size

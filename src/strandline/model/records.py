@@ -121,6 +121,8 @@ def _check_values(table: pa.Table) -> None:
     if not all(are_operations(ops) for ops in table.column("op").chunks if len(ops)):
         ops = pc.min_max(table.column("op")).as_py()
         raise InvalidInput(f"Operations are {Op.PUT:d} to {Op.PURGE:d} (put, delete, purge), not {ops}.")
+    if table.get_total_buffer_size() <= MAX_RECORD_BYTES:
+        return  # nothing in it can be larger than all of it
     for name in ("key", "value"):
         longest = pc.max(pc.binary_length(table.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:

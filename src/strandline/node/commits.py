@@ -57,6 +57,10 @@ class Commits:
         with self._lock:
             return self._raise(policy, found)
 
+    def known(self, policy: CommitPolicy) -> int:
+        """The same as of when it was last computed."""
+        return self._reached.get(policy, 0)
+
     def raise_to(self, policy: CommitPolicy, upto: int) -> None:
         """Everything below was satisfied before: a primary takes over what was committed in earlier terms."""
         with self._lock:

@@ -62,13 +62,15 @@ class LogCopy:
         self.term = 0
         """The term of the primary that it follows."""
         self.generation = home.state.generation
+        self._leads = False
+        """Whether many append at once, for whom a thread commits. A follower is one, and quicker without."""
         self.log = self._open()
 
     def _open(self) -> WalLog:
         return WalLog.open(
             self._home.data(self.generation),
             create=False,
-            background=self._background,
+            background=self._background and self._leads,
             disk=self._home.disk,
             clock=self._clock,
             chance=self._chance,
@@ -171,10 +173,18 @@ class LogCopy:
         return aside
 
     def reopen(self) -> None:
-        """Open it again, also after a write failed: what was durable is there."""
+        """Open it again, also after a write failed: what was durable is there. As one that follows."""
+        self._leads = False
         with contextlib.suppress(StorageError):  # it lets go all the same
             self.log.close()
         self.log = self._open()
+
+    def lead(self) -> WalLog:
+        """Open it as the log of a primary."""
+        self._leads = True
+        self.log.close()
+        self.log = self._open()
+        return self.log
 
     def close(self) -> None:
         """Let go of it; what it holds can still be read by who does."""

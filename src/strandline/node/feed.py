@@ -12,7 +12,7 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
 from strandline.node.contract import Beat
 
-TAKE_BYTES: Final = 8 << 20
+TAKE_BYTES: Final = 2 << 20
 """About so many bytes are taken at once."""
 
 
@@ -41,10 +41,8 @@ class LogFeed:
         """What comes next, waiting for it no longer than ``timeout`` seconds; empty if nothing did."""
         if self._closed:
             raise NotReady("The feed is closed.")
-        spans = self._log.plan(self._at, Limit(bytes=TAKE_BYTES))
-        if not spans and timeout > 0 and self._log.wait(self._at, timeout):
-            spans = self._log.plan(self._at, Limit(bytes=TAKE_BYTES))
-        batches = whole_batches(spans)
+        is_there = self._log.view().bounds.next > self._at.next or (timeout > 0 and self._log.wait(self._at, timeout))
+        batches = whole_batches(self._log.plan(self._at, Limit(bytes=TAKE_BYTES))) if is_there else []
         self._beat = self._now()
         if batches:
             self._at = Cursor(self._at.log_id, batches[-1].next, batches[-1].term)

@@ -19,7 +19,7 @@ _DOUBT = "the records are durable here and nobody knows whether they survive; ap
 
 @final
 class CommitHandle:
-    """Says what became of an append. The gate is asked after durability, and again before the policy's answer."""
+    """Says what became of an append. The gate is asked when it is durable, here and where the policy wants it."""
 
     __slots__ = ("_clock", "_commits", "_gate", "_handle", "_log", "_policy", "_term_start")
 
@@ -50,11 +50,16 @@ class CommitHandle:
         )
 
     def result(self, timeout: float) -> Commit:
-        """Block until it is durable here, and then until the policy is satisfied or the time is over."""
-        deadline = self._clock.monotonic() + timeout
+        """Block until it is durable here, and until the policy is satisfied or the time is over."""
+        outcome: Outcome = NotRequired()
+        if self._policy != Local():
+            deadline = self._clock.monotonic() + timeout
+            if self._handle.first is None or not self._handle.is_driven:
+                self._handle.result()
+            # Replicas are sent what is durable here, so that their word is enough to wait for: who woke up in between
+            # would only be in the way of those who send it.
+            outcome = self._wait(deadline, timeout)
         receipt = self._handle.result()
-        self._gate.check(_DOUBT)
-        outcome = NotRequired() if self._policy == Local() else self._wait(deadline, timeout)
         self._gate.check(_DOUBT)
         COMMITS.labels(type(outcome).__name__).inc()
         return Commit(receipt, outcome, self._bookmark())
@@ -77,5 +82,5 @@ class CommitHandle:
             waiter.wait(deadline - self._clock.monotonic())
         finally:
             self._commits.remove(waiter)
-        reached = self._commits.reached(self._policy)
+        reached = self._commits.known(self._policy)
         return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -86,6 +86,7 @@ class Node(Relay):
         self._due = 0.0
         self._ticked = float("-inf")
         self._campaign_at = 0.0
+        self._told_term = -1
         self._follow_at = 0.0
         """Until then a primary that could not be followed is left alone, whatever else there is to do."""
 
@@ -213,7 +214,9 @@ class Node(Relay):
     def step(self) -> float:
         """Do the next thing in whichever role; returns how many seconds to leave it alone then."""
         with self._turn:
-            TERM.labels(self.name).set(self._home.state.seen)
+            if self._told_term != self._home.state.seen:
+                self._told_term = self._home.state.seen
+                TERM.labels(self.name).set(self._told_term)
             try:
                 return self._step()
             except StorageError as error:
@@ -365,7 +368,7 @@ class Node(Relay):
         )  # fmt: skip
         primary = Primary(
             self._home,
-            copy.log,
+            copy.lead(),
             Gate(term, lease),
             self.options.primary,
             exports={KIND: self._export},

@@ -295,22 +295,22 @@ class Primary:
         end = self.log.bounds().next
         with self._lock:
             after = rules.acknowledged(self._registry, name, progress, end=end, now=self._time())
-            refused = self._advance(name, progress.durable)
-            if refused is None:
+            slot = self._slots.get(name)
+            if slot is None:
+                slot = self._slots[name] = self.log.claim_slot(name, name)
+            state = slot.state()
+            if state.pins:
                 self._registry = after
-        self._commits.moved()
-        return Acknowledgement(self.beat(), refused)
-
-    def _advance(self, name: str, durable: int) -> str | None:
-        slot = self._slots.get(name)
-        if slot is None:
-            slot = self._slots[name] = self.log.claim_slot(name, name)
+        refused = None
+        self._commits.moved()  # first: somebody waits for it
         try:
-            slot.advance(Cursor(self.log.log_id, durable))
-            slot.touch()
+            if progress.durable > state.position:
+                slot.advance(Cursor(self.log.log_id, progress.durable))
+            else:
+                slot.touch()
         except SlotInvalid as error:
-            return str(error)
-        return None
+            refused = str(error)
+        return Acknowledgement(self.beat(), refused)
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
 

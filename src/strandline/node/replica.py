@@ -46,6 +46,9 @@ RETRIES: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=5.0)
 _KEPT_EVERY: Final = 5.0
 """So many seconds apart a replica writes down what is committed, and forgets what its primary has forgotten."""
 
+_STEPS: Final = 8
+"""What was received is applied, stored and acknowledged in so many steps of the engine, or fewer."""
+
 _AT_ONCE: Final = Batching(window=0.0, bytes=64 << 20)
 
 
@@ -122,14 +125,22 @@ class Replica:
         try:
             if self._follower is None:
                 self._begin()
-            elif self._follower.step() is None:
-                self._hear_beat()
-                self._failures = 0
+            else:
+                self._follow(self._follower)
         except (Gap, Diverged) as error:
             self._stop(error)
         except StrandlineError as error:
             return self._retry(error)
         return 0.0
+
+    def _follow(self, follower: Follower) -> None:
+        """Take what has come from its arrival to its acknowledgement; or wait for something."""
+        for _ in range(_STEPS):
+            follower.step()
+            if follower.is_waiting:
+                break
+        self._hear_beat()
+        self._failures = 0
 
     def _retry(self, error: StrandlineError) -> float:
         """Let go of the primary, and try again later."""

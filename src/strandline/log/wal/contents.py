@@ -14,6 +14,8 @@ from strandline.log.wal.groups import Item, Run, Whole
 from strandline.log.wal.tail import Records
 from strandline.model.head import WriterId
 
+_LITTLE: Final = 4096
+
 FRAME_BYTES: Final = 4 << 20
 """Values that were appended one by one share a frame up to so many bytes; a larger one has its own."""
 
@@ -69,4 +71,8 @@ def _pieces(run: Run) -> Iterator[Content]:
 
 def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
     """Whether these batches hold on to little more than their own bytes: a slice keeps all it was cut from."""
-    return all(batch.get_total_buffer_size() <= 2 * batch.nbytes + 4096 for batch in batches)
+    for batch in batches:
+        size = batch.get_total_buffer_size()  # quick; the other one is not
+        if size > _LITTLE and size > 2 * batch.nbytes + _LITTLE:
+            return False
+    return True

@@ -235,6 +235,11 @@ class WalHandle:
         """Whether the outcome is known."""
         return self.group.is_known
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether a thread makes it durable, though nobody waits for it."""
+        return self.group.source.pump is None
+
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable, or raise why they are not."""
         self.group.wait(timeout)
