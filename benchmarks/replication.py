@@ -25,7 +25,7 @@ from benchmarks.replication_rivals import postgres_catch_up
 from strandline.model.records import RECORD_SCHEMA, Op, record_batch
 from strandline.node.config import NodeConfig
 from strandline.node.policies import AckN
-from strandline.node.primary import Primary
+from strandline.node.primary import PrimaryRole
 from strandline.node.running import RunningNode
 from tests.servers import NoServer
 
@@ -163,12 +163,12 @@ class _Bare(fl.FlightServerBase):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _led(folder: str) -> Iterator[tuple[Primary, str]]:
+def _led(folder: str) -> Iterator[tuple[PrimaryRole, str]]:
     with RunningNode(NodeConfig(folder=f"{folder}/a", name="a", create=True, lead=True)) as running:
         yield running.node.primary, running.url
 
 
-def _has_all(primary: Primary, name: str) -> bool:
+def _has_all(primary: PrimaryRole, name: str) -> bool:
     known = primary.registry.replicas.get(name)
     return known is not None and known.durable == primary.log.bounds().next
 

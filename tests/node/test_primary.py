@@ -27,7 +27,7 @@ from strandline.node.copy import KIND
 from strandline.node.flow import FlowLimits
 from strandline.node.options import PrimaryOptions
 from strandline.node.policies import AckN, Local, Quorum, Regions
-from strandline.node.primary import Primary
+from strandline.node.primary import PrimaryRole
 from strandline.node.registry import Progress
 from tests.node.parts import Cluster, records
 
@@ -313,7 +313,7 @@ class TestCommitting:
         assert handle.result(0.0).outcome == Reached(1)
 
     def test_the_timeout_is_five_seconds_unless_told(self):
-        assert inspect.signature(Primary.append).parameters["timeout"].default == 5.0
+        assert inspect.signature(PrimaryRole.append).parameters["timeout"].default == 5.0
 
     def test_an_impossible_policy_fails_before_anything_is_written(self, primary):
         primary.register(ONE)

@@ -19,9 +19,9 @@ from strandline.node.gate import Gate
 from strandline.node.handles import CommitHandle
 from strandline.node.home import Home
 from strandline.node.node import Node
-from strandline.node.primary import Primary
+from strandline.node.primary import PrimaryRole
 from strandline.node.registry import Progress, Registry
-from strandline.node.replica import Replica
+from strandline.node.replica import ReplicaRole
 from strandline.testing.cluster import Broken, Climate, World, check, play
 from strandline.testing.cluster.clients import read
 from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Wiped
@@ -147,7 +147,7 @@ def acknowledges_before_it_is_durable(patch):
         return Progress(written, written)
 
     patch.setattr(LogCopy, "take", take)
-    patch.setattr(Replica, "_progress", progress)
+    patch.setattr(ReplicaRole, "_progress", progress)
 
 
 def forgets_the_term_on_restart(patch):
@@ -170,8 +170,8 @@ def resumes_at_the_slot(patch):
         since = Cursor(since.log_id, max(since.next, slot.position))
         return LogFeed(self.log, since, self.beat, lambda upto: self._sent(caller.name, upto))
 
-    patch.setattr(Primary, "_stand_at", lambda *_: None)
-    patch.setattr(Primary, "feed", feed)
+    patch.setattr(PrimaryRole, "_stand_at", lambda *_: None)
+    patch.setattr(PrimaryRole, "feed", feed)
 
 
 def checks_the_lease_before_the_write_only(patch):
@@ -210,7 +210,7 @@ def notes_what_it_adopted_too_late(patch):
         if self._home.state.adopted < term and self.copy.bounds().next >= start:
             self._home._state = replace(self._home._state, adopted=term)
 
-    patch.setattr(Replica, "_adopt", adopt)
+    patch.setattr(ReplicaRole, "_adopt", adopt)
 
 
 def is_elected_by_its_length_alone(patch):
@@ -221,18 +221,18 @@ def is_elected_by_its_length_alone(patch):
 
 def shows_what_is_durable(patch):
     """Broken: readers of a replica see everything that it has."""
-    patch.setattr(Replica, "committed", property(lambda self: 0 if self.copy is None else self.copy.bounds().next))
+    patch.setattr(ReplicaRole, "committed", property(lambda self: 0 if self.copy is None else self.copy.bounds().next))
 
 
 def believes_a_watermark_before_the_logs_agree(patch):
     """Broken: what a new primary has committed is taken for what is here in the same place."""
-    learn = Replica._learn
+    learn = ReplicaRole._learn
 
     def learn_too_much(self, topology):
         learn(self, topology)
         self._committed = max(self._committed, topology.committed)
 
-    patch.setattr(Replica, "_learn", learn_too_much)
+    patch.setattr(ReplicaRole, "_learn", learn_too_much)
 
 
 def keeps_a_tail_that_the_primary_never_had(patch):

@@ -21,8 +21,7 @@ from strandline.node.flight.security import ClientSecurity, ServerSecurity
 from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
 from strandline.node.handles import CommitHandle
 from strandline.node.policies import CommitPolicy, parse_policy
-from strandline.node.primary import COMMIT_SECONDS
-from strandline.node.primary import Primary as PrimaryRole
+from strandline.node.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.replica import Condition
 from strandline.node.running import RunningNode, leading
 

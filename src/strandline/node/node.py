@@ -30,9 +30,9 @@ from strandline.node.gate import Gate
 from strandline.node.home import Home
 from strandline.node.options import NodeOptions
 from strandline.node.policies import Quorum, parse_policy
-from strandline.node.primary import Primary
+from strandline.node.primary import PrimaryRole
 from strandline.node.relay import Relay
-from strandline.node.replica import Condition, Replica
+from strandline.node.replica import Condition, ReplicaRole
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
@@ -82,7 +82,7 @@ class Node(Relay):
         self._candidacy = Candidacy(home, options, connect)
         self._led: LogCopy | None = None
         """The copy that it leads with."""
-        self._role: Primary | Replica = self._follower(self._open_copy() if home.state.generation else None)
+        self._role: PrimaryRole | ReplicaRole = self._follower(self._open_copy() if home.state.generation else None)
         self._due = 0.0
         self._ticked = float("-inf")
         self._campaign_at = 0.0
@@ -132,27 +132,27 @@ class Node(Relay):
     @property
     def is_primary(self) -> bool:
         """Whether it leads at this moment."""
-        return isinstance(self._role, Primary) and self._role.gate.is_open
+        return isinstance(self._role, PrimaryRole) and self._role.gate.is_open
 
     @property
     def condition(self) -> str:
         """What it is doing, in a word."""
-        return "leading" if isinstance(self._role, Primary) else str(self._role.condition)
+        return "leading" if isinstance(self._role, PrimaryRole) else str(self._role.condition)
 
     @property
-    def primary(self) -> Primary:
+    def primary(self) -> PrimaryRole:
         """This node as the primary; ``NotReady`` if it is none."""
         role = self._role
-        if not isinstance(role, Primary):
+        if not isinstance(role, PrimaryRole):
             known = self._home.state.primary
             raise NotReady(f"{self.name} is no primary: ask {known or 'another node'}.")
         return role
 
     @property
-    def replica(self) -> Replica:
+    def replica(self) -> ReplicaRole:
         """This node as a replica; ``NotReady`` if it is none."""
         role = self._role
-        if not isinstance(role, Replica):
+        if not isinstance(role, ReplicaRole):
             raise NotReady(f"{self.name} is the primary, and no replica.")
         return role
 
@@ -165,7 +165,7 @@ class Node(Relay):
     def position(self) -> Cursor | None:
         """The cursor behind everything that it has durably; None while it has no copy of the log."""
         role = self._role
-        copy = role.copy if isinstance(role, Replica) else self._copy
+        copy = role.copy if isinstance(role, ReplicaRole) else self._copy
         return None if copy is None else copy.end()
 
     def _open_copy(self) -> LogCopy:
@@ -175,11 +175,11 @@ class Node(Relay):
     def _copy(self) -> LogCopy | None:
         """The copy of the log that it has, in either role."""
         role = self._role
-        return role.copy if isinstance(role, Replica) else self._led
+        return role.copy if isinstance(role, ReplicaRole) else self._led
 
-    def _follower(self, copy: LogCopy | None) -> Replica:
+    def _follower(self, copy: LogCopy | None) -> ReplicaRole:
         self._follow_at = 0.0
-        return Replica(
+        return ReplicaRole(
             self._home,
             copy,
             self._find_primary,
@@ -225,7 +225,7 @@ class Node(Relay):
                 return self.options.primary.poll_seconds
 
     def _step(self) -> float:
-        if isinstance(self._role, Primary):
+        if isinstance(self._role, PrimaryRole):
             return self._lead_on(self._role)
         if self._clock.monotonic() >= self._follow_at:
             self._follow_at = self._clock.monotonic() + self._role.step()
@@ -234,7 +234,7 @@ class Node(Relay):
             pause = min(pause, self._take_over())
         return max(0.0, pause)
 
-    def _lead_on(self, primary: Primary) -> float:
+    def _lead_on(self, primary: PrimaryRole) -> float:
         now = self._clock.boot()
         lease = self._lease
         if lease is not None and now >= self._due:
@@ -260,7 +260,7 @@ class Node(Relay):
                 _LOGGER.warning("Node %s could not keep house: %s", self.name, error)
         return max(0.0, min(pause, self._due - now)) if lease is not None else pause
 
-    def _step_down(self, primary: Primary, why: str) -> None:
+    def _step_down(self, primary: PrimaryRole, why: str) -> None:
         primary.step_down(why)
         _LOGGER.warning("Node %s leads no more, after term %d.", self.name, primary.term)
         if self._lease is not None:
@@ -309,7 +309,7 @@ class Node(Relay):
         node has is what the log goes on from.
         """
         with self._turn:
-            if isinstance(self._role, Primary):
+            if isinstance(self._role, PrimaryRole):
                 return self._role.topology(Caller(self.name, self._role.term))
             self._log()  # without a copy it would only get in the way of one that has it
             lease = self._lease
@@ -331,7 +331,7 @@ class Node(Relay):
         if lease.try_acquire(above=self._home.state.seen):
             self._found_leased(lease, force=force)
 
-    def _found_leased(self, lease: Lease, *, force: bool) -> Primary:
+    def _found_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
         term = lease.ensure()
         if self._home.state.generation and self._home.state.led == term - 1:
             # Noted first, or it would not go on from here if something stops it now. Until then it keeps the lease:
@@ -343,7 +343,7 @@ class Node(Relay):
             lease.release()
             raise
 
-    def _found(self, term: int, lease: Lease | None, *, force: bool) -> Primary:
+    def _found(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
         """Lead in this term, or say why not."""
         # Nobody else can have led since: there was no term in between.
         continues = lease is not None and self._home.state.led == term
@@ -354,19 +354,19 @@ class Node(Relay):
             self._candidacy.check(mine, force=force)
         return self._lead(term, lease)
 
-    def _lead(self, term: int, lease: Lease | None) -> Primary:
+    def _lead(self, term: int, lease: Lease | None) -> PrimaryRole:
         role, copy = self._role, self._copy
         if copy is None:
             raise NotReady(f"{self.name} has no copy of the log yet.")
         committed = 0
-        if isinstance(role, Replica):
+        if isinstance(role, ReplicaRole):
             role.close()
             committed = role.highest_committed
         self._home.remember(
             seen=term, adopted=term, led=term, committed=committed, primary=self.name,
             policy=str(self.options.primary.policy),
         )  # fmt: skip
-        primary = Primary(
+        primary = PrimaryRole(
             self._home,
             copy.lead(),
             Gate(term, lease),
@@ -403,7 +403,7 @@ class Node(Relay):
         state, role = self._home.state, self._role
         durable = 0 if self._copy is None else self._copy.bounds().next
         trouble = None if state.trouble is None else state.trouble.state
-        committed = role.highest_committed if isinstance(role, Replica) else role.committed
+        committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
         adopted = 0 if self._copy is None else state.adopted
         return Report(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
 
@@ -454,14 +454,14 @@ class Node(Relay):
                 self._copy.fence(caller.term)
             else:
                 self._home.remember(seen=caller.term)
-            if isinstance(role, Primary):
+            if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
         return self._report()
 
     def close(self) -> None:
         """Stop leading or following, let others have the lease, and let go of the folder; closing twice is fine."""
         with self._turn:
-            if isinstance(self._role, Primary):
+            if isinstance(self._role, PrimaryRole):
                 self._role.step_down("it was closed")
                 if self._lease is not None:
                     self._lease.release()

@@ -56,7 +56,7 @@ COMMIT_SECONDS: Final = 5.0
 
 
 @final
-class Primary:
+class PrimaryRole:
     """A log whose appends are committed when its policy says so. Safe in threads.
 
     Nothing is acknowledged unless this node was the primary before it was written, and still is when it is durable

@@ -65,7 +65,7 @@ class Condition(StrEnum):
 
 
 @final
-class Replica:
+class ReplicaRole:
     """Follows a primary, one step after another; what it acknowledges is durable here. Reads may come from any thread.
 
     It resumes at its own position, whatever anybody else remembers. A tail that the primary never had is set aside
@@ -418,7 +418,7 @@ class Replica:
 class _Acknowledging:
     """A replica's slot, which its primary holds: advancing it is acknowledging."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ReplicaRole) -> None:
         self._replica = replica
 
     def advance(self, to: Cursor) -> None:
