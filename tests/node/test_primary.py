@@ -19,6 +19,7 @@ from strandline.model.errors import (
     NotFound,
     NotReady,
     Overloaded,
+    StorageError,
 )
 from strandline.model.retention import Consumed, SlotLimits
 from strandline.model.slots import InvalidReason
@@ -262,6 +263,17 @@ class TestResuming:
         assert later.resume(caller, at(later, 5, term=2)) == Rewind(3, 1)
         assert later.resume(caller, at(later, 3, term=1)) == PartialResync(at(later, 3, term=1))
         assert later.resume(caller, at(later, 9, term=1)) == Rewind(3, 1)
+
+    def test_a_slot_that_was_put_back_and_not_claimed_is_claimed_by_the_next_report(self, primary, monkeypatch):
+        fill(primary)
+        primary.register(ONE)
+        with monkeypatch.context() as failing:
+            failing.setattr(primary.log._slots, "claim", lambda *_: (_ for _ in ()).throw(StorageError("no")))
+            with pytest.raises(StorageError):
+                primary.resume(ONE, at(primary, 3))
+        assert primary.resume(ONE, at(primary, 3)) == PartialResync(at(primary, 3))
+        assert primary.acknowledge(ONE, Progress(5, 5)).refused is None
+        assert primary.log.floor() == 5
 
 
 class TestKeeping:

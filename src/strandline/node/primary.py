@@ -268,8 +268,12 @@ class PrimaryRole:
         """Let a slot pin what its replica asks for, which may be behind what it had let go of."""
         state = self._slot(name)
         if state is not None and state.position > position:
-            self.log.reset_slot(name, position)
-            self._slots[name] = self.log.claim_slot(name, name)
+            self._reset(name, position)
+
+    def _reset(self, name: str, position: int) -> None:
+        self._slots.pop(name, None)  # first: if something fails from here on, it is claimed anew
+        self.log.reset_slot(name, position)
+        self._slots[name] = self.log.claim_slot(name, name)
 
     def feed(self, caller: Caller, since: Cursor) -> LogFeed:
         """Everything from a position on, up to the durable end and following it."""
@@ -332,8 +336,7 @@ class PrimaryRole:
         self._check_term(caller)
         name = caller.name
         with self._lock:
-            self.log.reset_slot(name, cursor.next)
-            self._slots[name] = self.log.claim_slot(name, name)
+            self._reset(name, cursor.next)
             self._registry = rules.bootstrapping(self._registry, name, flag=False)
         self._offers.end(name)
 
