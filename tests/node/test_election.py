@@ -12,7 +12,7 @@ from strandline.model.errors import Diverged
 from strandline.model.node import Peer
 from strandline.node.agreement import agreement, stepped_back
 from strandline.node.contract import Report, Rewind
-from strandline.node.election import covers, objection, standing
+from strandline.node.election import covers, objection, own_term, standing
 from strandline.node.policies import (
     AckN,
     Every,
@@ -66,6 +66,15 @@ def test_whoever_is_heard_is_enough_exactly_if_every_commit_is_on_one_of_them(po
                 assert enough == (len(policy.voters - set(heard)) < policy.majority)
             else:
                 assert enough == on_one_of_them
+
+
+def test_terms_that_nodes_take_by_themselves_are_never_the_same():
+    names = ["a", "b", "c", "d"]
+    taken = {(name, own_term(name, names, seen)) for name in names for seen in range(50)}
+    terms = {}
+    for name, term in taken:
+        assert terms.setdefault(term, name) == name
+    assert all(own_term(name, names, seen) > seen for name in names for seen in range(50))
 
 
 def report(name, adopted=3, durable=10, *, term=5, committed=0, unhealthy=None):

@@ -222,3 +222,31 @@ def test_replicas_at_the_start_of_a_pruned_log_go_on_after_a_failover_without_a_
     trio.append(b"after", on="b")
     trio.settled("c", leader="b")
     assert trio.content("c") == [(5, b"after")]
+
+
+def test_two_that_are_promoted_without_a_lease_do_not_both_lead(tmp_path):
+    cluster = Cluster(tmp_path, policy="ack_n(1)", leased=False)
+    cluster.start("a", create=True, lead=True)
+    cluster.start("b")
+    cluster.start("c")
+    cluster.settled("b", "c")
+    cluster.append(b"one")
+    cluster.settled("b", "c")
+    cluster.kill("a")
+    first, second = cluster.nodes["b"], cluster.nodes["c"]
+    asked = []
+
+    def at_once(name):
+        if not asked:
+            asked.append(name)
+            second.promote()
+
+    cluster.before["report"] = at_once
+    with pytest.raises(NotReady):
+        first.promote()
+    assert asked
+    assert not first.is_primary
+    assert not second.is_primary, "each has heard of the other"
+    assert first.promote().term > 1
+    assert not second.is_primary
+    cluster.close()

@@ -9,6 +9,20 @@ from strandline.node.contract import Report
 from strandline.node.policies import AckN, CommitPolicy, Every, Local, Quorum, Regions
 
 
+def own_term(name: str, others: Iterable[str], seen: int) -> int:
+    """The next term above ``seen`` that only this node takes, where no lease gives them out.
+
+    Two that are promoted at once never lead in the same one, if they know the same names: the lower one learns of the
+    higher.
+
+    >>> [own_term(name, "abc", 4) for name in "abc"]
+    [6, 7, 5]
+    """
+    names = sorted({name, *others})
+    term = seen + 1
+    return term + (names.index(name) - term) % len(names)
+
+
 def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]) -> bool:
     """Whether every set of nodes that can have made a record committed has one of those that were heard.
 

@@ -26,6 +26,7 @@ from strandline.node.contract import (
     Upstream,
 )
 from strandline.node.copy import KIND, LogCopy, export_log
+from strandline.node.election import own_term
 from strandline.node.gate import Gate
 from strandline.node.home import Home
 from strandline.node.options import NodeOptions
@@ -314,7 +315,7 @@ class Node(Relay):
             self._log()  # without a copy it would only get in the way of one that has it
             lease = self._lease
             if lease is None:
-                primary = self._found(self._home.state.seen + 1, None, force=force)
+                primary = self._found(own_term(self.name, self.options.nodes, self._home.state.seen), None, force=force)
             else:
                 patience = lease.seconds * 1.5
                 deadline = self._clock.monotonic() + patience
