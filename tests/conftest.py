@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,6 +17,11 @@ from tests.servers import BUCKET, AzureServer, NatsServer, NoServer, S3Server, S
 # imports one of them.
 SUITES = ("buckets", "cells", "histories", "logs", "queues", "sinks", "slots", "stores")
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
+
+# A shell that starts something in the background lets it ignore Ctrl-C, and so all that it starts in turn: the programs
+# that tests interrupt would not hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

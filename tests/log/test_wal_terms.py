@@ -66,11 +66,11 @@ class TestTerms:
         ends = {term: log.end_of_term(term) for term in range(8)}
         assert ends == {0: 0, 1: 3, 2: 7, 3: 7, 4: 7, 5: 9, 6: 10, 7: 10}
 
-    def test_what_was_pruned_has_no_term(self, tmp_path):
+    def test_what_was_pruned_has_no_term_but_the_last_of_it_where_a_file_begins(self, tmp_path):
         with opened(tmp_path) as log:
             grow(log)
             log.prune(5)
-            assert [log.term_at(offset) for offset in range(4, 8)] == [None, 2, 2, 5]
+            assert [log.term_at(offset) for offset in range(3, 8)] == [None, 2, 2, 2, 5]
             assert [log.end_of_term(term) for term in range(7)] == [5, 5, 7, 7, 7, 9, 10]
             log.prune(10)
             assert [log.end_of_term(term) for term in (0, 5, 6, 9)] == [10, 10, 10, 10]
