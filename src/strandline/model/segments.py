@@ -1,0 +1,190 @@
+"""Segments of the cold tier and the events that tell of them, as values: one that can be made can be written.
+
+Each is refused with :class:`InvalidInput` and the reason if it could not be written as an event, or if it
+contradicts itself. Times are milliseconds since 1970, UTC, as in the events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from strandline.model.errors import InvalidInput
+
+_LONGEST_NAME: Final = (1 << 15) - 1
+_NAME_SHOWN: Final = 249
+_LARGEST_INT: Final = (1 << 31) - 1
+_LARGEST_LONG: Final = (1 << 63) - 1
+
+
+class SegmentState(Enum):
+    """How far a segment is; the values are those of the events."""
+
+    COPY_STARTED = 0
+    COPY_FINISHED = 1
+    DELETE_STARTED = 2
+    DELETE_FINISHED = 3
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+class PartitionDeleteState(Enum):
+    """How far the deletion of a whole partition is; the values are those of the events."""
+
+    MARKED = 0
+    STARTED = 1
+    FINISHED = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartition:
+    """A partition of a log. The topic id tells logs apart, so that two are equal without regard to the name."""
+
+    name: str = field(compare=False)
+    topic_id: UUID
+    """The log's id."""
+    partition: int
+
+    def __post_init__(self) -> None:
+        try:
+            length = len(self.name.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"{self._short} cannot be the name of a topic: it is not valid Unicode.") from error
+        if length > _LONGEST_NAME:
+            raise InvalidInput(f"A topic's name cannot have {length} bytes: use at most {_LONGEST_NAME}.")
+        if not 0 <= self.partition <= _LARGEST_INT:
+            raise InvalidInput(f"There is no partition {self.partition} of {self._short}: use 0 to {_LARGEST_INT}.")
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} of {self._short} ({self.topic_id})"
+
+    @property
+    def _short(self) -> str:
+        # Names come from elsewhere: a long one, or one with line breaks, must not spoil a message.
+        return repr(self.name[:_NAME_SHOWN])
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentId:
+    """Names one attempt to copy a range: another attempt at the same range is another segment."""
+
+    partition: TopicPartition
+    id: UUID
+
+    def __str__(self) -> str:
+        return f"{self.id} in {self.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentMetadata:
+    """Everything that is known of a segment. As an event it adds the segment."""
+
+    segment: SegmentId
+    start: int
+    """Its first offset."""
+    end: int
+    """Its last offset, which it holds."""
+    broker: int
+    """The number of the node that told the last of it."""
+    max_timestamp: int
+    """The newest time of a record in it; -1 if none has one."""
+    event_timestamp: int
+    """When the last of it was told."""
+    terms: tuple[tuple[int, int], ...]
+    """Each term that has records in it, with the offset where that term starts: ascending, as a sorted map."""
+    size: int
+    """In bytes."""
+    custom_metadata: bytes | None = None
+    """What its storage wants to be given again; none is not the same as empty."""
+    state: SegmentState = SegmentState.COPY_STARTED
+    no_transaction_index: bool = False
+    """Whether it was stored without a transaction index."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end <= _LARGEST_LONG:
+            raise InvalidInput(
+                f"Segment {self.segment} cannot hold the offsets {self.start} to {self.end}: the first is at least 0, "
+                "the last is at least the first and below 2^63."
+            )
+        if not 0 <= self.size <= _LARGEST_INT:
+            raise InvalidInput(
+                f"Segment {self.segment} cannot have {self.size} bytes: use at least 0, and close it below 2 GiB."
+            )
+        _check_long(self.max_timestamp, "maximum timestamp", self.segment)
+        _check_event(self.broker, self.event_timestamp, self.segment)
+        _check_custom(self.custom_metadata, self.segment)
+        self._check_terms()
+
+    def _check_terms(self) -> None:
+        if not self.terms:
+            raise InvalidInput(
+                f"Segment {self.segment} has no terms: say in which one each of its offsets was written."
+            )
+        term_before, offset_before = -1, 0
+        for term, offset in self.terms:
+            if not term_before < term <= _LARGEST_INT:
+                raise InvalidInput(
+                    f"Segment {self.segment} has term {term} after {term_before}: terms ascend from 0, below 2^31."
+                )
+            if not offset_before <= offset <= _LARGEST_LONG:
+                # A lookup in a term ends where the next one starts: going back, it would find nothing.
+                raise InvalidInput(
+                    f"Segment {self.segment} has term {term} start at {offset} and what is before it at "
+                    f"{offset_before}: a later term cannot start earlier, nor any below 0 or above 2^63 - 1."
+                )
+            term_before, offset_before = term, offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentUpdate:
+    """Tells that a segment went on to another state. Broker, time and custom metadata take the place of the old."""
+
+    segment: SegmentId
+    broker: int
+    event_timestamp: int
+    state: SegmentState
+    custom_metadata: bytes | None = None
+
+    def __post_init__(self) -> None:
+        _check_event(self.broker, self.event_timestamp, self.segment)
+        _check_custom(self.custom_metadata, self.segment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionDelete:
+    """Tells how far the deletion of a whole partition is."""
+
+    partition: TopicPartition
+    broker: int
+    event_timestamp: int
+    state: PartitionDeleteState
+
+    def __post_init__(self) -> None:
+        _check_event(self.broker, self.event_timestamp, self.partition)
+
+
+SegmentEvent = SegmentMetadata | SegmentUpdate | PartitionDelete
+
+
+def _check_event(broker: int, timestamp: int, what: SegmentId | TopicPartition) -> None:
+    if not -_LARGEST_INT - 1 <= broker <= _LARGEST_INT:
+        raise InvalidInput(f"An event of {what} cannot come from broker {broker}: its number has 32 bits.")
+    _check_long(timestamp, "event timestamp", what)
+
+
+def _check_long(number: int, name: str, what: SegmentId | TopicPartition) -> None:
+    if not -_LARGEST_LONG - 1 <= number <= _LARGEST_LONG:
+        raise InvalidInput(f"The {name} of {what} cannot be {number}: it is in milliseconds and has 64 bits.")
+
+
+def _check_custom(custom: bytes | None, segment: SegmentId) -> None:
+    if custom is not None and len(custom) >= _LARGEST_INT:
+        raise InvalidInput(
+            f"Segment {segment} cannot have {len(custom)} bytes of custom metadata: keep it below 2 GiB."
+        )
