@@ -2,8 +2,6 @@
 
 import hashlib
 import logging
-import shutil
-import subprocess
 import threading
 
 import pyarrow.flight as fl
@@ -209,45 +207,9 @@ def test_a_token_does_not_leave_this_machine_in_plain_text():
 # --- certificates ----------------------------------------------------------------------------------------------
 
 
-def openssl(folder, *arguments):
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def sign(folder, name, names, authority="ca"):
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl(folder, "req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-    (folder / f"{name}.ext").write_text(f"subjectAltName={names}" if names else "basicConstraints=CA:FALSE")
-    by = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial")
-    openssl(
-        folder,
-        "x509",
-        "-req",
-        "-in",
-        f"{name}.csr",
-        *by,
-        "-out",
-        f"{name}.pem",
-        "-days",
-        "2",
-        "-extfile",
-        f"{name}.ext",
-    )
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("no server: openssl is not installed, and certificates cannot be made")
-    folder = tmp_path_factory.mktemp("certificates")
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for authority in ("ca", "other-ca"):
-        out = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
-        openssl(folder, "req", "-x509", *curve, *out, "-days", "2", "-subj", f"/CN={authority}")
-    sign(folder, "node", "DNS:localhost,IP:127.0.0.1")
-    sign(folder, "replica-1", None)
-    sign(folder, "by-other-name", "DNS:replica-2,DNS:more")
-    sign(folder, "stranger", None, "other-ca")
-    return lambda name: (folder / name).read_bytes()
+@pytest.fixture
+def certificates(certificate_folder):
+    return lambda name: (certificate_folder / name).read_bytes()
 
 
 def client_of(certificates, name=None, **options):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -36,19 +34,6 @@ def start(nest: Nest, tmp_path: Path) -> Iterator[Start]:
     """Makes clusters, which do not outlive the test; what they logged is shown if it fails."""
     with ExitStack() as made:
         yield lambda **options: made.enter_context(ClusterOfProcesses(nest, tmp_path, **options))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for loopback, its key, and who signed it."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no server: openssl is not installed, and certificates cannot be made")
-    folder = tmp_path_factory.mktemp("certificates")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
-    more = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", "node.key", "-out", "node.pem"]
-    subprocess.run([*command.split(), *more], cwd=folder, check=True, capture_output=True)
-    shutil.copy(folder / "node.pem", folder / "ca.pem")
-    return folder
 
 
 def leave_a_tail(cluster: ClusterOfProcesses, recorder: Recorder, leader: str) -> None:
@@ -376,8 +361,8 @@ class TestWallClocksThatJump:
 
 class TestFlippedBytes:
     @pytest.mark.parametrize("way", ["down", "up"])
-    def test_under_tls_only_break_connections(self, start, certificates, way):
-        self.flip(start(tls=certificates), way)
+    def test_under_tls_only_break_connections(self, start, certificate_folder, way):
+        self.flip(start(tls=certificate_folder), way)
 
     def test_of_records_in_plain_text_are_found_by_their_checksums(self, start):
         self.flip(start(), "down")

@@ -1,0 +1,41 @@
+"""What tests of nodes share: certificates, made anew each time."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_DAYS = ("-days", "2")
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def _sign(folder: Path, name: str, names: str | None, authority: str = "ca") -> None:
+    request = ("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+    _openssl(folder, "req", *_CURVE, *request)
+    (folder / f"{name}.ext").write_text(f"subjectAltName={names}" if names else "basicConstraints=CA:FALSE")
+    by = ("-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial")
+    given = ("-in", f"{name}.csr", "-out", f"{name}.pem", "-extfile", f"{name}.ext")
+    _openssl(folder, "x509", "-req", *given, *by, *_DAYS)
+
+
+@pytest.fixture(scope="session")
+def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Authorities (``ca``, ``other-ca``), a node for loopback, replicas, and a stranger: of each a .pem and a .key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no server: openssl is not installed, and certificates cannot be made")
+    folder = tmp_path_factory.mktemp("certificates")
+    for authority in ("ca", "other-ca"):
+        out = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
+        _openssl(folder, "req", "-x509", *_CURVE, *out, *_DAYS, "-subj", f"/CN={authority}")
+    _sign(folder, "node", "DNS:localhost,IP:127.0.0.1")
+    _sign(folder, "replica-1", None)
+    _sign(folder, "by-other-name", "DNS:replica-2,DNS:more")
+    _sign(folder, "stranger", None, "other-ca")
+    return folder
