@@ -21,7 +21,7 @@ from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
 from strandline.node.flight.appending import collect, read_command
 from strandline.node.flight.failures import answering, leaving, stopping, unknown_caller
-from strandline.node.flight.limits import ServerLimits, Turnstile
+from strandline.node.flight.limits import ServerLimits, Turnstile, share_heaps
 from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
 from strandline.node.flight.values import pulse_of, write_commit
@@ -65,6 +65,7 @@ class FlightNode:
         self._host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
+        share_heaps()
         self._turnstile = Turnstile(limits)
         self._server = _Server(
             served,
