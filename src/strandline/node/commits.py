@@ -77,11 +77,14 @@ class Commits:
             heapq.heappush(self._waiting.setdefault(policy, []), (upto, next(_TICKETS), waiter))
         # After it is in the queue: who moves the watermark now wakes it, and who did before is seen here.
         if self.reached(policy) >= upto:
+            self.remove(waiter)
             waiter.wake(done=True)
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
         """Nobody waits any more; one that is not there is fine."""
+        if waiter.done:
+            return  # who woke it has taken it out of the queue
         with self._lock:
             queue = self._waiting.get(waiter.policy, [])
             kept = [row for row in queue if row[2] is not waiter]

@@ -105,22 +105,10 @@ class LogCopy:
             handle: WalHandle | None = None
             for batch in batches:
                 if batch.next > at:
-                    handle = self._append(batch, at)
+                    handle = self.log.append_copy(batch if batch.first == at else _behind(batch, at))
                     at = batch.next
             if handle is not None:
                 handle.result()
-
-    def _append(self, batch: LogBatch, at: int) -> WalHandle:
-        table = pa.Table.from_batches(batch.batches, RECORD_SCHEMA)
-        is_whole = batch.first == at
-        return self.log.append_batch(
-            table if is_whole else table.slice(at - batch.first),
-            writer=batch.append if is_whole else None,
-            expect=at,
-            term=batch.term,
-            timestamp=batch.timestamp,
-            is_copy=True,
-        )
 
     def drop_slots(self) -> None:
         """Forget who followed this node when it led: they follow another one, which knows where they are."""
@@ -189,3 +177,9 @@ class LogCopy:
     def close(self) -> None:
         """Let go of it; what it holds can still be read by who does."""
         self.log.close()
+
+
+def _behind(batch: LogBatch, at: int) -> LogBatch:
+    """What a batch has from an offset on: no longer the whole that its writer has numbered."""
+    table = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(at - batch.first)
+    return LogBatch(at, batch.term, batch.timestamp, None, tuple(table.to_batches()))

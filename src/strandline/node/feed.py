@@ -12,8 +12,8 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
 from strandline.node.contract import Beat
 
-TAKE_BYTES: Final = 2 << 20
-"""About so many bytes are taken at once."""
+TAKEN: Final = Limit(bytes=2 << 20)
+"""About so much is taken at once."""
 
 
 @final
@@ -42,7 +42,7 @@ class LogFeed:
         if self._closed:
             raise NotReady("The feed is closed.")
         is_there = self._log.view().bounds.next > self._at.next or (timeout > 0 and self._log.wait(self._at, timeout))
-        batches = whole_batches(self._log.plan(self._at, Limit(bytes=TAKE_BYTES))) if is_there else []
+        batches = whole_batches(self._log.plan(self._at, TAKEN)) if is_there else []
         self._beat = self._now()
         if batches:
             self._at = Cursor(self._at.log_id, batches[-1].next, batches[-1].term)

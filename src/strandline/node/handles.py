@@ -14,6 +14,7 @@ from strandline.node.policies import CommitPolicy, Local
 from strandline.storage.ambient import Clock
 from strandline.storage.metrics import COMMITS
 
+_COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
 _DOUBT = "the records are durable here and nobody knows whether they survive; append them again by writer and number"
 
 
@@ -61,7 +62,7 @@ class CommitHandle:
             outcome = self._wait(deadline, timeout)
         receipt = self._handle.result()
         self._gate.check(_DOUBT)
-        COMMITS.labels(type(outcome).__name__).inc()
+        _COUNTS[type(outcome)].inc()
         return Commit(receipt, outcome, self._bookmark())
 
     def _upto(self) -> int:

@@ -77,6 +77,7 @@ class PrimaryRole:
         self.log = log
         self.gate = gate
         self.options = options
+        self._is_local = options.policy == Local()
         self.term_start = log.bounds().next
         self._home = home
         self._clock = clock
@@ -84,6 +85,10 @@ class PrimaryRole:
         self._lock = threading.Lock()
         """Held to change the registry."""
         self._registry = Registry()
+        self._sent_upto: dict[str, int] = {}
+        """How far each replica was sent, where the registry does not say so yet: every batch moves it, few look."""
+        self._stood: tuple[Registry, Standing] = (self._registry, Standing(self.name, -1))
+        """The last standing that was asked for, and of which registry: it is asked for several times per append."""
         self._slots: dict[str, Slot] = {}
         self._commits = Commits(self._watermark)
         self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
@@ -159,7 +164,12 @@ class PrimaryRole:
     # --- what is committed -------------------------------------------------------------------------------------
 
     def _standing(self) -> Standing:
-        return self._registry.standing(self.name, self.log.bounds().next, term_start=self.term_start)
+        registry, durable = self._registry, self.log.bounds().next
+        of, standing = self._stood
+        if of is not registry or standing.durable != durable:
+            standing = registry.standing(self.name, durable, term_start=self.term_start)
+            self._stood = (registry, standing)
+        return standing
 
     def _watermark(self, policy: CommitPolicy) -> int:
         return watermark(policy, self._standing())
@@ -167,7 +177,7 @@ class PrimaryRole:
     @property
     def committed(self) -> int:
         """Everything below satisfies the node's policy: what readers see."""
-        return self._commits.reached(self.options.policy)
+        return self.log.bounds().next if self._is_local else self._commits.reached(self.options.policy)
 
     def commit_watermark(self, count: int) -> int:
         """Everything below is durable on so many replicas."""
@@ -176,7 +186,7 @@ class PrimaryRole:
 
     def reading(self) -> Committed:
         """The log as everybody but replicas sees it."""
-        if self.options.policy == Local():
+        if self._is_local:
             return Committed(self.log, self._durable, self._wait_durable)
         return Committed(self.log, lambda: self.committed, self._wait_committed)
 
@@ -243,8 +253,7 @@ class PrimaryRole:
         match mode:
             case FullRebootstrap(cause):
                 REBOOTSTRAPS.labels(str(cause)).inc()
-                with self._lock:
-                    self._registry = rules.bootstrapping(self._registry, name, flag=True)
+                self._bootstraps(name)
             case PartialResync(at):
                 with self._lock:
                     self._stand_at(name, at.next)
@@ -253,6 +262,11 @@ class PrimaryRole:
                 self._offers.end(name)
                 PARTIAL_RESYNCS.inc()
         return mode
+
+    def _bootstraps(self, name: str) -> None:
+        with self._lock:
+            self._sent_upto.pop(name, None)  # what it was sent, it has no more
+            self._registry = rules.bootstrapping(self._registry, name, flag=True)
 
     def _plan_resume(self, name: str, since: Cursor | None) -> Resume:
         slot, bounds = self._slot(name), self.log.bounds()
@@ -283,9 +297,7 @@ class PrimaryRole:
 
     def _sent(self, name: str, upto: int) -> None:
         self.gate.check("nothing more is sent")
-        with self._lock:
-            if name in self._registry.replicas:
-                self._registry = rules.sent_upto(self._registry, name, upto)
+        self._sent_upto[name] = upto
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""
@@ -321,8 +333,7 @@ class PrimaryRole:
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""
         self._check_term(caller)
-        with self._lock:
-            self._registry = rules.bootstrapping(self._registry, caller.name, flag=True)
+        self._bootstraps(caller.name)
         return self._offers.begin(caller.name, kind)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
@@ -366,7 +377,7 @@ class PrimaryRole:
                 each.bootstrapping,
                 each.healthy,
             )
-            for each in self._registry.replicas.values()
+            for each in self.registry.replicas.values()
         )
         beat = self.beat()
         return Topology(
@@ -385,7 +396,12 @@ class PrimaryRole:
     @property
     def registry(self) -> Registry:
         """All replicas, as a value."""
-        return self._registry
+        with self._lock:
+            while self._sent_upto:
+                name, upto = self._sent_upto.popitem()
+                if name in self._registry.replicas:
+                    self._registry = rules.sent_upto(self._registry, name, upto)
+            return self._registry
 
     # --- keeping house -----------------------------------------------------------------------------------------
 
@@ -396,8 +412,9 @@ class PrimaryRole:
             self._registry = rules.judge_health(self._registry, poll_seconds=self.options.poll_seconds, now=now)
         self.log.sweep(self.options.retention, self.options.limits)
         log = str(self.log.log_id)
-        REPLICATION_LAG.labels(log).set(self._registry.lag)
-        SAFE_REPLAY.labels(log).set(self._registry.safe_replay or 0)
+        registry = self.registry
+        REPLICATION_LAG.labels(log).set(registry.lag)
+        SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
         self._home.remember(committed=self.committed)
 
     def prune(self, upto: int) -> int:

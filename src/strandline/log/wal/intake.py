@@ -29,7 +29,11 @@ class Encoded(NamedTuple):
 
 def encoded(batch: RecordSource, *, now: int) -> Encoded:
     """The batch as the pages of a frame; ``InvalidInput`` if it is none, or over 256 MiB."""
-    batches = tuple(conform(batch, now=now))
+    return encoded_copy(tuple(conform(batch, now=now)))
+
+
+def encoded_copy(batches: tuple[pa.RecordBatch, ...]) -> Encoded:
+    """The same for records that are known to be such; ``InvalidInput`` if they are over 256 MiB."""
     pages = [encode_page(page, Compression.NONE) for page in batches]
     size = sum(len(part) for page in pages for part in page)
     _check_size(size, "batch")

@@ -17,7 +17,7 @@ from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.examine import Examined, examine
 from strandline.log.wal.groups import Group, WalHandle
-from strandline.log.wal.intake import check_numbers, encoded, value_of
+from strandline.log.wal.intake import check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.keeping import WalKeeping
 from strandline.log.wal.lock import hold_lock
@@ -27,6 +27,7 @@ from strandline.log.wal.rewind import finish_rewind
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Held, Tail
 from strandline.log.wal.verify import Told, Verification, verify
+from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput, LogClosed, UsedAcrossFork
 from strandline.model.head import WriterId
@@ -183,20 +184,33 @@ class WalLog(WalKeeping):
         expect: int | None = None,
         term: int | None = None,
         timestamp: int | None = None,
-        is_copy: bool = False,
     ) -> WalHandle:
-        """The same; unnumbered if no writer is given, at an explicit place, term and time for replicas.
+        """The same; unnumbered if no writer is given, at an explicit place, term and time if they are.
 
         ``expect`` is the offset that the batch must get, ``timestamp`` (milliseconds) when it was first written.
-        With ``is_copy`` the writer's number is only remembered: the log that it is copied from has judged it.
         ``InvalidInput`` for more than 256 MiB, ``ExpectationFailed`` if another offset follows, ``Fenced`` for a term
         below the log's: nothing was appended.
         """
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         content = encoded(batch, now=self._clock.now())
         self._begin_at(expect or 0)
+        return self._committer.add_batch(content, writer=writer, expect=expect, term=term, timestamp=timestamp)
+
+    def append_copy(self, batch: LogBatch) -> WalHandle:
+        """Append a batch that another log of this identity has, as it is there: offset, term, time, writer and number.
+
+        What the other log has judged is not judged again: neither the records, nor whether the number follows. Raises
+        as :meth:`append_batch` does where it does not fit this log.
+        """
+        content = encoded_copy(batch.batches)
+        self._begin_at(batch.first)
         return self._committer.add_batch(
-            content, writer=writer, expect=expect, term=term, timestamp=timestamp, is_copy=is_copy
+            content,
+            writer=batch.append,
+            expect=batch.first,
+            term=batch.term,
+            timestamp=batch.timestamp,
+            is_copy=True,
         )
 
     def append_value(

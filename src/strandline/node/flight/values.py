@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from strandline.formats.json_fields import Fields, write_fields
-from strandline.formats.wire import Pulse
+from strandline.formats.wire import NO_PULSE, Pulse
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
@@ -37,12 +37,12 @@ def answer(data: bytes | memoryview, url: str) -> Fields:
 
 def pulse_of(beat: Beat | None) -> Pulse:
     """A beat as the wire carries it."""
-    return Pulse(0, 0, 0, 0, 0) if beat is None else Pulse(*(getattr(beat, name) for name in Pulse._fields))
+    return NO_PULSE if beat is None else Pulse(beat.term, beat.term_start, beat.durable, beat.committed, beat.epoch)
 
 
 def beat_of(pulse: Pulse) -> Beat:
     """And back."""
-    return Beat(**pulse._asdict())
+    return Beat(*pulse)
 
 
 def write_topology(topology: Topology) -> bytes:
