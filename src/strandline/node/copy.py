@@ -105,7 +105,7 @@ class LogCopy:
             handle: WalHandle | None = None
             for batch in batches:
                 if batch.next > at:
-                    handle = self.log.append_copy(batch if batch.first == at else _behind(batch, at))
+                    handle = self.log.append_copy(batch if batch.first == at else behind(batch, at))
                     at = batch.next
             if handle is not None:
                 handle.result()
@@ -179,7 +179,7 @@ class LogCopy:
         self.log.close()
 
 
-def _behind(batch: LogBatch, at: int) -> LogBatch:
+def behind(batch: LogBatch, at: int) -> LogBatch:
     """What a batch has from an offset on: no longer the whole that its writer has numbered."""
     table = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(at - batch.first)
     return LogBatch(at, batch.term, batch.timestamp, None, tuple(table.to_batches()))
