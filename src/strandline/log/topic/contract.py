@@ -1,0 +1,79 @@
+"""What every topic promises. ``strandline.testing.topics.TopicContract`` is its test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from strandline.model.cursor import Bounds
+
+
+class Message(NamedTuple):
+    """What was published, and where."""
+
+    partition: int
+    offset: int
+    payload: bytes
+
+
+class Assignment(Protocol):
+    """The partitions of one subscription. Safe in threads."""
+
+    def add(self, partition: int, start: int) -> None:
+        """Deliver this partition, too, from an offset on (inclusive): its backlog first, then what is published.
+
+        One that is assigned already stays as it is. ``InvalidInput`` if there is no such partition or offset,
+        ``CursorExpired`` if the offset is no longer retained; one past the end waits for it. ``ConsumerClosed`` after
+        the subscription was closed.
+        """
+
+    def remove(self, partition: int) -> None:
+        """Deliver nothing more of a partition: a take that begins after this has none of it. Unknown is fine."""
+
+    def partitions(self) -> list[int]:
+        """What is assigned, ascending."""
+
+
+class Subscription(Protocol):
+    """The messages of the assigned partitions: each exactly once, in the order of their offsets within a partition.
+
+    One thread takes; any thread closes. Memory is bounded however slow that is: what was not taken stays in the log.
+    """
+
+    def take(self, timeout: float) -> list[Message]:
+        """What comes next, some thousands of messages at most; waits for the first no longer than ``timeout`` seconds.
+
+        Empty if nothing came, and at once after it was closed. ``CursorExpired``, naming the partition, if what comes
+        next in one was deleted meanwhile: that partition is no longer assigned then, and the others go on. What was
+        fetched before it was deleted may come first.
+        """
+
+    def close(self) -> None:
+        """Free what it holds, and wake who takes; closing twice is fine."""
+
+
+@runtime_checkable
+class Topic(Protocol):
+    """A fixed number of logs, each numbered densely from 0. Safe in threads. Calls may raise ``StorageError``."""
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions there are."""
+
+    def publish(self, partition: int, payload: bytes) -> int:
+        """Append a message and return its offset when it is durable. ``InvalidInput`` if there is no such partition."""
+
+    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+        """The same for many, in their order; others may publish in between."""
+
+    def bounds(self, partition: int) -> Bounds:
+        """The first retained offset and the high-water mark: the offset after the last durable message; 0 if empty."""
+
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[Subscription, Assignment]:
+        """Follow partitions, each from an offset on (inclusive); raises as adding them does, and then nothing is left.
+
+        More can be added later, and others removed, without disturbing those that are there.
+        """
+
+    def close(self) -> None:
+        """End all subscriptions and let go of what it holds; closing twice is fine. Later calls are ``LogClosed``."""

@@ -1,0 +1,355 @@
+"""A topic in Kafka: what nodes share where there is a broker anyway."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Self, final
+
+from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.kafka_client import (
+    LARGEST,
+    check_config,
+    client,
+    common_settings,
+    consumer_settings,
+    producer_settings,
+    refusal,
+    told,
+)
+from strandline.log.topic.kafka_stream import KafkaAssignment, KafkaSubscription, add_all
+from strandline.model.cursor import Bounds
+from strandline.model.errors import (
+    InvalidInput,
+    LogClosed,
+    NotFound,
+    TransientStorageError,
+    UsedAcrossFork,
+)
+from strandline.storage.ambient import CLOCK, Clock
+
+CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
+"""How a topic is created: its messages are neither compacted, which would leave holes, nor dropped by age."""
+
+_SLACK: Final = 2.0
+"""Seconds by which a publish waits longer than the library does, which has the better words for what is missing."""
+
+_STEP: Final = 0.05
+"""Seconds between two looks at what is on its way."""
+
+
+class _Batch:
+    """Messages that are on their way, and where they landed."""
+
+    def __init__(self, count: int) -> None:
+        self.offsets = [-1] * count
+        self.error: Any = None
+        self.done = threading.Event()
+        self._lock = threading.Lock()
+        self._left = count
+
+    def report(self, index: int, error: Any, message: Any) -> None:
+        """What the library says of one of them: in the thread that listens, or in one that closes."""
+        with self._lock:
+            if error is None:
+                self.offsets[index] = message.offset()
+            elif self.error is None:
+                self.error = error
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+
+class _Sender:
+    """The library's producer, and the thread that hears its reports."""
+
+    def __init__(self, producer: Any) -> None:
+        self.producer = producer
+        self._over = threading.Event()
+        # The thread knows the producer and not the topic: one that nobody closed can still be forgotten.
+        self._thread = threading.Thread(
+            target=self._listen, args=(producer, self._over), name="strandline-kafka", daemon=True
+        )
+        self._thread.start()
+
+    @staticmethod
+    def _listen(producer: Any, over: threading.Event) -> None:
+        while not over.is_set():
+            producer.poll(_STEP)
+
+    def listen_after_close(self, timeout: float) -> None:
+        """Hear what is reported after the thread has ended, for who handed over messages while this was closed."""
+        if self._over.is_set():
+            self.producer.flush(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Let what is on its way arrive, within the time; tell the rest that it did not."""
+        self.producer.flush(timeout)
+        self.producer.purge()
+        self._over.set()
+        self._thread.join()
+        self.producer.flush(_SLACK)  # what was purged is reported here
+
+
+@final
+class KafkaTopic:
+    """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
+
+    A publish returns when all in-sync replicas have the message; what is sent again after a lost answer is appended
+    once. No call but a take waits longer than about ``timeout`` seconds. Only where nobody writes to the topic in
+    transactions and it is not compacted are its offsets dense: a hole is ``Gap``.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        name: str,
+        partition_count: int,
+        *,
+        config: Mapping[str, Any] | None = None,
+        create: bool = True,
+        replication_factor: int = -1,
+        timeout: float = 30.0,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """Open a topic, and create it if it is missing.
+
+        Args:
+            bootstrap: Addresses of brokers, ``host:port``, separated by commas.
+            name: The topic's name.
+            partition_count: How many partitions it has; ``InvalidInput``, naming both, if it has another number.
+            config: More for the client library, such as ``security.protocol``; also its limits and times.
+            create: Whether a missing topic is made, never dropping by age and never compacting; else ``NotFound``.
+            replication_factor: How many copies a new topic has; -1 is what the broker has been configured to.
+            timeout: Seconds after which a call gives up with ``TransientStorageError``.
+            clock: What time is read from.
+        """
+        self._kafka = client()
+        self._name = name
+        self._bootstrap = bootstrap
+        self._partition_count = check_count(partition_count)
+        self._config = check_config(config or {})
+        self._largest = int(self._config.get("message.max.bytes", LARGEST))
+        self._timeout = timeout
+        self._clock = clock
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._subscriptions: set[KafkaSubscription] = set()
+        self._sender: _Sender | None = None
+        self._closed = False
+        # Asks, and follows nothing. Never closed, since somebody may be asking: it ends when nobody holds it any more.
+        self._eye: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
+        self._prepare(create=create, replication_factor=replication_factor)
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions there are."""
+        return self._partition_count
+
+    # --- opening ----------------------------------------------------------------------------------------------
+
+    def _made(self, kind: Any, settings: Mapping[str, Any]) -> Any:
+        """A client of the library; ``InvalidInput`` if it does not take its settings."""
+        try:
+            return kind(settings)
+        except self._kafka.KafkaException as error:
+            raise InvalidInput(f"Kafka's client refuses its configuration: {told(error).str()}.") from error
+
+    def _prepare(self, *, create: bool, replication_factor: int) -> None:
+        found = self._counted()
+        if not found:
+            if not create:
+                raise NotFound(
+                    f"There is no topic {self._name} at {self._bootstrap}: open it with create=True to make it."
+                )
+            self._create(replication_factor)
+            found = self._appeared()
+        if found != self._partition_count:
+            raise InvalidInput(
+                f"Topic {self._name} at {self._bootstrap} has {found} partitions and {self._partition_count} are "
+                f"configured: configure {found}, or use another topic."
+            )
+
+    def _counted(self) -> int:
+        """How many partitions the broker says there are; 0 if there is no such topic."""
+        try:
+            topic = self._eye.list_topics(self._name, timeout=self._timeout).topics[self._name]
+        except self._kafka.KafkaException as error:
+            raise refusal(told(error), f"Asking {self._bootstrap} for topic {self._name}") from error
+        if topic.error is None:
+            return len(topic.partitions)
+        reason = refusal(topic.error, f"Asking {self._bootstrap} for topic {self._name}")
+        if isinstance(reason, NotFound):
+            return 0
+        raise reason
+
+    def _create(self, replication_factor: int) -> None:
+        admin = self._made(self._kafka.admin.AdminClient, common_settings(self._bootstrap, self._config))
+        wanted = self._kafka.admin.NewTopic(
+            self._name, self._partition_count, replication_factor=replication_factor, config=CREATED_WITH
+        )
+        seconds = self._timeout
+        made = admin.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[self._name]
+        try:
+            made.result(seconds + _SLACK)
+        except self._kafka.KafkaException as error:
+            # Another node may have created it just now: how many partitions it gave it is looked at.
+            if told(error).name() != "TOPIC_ALREADY_EXISTS":
+                raise refusal(told(error), f"Creating topic {self._name} at {self._bootstrap}") from error
+        except TimeoutError as error:
+            raise self._silent(f"creating topic {self._name}") from error
+
+    def _appeared(self) -> int:
+        """How many partitions there are, as soon as the broker that is asked has heard of the new topic."""
+        deadline = self._clock.monotonic() + self._timeout
+        while not (found := self._counted()):
+            if self._clock.monotonic() > deadline:
+                raise self._silent(f"creating topic {self._name}")
+            self._clock.sleep(_STEP)
+        return found
+
+    def _silent(self, what: str) -> TransientStorageError:
+        return TransientStorageError(
+            f"Kafka at {self._bootstrap} did not finish {what} within {self._timeout:g} s: check that it runs, and try "
+            "again."
+        )
+
+    # --- publishing -------------------------------------------------------------------------------------------
+
+    def publish(self, partition: int, payload: bytes) -> int:
+        """Append a message and return its offset when all in-sync replicas have it.
+
+        ``TransientStorageError`` if that is not known in time; it may have landed then, and lands no more later.
+        """
+        return self.publish_all(partition, (payload,))[0]
+
+    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+        """The same for many, in their order, waiting once; others may publish in between."""
+        check_partition(partition, self._partition_count)
+        for payload in payloads:
+            if len(payload) > self._largest:
+                raise InvalidInput(
+                    f"A message of {len(payload)} bytes is more than the {self._largest} that Kafka is configured to "
+                    "take: publish smaller ones, or raise message.max.bytes and the topic's max.message.bytes."
+                )
+        sender = self._sending()
+        if not payloads:
+            return []
+        batch = _Batch(len(payloads))
+        what = f"Publishing to partition {partition} of topic {self._name}"
+        self._produce(sender.producer, partition, payloads, batch, what)
+        sender.listen_after_close(self._timeout)
+        if not self._clock.wait(batch.done, self._timeout + _SLACK):
+            raise self._silent(f"publishing to partition {partition} of topic {self._name}")
+        if batch.error is not None:
+            raise refusal(batch.error, what)
+        return batch.offsets
+
+    def _produce(self, producer: Any, partition: int, payloads: Sequence[bytes], batch: _Batch, what: str) -> None:
+        deadline = self._clock.monotonic() + self._timeout
+        for index, payload in enumerate(payloads):
+            report = partial(batch.report, index)
+            while True:
+                try:
+                    producer.produce(self._name, payload, partition=partition, on_delivery=report)
+                    break
+                except BufferError as error:  # there is no room until some of what is on its way has arrived
+                    if self._clock.monotonic() > deadline:
+                        raise self._silent(f"publishing to partition {partition} of topic {self._name}") from error
+                    self._clock.sleep(_STEP)
+                except self._kafka.KafkaException as error:
+                    raise refusal(told(error), what) from error
+
+    def _sending(self) -> _Sender:
+        self._check("nothing was published")
+        with self._lock:
+            if self._closed:
+                raise LogClosed(f"The topic {self._name} is closed: nothing was published.")
+            if self._sender is None:
+                settings = producer_settings(self._bootstrap, self._config, self._timeout)
+                self._sender = _Sender(self._made(self._kafka.Producer, settings))
+            return self._sender
+
+    # --- following --------------------------------------------------------------------------------------------
+
+    def bounds(self, partition: int) -> Bounds:
+        """The first retained offset and the high-water mark, as the partition's leader tells them now."""
+        check_partition(partition, self._partition_count)
+        return self._bounds(partition, self._timeout)
+
+    def _bounds(self, partition: int, timeout: float) -> Bounds:
+        self._check("its bounds are not known")
+        eye = self._eye
+        if eye is None:
+            raise LogClosed(f"The topic {self._name} is closed: its bounds are not known.")
+        place = self._kafka.TopicPartition(self._name, partition)
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            left = max(deadline - self._clock.monotonic(), _STEP)
+            try:
+                found = eye.get_watermark_offsets(place, timeout=left)
+            except self._kafka.KafkaException as error:
+                reason = refusal(told(error), f"Asking for the bounds of partition {partition} of topic {self._name}")
+                # A partition that is new, or whose broker was lost, has no leader for a moment.
+                if not isinstance(reason, TransientStorageError) or self._clock.monotonic() + _STEP > deadline:
+                    raise reason from error
+                self._clock.sleep(_STEP)
+            else:
+                if found is None:
+                    raise self._silent(f"telling the bounds of partition {partition} of topic {self._name}")
+                return Bounds(*found)
+
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[KafkaSubscription, KafkaAssignment]:
+        """Follow partitions, each from an offset on; a consumer of its own that stores no position in Kafka."""
+        self._check("there is nothing to follow")
+        with self._lock:
+            if self._closed:
+                raise LogClosed(f"The topic {self._name} is closed: there is nothing to follow.")
+            subscription = KafkaSubscription(
+                self._name,
+                self._partition_count,
+                self._made(self._kafka.Consumer, consumer_settings(self._bootstrap, self._config)),
+                bounds=self._bounds,
+                timeout=self._timeout,
+                clock=self._clock,
+                forget=self._forget,
+            )
+            self._subscriptions.add(subscription)
+        assignment = KafkaAssignment(subscription)
+        add_all(assignment, starts)
+        return subscription, assignment
+
+    def _forget(self, subscription: KafkaSubscription) -> None:
+        with self._lock:
+            self._subscriptions.discard(subscription)
+
+    # --- closing ----------------------------------------------------------------------------------------------
+
+    def _check(self, so: str) -> None:
+        """The library's threads are not in a forked child: it would wait for them forever."""
+        if os.getpid() != self._process:
+            raise UsedAcrossFork(f"The topic {self._name} was opened in another process, and {so}: open it here.")
+
+    def close(self) -> None:
+        """End all subscriptions, let what is being published arrive, and let go of the broker."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            subscriptions, sender = tuple(self._subscriptions), self._sender
+            self._sender = None
+            self._eye = None
+        if os.getpid() != self._process:
+            return
+        for subscription in subscriptions:
+            subscription.close()
+        if sender is not None:
+            sender.close(self._timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,297 @@
+"""A subscription to a Kafka topic: which offset comes next in each partition is decided here, not by the client."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+from strandline.log.topic.checks import check_partition, check_start, expired
+from strandline.log.topic.contract import Message
+from strandline.log.topic.kafka_client import client, refusal
+from strandline.model.cursor import Bounds
+from strandline.model.errors import (
+    ConsumerClosed,
+    CursorExpired,
+    Diverged,
+    Gap,
+    StrandlineError,
+    TransientStorageError,
+)
+from strandline.storage.ambient import Clock
+
+TAKEN: Final = 4096
+"""How many messages one take gives at most."""
+
+_SLICE: Final = 0.1
+"""Seconds for which the library is asked at a time: closing waits no longer for who takes."""
+
+_GRACE: Final = 10.0
+"""Seconds that closing gives a take that is under way for its end."""
+
+_PATIENCE: Final = 1.0
+"""Seconds for which a take asks after a partition that stands still, before it looks at the others again."""
+
+_PASSED: Final = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE", "_LOG_TRUNCATION")
+"""What the library says when the partition does not hold the offset that it was to fetch."""
+
+
+@dataclass(slots=True)
+class Track:
+    """Where a subscription is in a partition."""
+
+    next: int
+    """The offset that is delivered next: one below it is dropped, one above it is not delivered."""
+
+    end: int
+    """So far the partition is known to have reached: if it ends earlier, it lost something."""
+
+    checked: int = -1
+    """The offset that was asked for again since another came in its place."""
+
+
+def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired | Diverged:
+    """Where to fetch from, or why nobody can: a decision from what a partition is found to hold.
+
+    One past the end is fetched from the end on, since Kafka refuses more, and what is below it is dropped.
+
+    >>> resume(0, Track(next=7, end=5), Bounds(0, 5))
+    5
+    >>> resume(0, Track(next=7, end=9), Bounds(8, 9))
+    CursorExpired('Partition 0 begins at offset 8, and 7 is no longer retained: bootstrap again, ...
+    """
+    if track.next < bounds.first:
+        return expired(partition, track.next, bounds.first)
+    if bounds.next < track.end:
+        return Diverged(
+            f"Partition {partition} ends at offset {bounds.next} and had reached {track.end}: Kafka lost messages, or "
+            "the topic was made anew. Bootstrap again from what it holds."
+        )
+    return min(track.next, bounds.next)
+
+
+@final
+class KafkaSubscription:
+    """The messages of the assigned partitions, each exactly once and in order. One thread takes, any thread closes.
+
+    A broker that cannot be reached is waited for. The library fetches ahead, within bounds: what it has already is
+    delivered even if it was deleted at the broker meanwhile; then comes ``CursorExpired``.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition_count: int,
+        consumer: Any,
+        *,
+        bounds: Callable[[int, float], Bounds],
+        timeout: float,
+        clock: Clock,
+        forget: Callable[[KafkaSubscription], None],
+    ) -> None:
+        """Use :meth:`KafkaTopic.subscribe`."""
+        self._kafka = client()
+        self._topic = topic
+        self._partition_count = partition_count
+        self._consumer = consumer
+        self._bounds = bounds
+        self._timeout = timeout
+        self._clock = clock
+        self._forget = forget
+        self._taking = threading.Lock()
+        # Guards all below, and that the library's assignment and ours change together.
+        self._lock = threading.Lock()
+        self._tracks: dict[int, Track] = {}
+        self._unsettled: set[int] = set()
+        self._lost: dict[int, StrandlineError] = {}
+        self._complaints: deque[StrandlineError] = deque()
+        self._closed = False
+
+    def take(self, timeout: float) -> list[Message]:
+        """What comes next; waits for the first no longer than so many seconds."""
+        deadline = self._clock.monotonic() + timeout
+        with self._taking:
+            while not self._closed:
+                self._speak()
+                left = max(0.0, deadline - self._clock.monotonic())
+                messages = self._sift(self._fetched(min(left, _SLICE)))
+                if messages:
+                    return messages
+                if not left and not self._lost and not self._complaints:
+                    break
+        return []
+
+    def _fetched(self, timeout: float) -> list[Any]:
+        """What the library has, waiting for the first of it only: it would otherwise wait until it has all."""
+        first = self._consumer.poll(timeout)
+        return [] if first is None else [first, *self._consumer.consume(TAKEN - 1, 0)]
+
+    def _sift(self, fetched: Iterable[Any]) -> list[Message]:
+        """What is to be delivered of what was fetched; the positions are behind it."""
+        messages: list[Message] = []
+        with self._lock:
+            for found in fetched:
+                if (error := found.error()) is not None:
+                    self._note(error, found.partition())
+                    continue
+                partition, offset = found.partition(), found.offset()
+                track = self._tracks.get(partition)
+                if track is None or offset < track.next or partition in self._lost:
+                    continue
+                if offset > track.next:
+                    self._leapt(partition, track, offset)
+                    continue
+                messages.append(Message(partition, offset, found.value() or b""))
+                track.next = offset + 1
+                track.end = max(track.end, track.next)
+        return messages
+
+    def _leapt(self, partition: int, track: Track, offset: int) -> None:
+        """Another offset came than the next one. Under the lock.
+
+        It may be of an earlier assignment, fetched before the partition was removed and added again: so the right one
+        is asked for once more, and only if the same happens then there is a hole.
+        """
+        if track.checked != track.next:
+            track.checked = track.next
+            self._unsettled.add(partition)
+        elif partition not in self._unsettled:
+            self._lost[partition] = Gap(
+                f"Partition {partition} of topic {self._topic} has no offset {track.next}: {offset} comes in its "
+                "place. Offsets are dense unless the topic is compacted or written in transactions: bootstrap again, "
+                "from a topic that is neither."
+            )
+
+    def _note(self, error: Any, partition: int) -> None:
+        """Keep what the library complains about for the next take that has nothing else to give. Under the lock."""
+        if error.name() in _PASSED and partition in self._tracks:
+            self._unsettled.add(partition)
+            return
+        reason = refusal(error, f"Following partition {partition} of topic {self._topic}")
+        # What may pass the library tries again by itself.
+        if error.fatal() or (partition in self._tracks and not isinstance(reason, TransientStorageError)):
+            self._complaints.append(reason)
+
+    def _speak(self) -> None:
+        """Find out about partitions that stand still, and raise what there is to say; nothing is in hand then."""
+        with self._lock:
+            unsettled = sorted(self._unsettled)
+        for partition in unsettled:
+            try:
+                bounds = self._bounds(partition, min(self._timeout, _PATIENCE))
+            except TransientStorageError:
+                continue  # it stands still until the broker answers; the others go on
+            with self._lock:
+                if partition in self._unsettled and (track := self._tracks.get(partition)) is not None:
+                    self._unsettled.discard(partition)
+                    self._settle(partition, track, bounds)
+        with self._lock:
+            for partition, reason in self._lost.items():
+                self._drop(partition)
+                raise reason
+            if self._complaints:
+                raise self._complaints.popleft()
+
+    def _settle(self, partition: int, track: Track, bounds: Bounds) -> None:
+        match resume(partition, track, bounds):
+            case int(position):
+                track.end = bounds.next
+                place = self._place(partition, position)
+                self._consumer.incremental_unassign([place])
+                self._consumer.incremental_assign([place])
+            case reason:
+                self._lost[partition] = reason
+
+    def _place(self, partition: int, offset: int) -> Any:
+        return self._kafka.TopicPartition(self._topic, partition, offset)
+
+    def _drop(self, partition: int) -> None:
+        """Let go of a partition. Under the lock."""
+        if self._tracks.pop(partition, None) is not None:
+            self._unsettled.discard(partition)
+            self._lost.pop(partition, None)
+            self._consumer.incremental_unassign([self._place(partition, 0)])
+
+    def close(self) -> None:
+        """Free what it holds, and wake who takes within a moment."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._tracks.clear()
+            self._lost.clear()
+            self._unsettled.clear()
+        # The library must not be closed while it is being asked. One that is asked for too long ends with its memory.
+        if self._taking.acquire(timeout=_GRACE):
+            try:
+                with contextlib.suppress(self._kafka.KafkaException):
+                    self._consumer.close()
+            finally:
+                self._taking.release()
+        self._forget(self)
+
+    # --- what its assignment does ------------------------------------------------------------------------------
+
+    def add(self, partition: int, start: int) -> None:
+        """Deliver a partition from an offset on, unless it is delivered already."""
+        check_partition(partition, self._partition_count)
+        check_start(start)
+        with self._lock:
+            if self._closed:
+                raise ConsumerClosed("The subscription is closed: no partition was added.")
+            if partition in self._tracks:
+                return
+        bounds = self._bounds(partition, self._timeout)
+        track = Track(start, bounds.next)
+        position = resume(partition, track, bounds)
+        if not isinstance(position, int):
+            raise position
+        with self._lock:
+            if self._closed:
+                raise ConsumerClosed("The subscription is closed: no partition was added.")
+            if partition not in self._tracks:
+                self._consumer.incremental_assign([self._place(partition, position)])
+                self._tracks[partition] = track
+
+    def remove(self, partition: int) -> None:
+        """Deliver nothing more of a partition."""
+        with self._lock:
+            self._drop(partition)
+
+    def partitions(self) -> list[int]:
+        """What is delivered, ascending."""
+        with self._lock:
+            return sorted(self._tracks)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KafkaAssignment:
+    """The partitions of one subscription. Safe in threads."""
+
+    subscription: KafkaSubscription
+
+    def add(self, partition: int, start: int) -> None:
+        """Deliver this partition, too, from an offset on; asks the broker for the bounds, so ``StorageError``, too."""
+        self.subscription.add(partition, start)
+
+    def remove(self, partition: int) -> None:
+        """Deliver nothing more of a partition."""
+        self.subscription.remove(partition)
+
+    def partitions(self) -> list[int]:
+        """What is assigned, ascending."""
+        return self.subscription.partitions()
+
+
+def add_all(assignment: KafkaAssignment, starts: Sequence[tuple[int, int]]) -> None:
+    """Add partitions; if one cannot be added, the subscription is closed."""
+    try:
+        for partition, start in starts:
+            assignment.add(partition, start)
+    except BaseException:
+        assignment.subscription.close()
+        raise

@@ -1,0 +1,275 @@
+"""Topics whose partitions are logs: on this machine's disk, or in an object store that nodes share."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Final, Self, final
+
+from strandline.formats.topic import decode_topic, encode_topic
+from strandline.log.contract import Log
+from strandline.log.object.log import open_log
+from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.publishing import NumberedPublisher, Publisher, WalPublisher
+from strandline.log.topic.subscription import LogAssignment, LogSubscription, Pieces, Polling
+from strandline.log.wal.log import ROLL_BYTES, WalLog
+from strandline.model.cursor import Bounds
+from strandline.model.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder, replace_file
+from strandline.storage.store import ABSENT, ObjectStore
+from strandline.storage.urls import open_store
+
+_IDENTITY: Final = "topic.json"
+_NEW: Final = ".new"
+_TAIL_BYTES: Final = 4 << 20
+_IN_MEMORY: Final = Pieces(batches=1024, workers=1)
+
+
+@final
+class LogTopic:
+    """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
+
+    A payload is a record's value. What is published at once is one batch of the log, so that nothing is in between.
+    Subscriptions read the logs, in pieces, and hold the rest of one piece at most: they are woken by what is published
+    here and, with ``polling``, look now and then for what others have written.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[Log],
+        *,
+        publishers: Sequence[Publisher] | None = None,
+        pieces: Pieces | None = None,
+        polling: Polling | None = Polling(),  # noqa: B008 - a value that cannot change
+        release: Callable[[], None] | None = None,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Make the logs a topic, in their order; whoever opens the same ones elsewhere has the same topic.
+
+        ``publishers`` put messages into them; otherwise each is appended to under a new writer id. ``release`` is
+        called once when the topic is closed.
+        """
+        check_count(len(logs))
+        self._logs = tuple(logs)
+        self._publishers: tuple[Publisher, ...] = (
+            tuple(NumberedPublisher(log, clock=clock, chance=chance) for log in logs)
+            if publishers is None
+            else tuple(publishers)
+        )
+        self._pieces = pieces or Pieces()
+        self._polling = polling
+        self._release = release
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._subscriptions: frozenset[LogSubscription] = frozenset()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def partition_count(self) -> int:
+        """How many partitions there are."""
+        return len(self._logs)
+
+    @property
+    def logs(self) -> tuple[Log, ...]:
+        """The log of each partition, for what is done with logs: retention, verification. Publish through the topic."""
+        return self._logs
+
+    def publish(self, partition: int, payload: bytes) -> int:
+        """Append a message and return its offset when it is durable."""
+        return self._append(partition, (payload,))
+
+    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+        """Append messages as one batch, all or none, and return their offsets when they are durable."""
+        if not payloads:
+            check_partition(partition, len(self._logs))
+            return []
+        first = self._append(partition, payloads)
+        return list(range(first, first + len(payloads)))
+
+    def _append(self, partition: int, payloads: Sequence[bytes]) -> int:
+        publisher = self._publishers[check_partition(partition, len(self._logs))]
+        if self._closed:
+            raise LogClosed("The topic is closed: nothing was published; open it again.")
+        try:
+            return publisher.publish(payloads)
+        finally:
+            # Also if it raised: what was published may be there, and nobody else wakes who waits for it.
+            for subscription in self._subscriptions:
+                subscription.published(partition)
+
+    def bounds(self, partition: int) -> Bounds:
+        """The first retained offset and the high-water mark."""
+        return self._logs[check_partition(partition, len(self._logs))].bounds()
+
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogSubscription, LogAssignment]:
+        """Follow partitions, each from an offset on."""
+        subscription = LogSubscription(
+            self._logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
+        )
+        assignment = LogAssignment(subscription)
+        with self._lock:
+            if self._closed:
+                raise LogClosed("The topic is closed: there is nothing to follow; open it again.")
+            # Before it looks at a log for the first time: what is published from here on wakes it.
+            self._subscriptions |= {subscription}
+        try:
+            for partition, start in starts:
+                assignment.add(partition, start)
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription, assignment
+
+    def _forget(self, subscription: LogSubscription) -> None:
+        with self._lock:
+            self._subscriptions -= {subscription}
+
+    def close(self) -> None:
+        """End all subscriptions, and let go of the logs if the topic has opened them; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            subscriptions = self._subscriptions
+            release, self._release = self._release, None
+        for subscription in subscriptions:
+            subscription.close()
+        if release is not None:
+            release()
+
+
+def open_wal_topic(
+    folder: str,
+    partition_count: int,
+    *,
+    create: bool = True,
+    roll_bytes: int = ROLL_BYTES,
+    tail_bytes: int = _TAIL_BYTES,
+    disk: Disk = DISK,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> LogTopic:
+    """Open the topic in a folder, each partition a write-ahead log in a folder of its own, and create it if need be.
+
+    What was published is durable; publishes that arrive during a sync share the next one. One process has it open at a
+    time. ``InvalidInput``, naming both, if it has another number of partitions, ``NotALog`` if there is none and
+    ``create`` says so, ``Fenced`` while another process has it open.
+    """
+    check_count(partition_count)
+    path = f"{folder}/{_IDENTITY}"
+    found: int | None = None
+    with contextlib.suppress(NotFound):
+        found = decode_topic(disk.read(path), path)
+    if found is not None:
+        _check_same(folder, found, partition_count)
+    elif create:
+        make_own_folder(folder, disk=disk)
+    else:
+        raise _no_topic(folder)
+    with contextlib.ExitStack() as held:
+        logs = [
+            held.enter_context(
+                WalLog.open(
+                    f"{folder}/{_name(partition)}",
+                    create=found is None,
+                    roll_bytes=roll_bytes,
+                    tail_bytes=tail_bytes,
+                    disk=disk,
+                    clock=clock,
+                    chance=chance,
+                )
+            )
+            for partition in range(partition_count)
+        ]
+        if found is None:
+            # Last: a topic that exists is whole, and a log that is missing from it is damage, not newness.
+            replace_file(disk, path, encode_topic(partition_count), temporary=path + _NEW)
+        return LogTopic(
+            logs,
+            publishers=[WalPublisher(log) for log in logs],
+            pieces=_IN_MEMORY,
+            polling=None,  # nobody else can write the logs
+            release=held.pop_all().close,
+            clock=clock,
+        )
+
+
+def open_object_topic(
+    url: str,
+    partition_count: int,
+    *,
+    create: bool = True,
+    options: Mapping[str, str] | None = None,
+    polling: Polling | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> LogTopic:
+    """Open the topic at an address, each partition an object log below it, and create it if need be.
+
+    Any number of nodes may have it open at once, and all see what any of them publishes; they need no broker. A lost
+    answer of the store doubles nothing. ``InvalidInput``, naming both, if it has another number of partitions,
+    ``NotALog`` if there is none and ``create`` says so.
+    """
+    check_count(partition_count)
+    store = open_store(url, options)
+    found = _read_count(store)
+    if found is not None:
+        _check_same(url, found, partition_count)
+    elif not create:
+        raise _no_topic(url)
+    logs = [
+        open_log(
+            f"{url.rstrip('/')}/{_name(partition)}", create=found is None, options=options, clock=clock, chance=chance
+        )
+        for partition in range(partition_count)
+    ]
+    if found is None:
+        # Last, as above; of several that create it at once one decides, and the others find that.
+        _check_same(url, _create(store, partition_count), partition_count)
+    return LogTopic(logs, polling=polling or Polling(), clock=clock, chance=chance)
+
+
+def _read_count(store: ObjectStore) -> int | None:
+    try:
+        return decode_topic(store.get(_IDENTITY).data, f"{store.url}/{_IDENTITY}")
+    except NotFound:
+        return None
+
+
+def _create(store: ObjectStore, partition_count: int) -> int:
+    """Write down the number of partitions if nobody has; returns what is written then."""
+    try:
+        store.put_if(_IDENTITY, encode_topic(partition_count), ABSENT)
+    except (AlreadyExists, TransientStorageError):
+        found = _read_count(store)
+        if found is None:
+            raise
+        return found
+    return partition_count
+
+
+def _name(partition: int) -> str:
+    return f"partition-{partition:05}"
+
+
+def _check_same(where: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise InvalidInput(
+            f"The topic at {where} has {found} partitions, and {wanted} were asked for: the number is fixed when it is "
+            "made; configure that one, or name another place."
+        )
+
+
+def _no_topic(where: str) -> NotALog:
+    return NotALog(f"There is no topic at {where}: check the address, or create one with create=True.")

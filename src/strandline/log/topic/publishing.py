@@ -1,0 +1,190 @@
+"""How messages get into the log of a partition."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol, final
+
+import pyarrow as pa
+
+from strandline.log.contract import Log, Receipt
+from strandline.log.wal.log import WalLog
+from strandline.model.errors import InvalidInput, OutcomeUnknown, StrandlineError, WriterExpired
+from strandline.model.head import WriterId
+from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
+from strandline.storage.ambient import Chance, Clock
+from strandline.storage.retry import Backoff
+
+_TOGETHER: Final = 8 << 20
+"""How many bytes of several callers go into one batch."""
+
+_BACKOFF: Final = Backoff(attempts=4)
+
+
+class Publisher(Protocol):
+    """The one way into a partition's log from this process. Safe in threads."""
+
+    def publish(self, payloads: Sequence[bytes]) -> int:
+        """Append at least one message, nothing between them; returns the first offset when they are durable."""
+
+
+@final
+class WalPublisher:
+    """Into a write-ahead log, which lets those that arrive during a sync share the next one."""
+
+    def __init__(self, log: WalLog) -> None:
+        """Into this log."""
+        self._log = log
+        self._add = log.add_value
+
+    def publish(self, payloads: Sequence[bytes]) -> int:
+        """Append messages as one frame; a single one shares a frame with those of others."""
+        if len(payloads) == 1:
+            group, offset = self._add(payloads[0])
+            group.wait()
+            return offset
+        return _place(self._log.append_batch(_batch(payloads, self._log.clock.now())).result())
+
+
+class _Waiting:
+    """Messages that somebody waits for to be durable."""
+
+    __slots__ = ("error", "first", "payloads", "size")
+
+    def __init__(self, payloads: Sequence[bytes]) -> None:
+        self.payloads = payloads
+        self.size = sum(map(len, payloads))
+        self.first: int | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        return self.first is not None or self.error is not None
+
+
+@final
+class NumberedPublisher:
+    """Into any log, under a writer id of its own: an answer that was lost doubles nothing.
+
+    One batch is under way at a time. What arrives meanwhile, from any thread, shares the next one. A batch whose
+    outcome is not known is sent again under the same number, a few times; if that does not help those who wait get the
+    error, it may or may not be in the log, and a new writer id is used from then on.
+    """
+
+    def __init__(self, log: Log, *, clock: Clock, chance: Chance, backoff: Backoff = _BACKOFF) -> None:
+        """Into this log."""
+        self._log = log
+        self._clock = clock
+        self._chance = chance
+        self._backoff = backoff
+        self._changed = threading.Condition()
+        self._queue: deque[_Waiting] = deque()
+        self._sending = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._writer, self._number = WriterId(self._chance.uuid()), 0
+
+    def publish(self, payloads: Sequence[bytes]) -> int:
+        """Append messages; whoever finds nothing under way sends what is queued, the others wait for it."""
+        _check(payloads)  # before it is queued: what cannot be appended must not fail those it would share a batch with
+        mine = _Waiting(payloads)
+        with self._changed:
+            self._queue.append(mine)
+            try:
+                while self._sending and not mine.is_settled:
+                    self._changed.wait()
+            except BaseException:
+                if mine in self._queue:
+                    self._queue.remove(mine)  # who was interrupted does not expect it to be published later
+                raise
+            if sends := not mine.is_settled:
+                self._sending = True
+        if sends:
+            self._send_until(mine)
+        if mine.error is not None:
+            raise mine.error
+        if mine.first is None:
+            raise AssertionError("what is settled has a place or an error")
+        return mine.first
+
+    def _send_until(self, mine: _Waiting) -> None:
+        try:
+            while not mine.is_settled:
+                self._send()
+        finally:
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+
+    def _send(self) -> None:
+        """Append one batch of those that wait the longest."""
+        waiting = self._next()
+        payloads = [payload for each in waiting for payload in each.payloads]
+        try:
+            first = self._append(payloads)
+        except BaseException as error:
+            self._begin()
+            with self._changed:
+                for each in waiting:
+                    each.error = error
+                self._changed.notify_all()
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._changed:
+            for each in waiting:
+                each.first = first
+                first += len(each.payloads)
+            self._changed.notify_all()
+
+    def _next(self) -> list[_Waiting]:
+        with self._changed:
+            waiting = [self._queue.popleft()]
+            size = waiting[0].size
+            while self._queue and (size := size + self._queue[0].size) <= _TOGETHER:
+                waiting.append(self._queue.popleft())
+            return waiting
+
+    def _append(self, payloads: Sequence[bytes]) -> int:
+        batch = _batch(payloads, self._clock.now())
+        attempt = 0
+        while True:
+            try:
+                receipt = self._log.append(batch, writer=self._writer, number=self._number).result()
+            except WriterExpired:
+                if attempt or not self._number:
+                    raise
+                self._begin()  # it was silent for too long; what it had appended was acknowledged
+            except StrandlineError as error:
+                if attempt + 1 >= self._backoff.attempts or not (error.retryable or isinstance(error, OutcomeUnknown)):
+                    raise
+                self._clock.sleep(self._backoff.pause(attempt, self._chance.jitter()))
+                attempt += 1
+            else:
+                self._number += 1
+                return _place(receipt)
+
+
+def _place(receipt: Receipt) -> int:
+    if receipt.first is None:
+        raise OutcomeUnknown(
+            f"{receipt.count} messages are in the log, and it no longer remembers where: read what came last before "
+            "they are published again."
+        )
+    return receipt.first
+
+
+def _check(payloads: Sequence[bytes]) -> None:
+    for payload in payloads:
+        if not isinstance(payload, bytes):
+            raise InvalidInput(f"A payload is bytes, not {type(payload).__name__}.")
+        if len(payload) > MAX_RECORD_BYTES:
+            raise InvalidInput(f"A payload of {len(payload):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+
+
+def _batch(payloads: Sequence[bytes], now: int) -> pa.RecordBatch:
+    count = len(payloads)
+    return record_batch(timestamps=[now] * count, ops=[int(Op.PUT)] * count, keys=[None] * count, values=payloads)

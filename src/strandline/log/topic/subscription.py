@@ -1,0 +1,294 @@
+"""Following the logs of several partitions at once, in bounded memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Final, final
+
+import pyarrow as pa
+
+from strandline.log.contract import Log
+from strandline.log.fetch import fetch_in_order
+from strandline.log.topic.checks import check_partition, check_start, expired
+from strandline.log.topic.contract import Message
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.errors import ConsumerClosed, CursorExpired, NotFound
+from strandline.storage.ambient import Clock
+
+_TAKEN: Final = 4096
+"""How many messages one take gives at most."""
+
+_TAKEN_BYTES: Final = 8 << 20
+"""About how many bytes of them, but for a message that is larger."""
+
+_COLUMNS: Final = ("offset", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How a log is read: in pieces of so many batches and stored bytes, at least one, by so many threads."""
+
+    batches: int = 64
+    bytes: int = 4 << 20
+    workers: int = 4
+
+    @property
+    def limit(self) -> Limit:
+        """The same, as a limit of a plan."""
+        return Limit(records=_TAKEN, batches=self.batches, bytes=self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Polling:
+    """How often logs are looked at that others write, too: at first soon, then ever more rarely."""
+
+    first: float = 0.005
+    last: float = 0.25
+    growth: float = 1.5
+
+
+@dataclass(slots=True)
+class _Followed:
+    """An assigned partition. Once it is assigned, only who takes touches it."""
+
+    partition: int
+    log: Log
+    position: int
+    is_reached: bool = False
+    """Whether the log was seen to reach the position: below that there is nothing to plan yet."""
+    ahead: deque[pa.RecordBatch] = field(default_factory=deque)
+    """What was read and not given yet: the rest of one piece."""
+
+
+@final
+class LogSubscription:
+    """Positions in the logs of a topic, and the rest of one piece of each that is behind.
+
+    It looks at a partition when this process publishes to it and, where others may write the logs as well, at all of
+    them now and then. One thread takes, any thread closes.
+    """
+
+    def __init__(
+        self,
+        logs: Sequence[Log],
+        *,
+        pieces: Pieces,
+        polling: Polling | None,
+        closed: Callable[[LogSubscription], None],
+        clock: Clock,
+    ) -> None:
+        """Use :meth:`LogTopic.subscribe`. ``closed`` is called once it holds nothing."""
+        self._logs = logs
+        self._pieces = pieces
+        self._polling = polling
+        self._on_close = closed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._followed: dict[int, _Followed] = {}
+        # Which partitions have to be looked at, in the order of their turns: who gave something goes to the end, so
+        # that a busy one does not starve the others.
+        self._due: dict[int, None] = {}
+        self._bell = threading.Event()
+        self._pause = 0.0
+        self._look_at = clock.monotonic()
+        self._closed = False
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    def take(self, timeout: float) -> list[Message]:
+        """What comes next; waits for the first no longer than so many seconds."""
+        now = self._clock.monotonic()
+        deadline = now + min(timeout, threading.TIMEOUT_MAX / 2)
+        while True:
+            # Before anything is looked at: what is published from here on rings it again.
+            self._bell.clear()
+            if self._closed:
+                return []
+            if looks := self._polling is not None and (now >= self._look_at or timeout <= 0):
+                self._look_everywhere(self._polling)
+            if messages := self._gather():
+                if looks:
+                    self._pause, self._look_at = 0.0, now  # where something came from there may be more
+                return messages
+            now = self._clock.monotonic()
+            if now >= deadline:
+                return []
+            turn = deadline if self._polling is None else min(deadline, self._look_at)
+            self._clock.wait(self._bell, max(0.0, turn - now))
+            now = self._clock.monotonic()
+
+    def _look_everywhere(self, polling: Polling) -> None:
+        """Let all partitions be looked at now, and the next time a little later than this time.
+
+        Whoever takes in short turns goes on as rarely as it had come to.
+        """
+        self._pause = min(max(polling.first, self._pause * polling.growth), polling.last)
+        with self._lock:
+            for partition in self._followed:
+                self._due.setdefault(partition)
+        self._look_at = self._clock.monotonic() + self._pause
+
+    def _gather(self) -> list[Message]:
+        """What the partitions give that have to be looked at, each once."""
+        messages: list[Message] = []
+        size = 0
+        with self._lock:
+            turns = list(self._due)
+        for partition in turns:
+            if len(messages) >= _TAKEN or size >= _TAKEN_BYTES:
+                break
+            with self._lock:
+                followed = self._followed.get(partition)
+                self._due.pop(partition, None)
+            if followed is None:
+                continue
+            try:
+                piece = self._read(followed, _TAKEN - len(messages))
+            except Exception as error:
+                if not messages and isinstance(error, CursorExpired):
+                    self._unassign(followed)
+                else:
+                    self._ring(followed)  # after all others: one that fails does not keep them back
+                if messages:
+                    break  # it fails again next time; what was gathered has been passed, and must not be lost
+                raise
+            if piece:
+                messages += piece
+                size += sum(len(message.payload) for message in piece)
+                self._ring(followed)
+        return messages
+
+    def _unassign(self, followed: _Followed) -> None:
+        with self._lock:
+            if self._followed.get(followed.partition) is followed:
+                del self._followed[followed.partition]
+
+    def _ring(self, followed: _Followed) -> None:
+        """Let a partition be looked at again; one that was removed meanwhile is passed over then."""
+        with self._lock:
+            self._due.setdefault(followed.partition)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _read(self, followed: _Followed, room: int) -> list[Message]:
+        """The next messages of a partition, behind which its position is moved."""
+        if not followed.ahead:
+            self._fetch(followed)
+        messages: list[Message] = []
+        size = 0
+        while followed.ahead and len(messages) < room and size < _TAKEN_BYTES:
+            batch = followed.ahead.popleft()
+            fitting = max(1, (_TAKEN_BYTES - size) * batch.num_rows // max(1, batch.nbytes))
+            count = min(room - len(messages), fitting, batch.num_rows)
+            if count < batch.num_rows:
+                followed.ahead.appendleft(batch.slice(count))
+                batch = batch.slice(0, count)
+            payloads = [value or b"" for value in batch.column("value").to_pylist()]
+            offsets = batch.column("offset").to_pylist()
+            messages += map(Message, repeat(followed.partition), offsets, payloads)
+            size += batch.nbytes
+            followed.position = offsets[-1] + 1
+        return messages
+
+    def _fetch(self, followed: _Followed) -> None:
+        """Read the next piece of a log, if there is one."""
+        log, cursor = followed.log, Cursor(followed.log.log_id, followed.position)
+        try:
+            if not followed.is_reached:
+                # A plan past the end is refused: it could be a cursor of another history.
+                followed.is_reached = log.bounds().next >= followed.position
+            if not followed.is_reached:
+                return
+            spans = log.plan(cursor, self._pieces.limit)
+            try:
+                for _, batches in fetch_in_order(spans, columns=_COLUMNS, workers=self._pieces.workers):
+                    followed.ahead.extend(batches)
+            except NotFound:
+                followed.ahead.clear()
+                log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
+                raise
+            except BaseException:
+                followed.ahead.clear()
+                raise
+        except CursorExpired as error:
+            raise expired(followed.partition, followed.position, log.bounds().first) from error
+
+    # --- what others do ----------------------------------------------------------------------------------------
+
+    def published(self, partition: int) -> None:
+        """Something may have been published to a partition: wake who takes if it is assigned."""
+        with self._lock:
+            if partition not in self._followed:
+                return
+            self._due.setdefault(partition)
+        self._bell.set()
+
+    def close(self) -> None:
+        """Hold nothing, and wake who takes."""
+        with self._lock:
+            self._closed = True
+            self._followed.clear()
+            self._due.clear()
+        self._bell.set()
+        self._on_close(self)
+
+    def add(self, partition: int, start: int) -> None:
+        """Deliver a partition from an offset on, unless it is delivered already."""
+        check_partition(partition, len(self._logs))
+        check_start(start)
+        if self._is_assigned(partition):
+            return
+        log = self._logs[partition]
+        if start < (first := log.bounds().first):
+            raise expired(partition, start, first)
+        with self._lock:
+            self._check_open()
+            if partition in self._followed:
+                return
+            self._followed[partition] = _Followed(partition, log, start)
+            self._due[partition] = None
+        self._bell.set()
+
+    def _is_assigned(self, partition: int) -> bool:
+        with self._lock:
+            self._check_open()
+            return partition in self._followed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConsumerClosed("The subscription is closed: no partition was added.")
+
+    def remove(self, partition: int) -> None:
+        """Deliver nothing more of a partition."""
+        with self._lock:
+            self._followed.pop(partition, None)
+            self._due.pop(partition, None)
+
+    def partitions(self) -> list[int]:
+        """What is delivered, ascending."""
+        with self._lock:
+            return sorted(self._followed)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LogAssignment:
+    """The partitions of one subscription. Safe in threads."""
+
+    subscription: LogSubscription
+
+    def add(self, partition: int, start: int) -> None:
+        """Deliver this partition, too, from an offset on."""
+        self.subscription.add(partition, start)
+
+    def remove(self, partition: int) -> None:
+        """Deliver nothing more of a partition."""
+        self.subscription.remove(partition)
+
+    def partitions(self) -> list[int]:
+        """What is assigned, ascending."""
+        return self.subscription.partitions()
