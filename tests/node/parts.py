@@ -128,7 +128,7 @@ class Cluster:
     def kill(self, name: str) -> None:
         """End a node as a killed process ends: nothing is said to anybody, the lease is kept."""
         node = self.nodes.pop(name)
-        node._lease = None
+        node._roles.lease = None
         node.close()
 
     def step(self, times: int = 1, *, seconds: float = 0.05) -> None:
@@ -166,12 +166,12 @@ class Cluster:
 
     def end(self, name: str) -> int:
         """Where a node's copy ends; -1 without one."""
-        copy = self.nodes[name]._copy
+        copy = self.nodes[name]._roles.copy
         return -1 if copy is None else copy.bounds().next
 
     def content(self, name: str) -> list[tuple[int, bytes]]:
         """Offsets and values of a node's whole copy, committed or not."""
-        log = self.nodes[name]._copy.log
+        log = self.nodes[name]._roles.copy.log
         return [
             row
             for batch in log.read()

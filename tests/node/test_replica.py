@@ -81,7 +81,7 @@ class TestFollowing:
         mine, theirs = (
             [
                 (span.batch().first, span.batch().term, span.batch().timestamp, span.batch().append, span.batch().count)
-                for span in pair.nodes[name]._copy.log.plan(pair.nodes[name]._copy.log.start())
+                for span in pair.nodes[name]._roles.copy.log.plan(pair.nodes[name]._roles.copy.log.start())
             ]
             for name in "ab"
         )
@@ -130,7 +130,7 @@ class TestFollowing:
             pair.append(b"%d" % number)
         pair.settled("b")
         pair.nodes["a"].primary.prune(5)
-        pair.until(lambda: pair.nodes["b"]._copy.bounds() == Bounds(5, 8))
+        pair.until(lambda: pair.nodes["b"]._roles.copy.bounds() == Bounds(5, 8))
 
     def test_after_a_restart_its_readers_see_no_less_than_was_written_down(self, pair):
         handle = pair.append(b"x")
@@ -159,7 +159,7 @@ class TestTrouble:
         """Give the replica a last record of its own, in the place of the primary's."""
         pair.kill("b")
         node = pair.start("b")
-        log = node._copy.log
+        log = node._roles.copy.log
         log.append_batch(records(value), term=1).result()
         return node
 
@@ -285,7 +285,7 @@ class TestBootstrap:
         self.fall_behind(pair)
         pair.settled("b")
         assert pair.content("b") == pair.content("a")
-        assert pair.nodes["b"]._copy.bounds() == Bounds(19, 21)
+        assert pair.nodes["b"]._roles.copy.bounds() == Bounds(19, 21)
         handle = pair.append(b"after")
         pair.until(handle.done)
         assert pair.nodes["a"].primary.log.slots()[0].invalid is None
@@ -403,7 +403,7 @@ class TestBootstrap:
             reading = pair.nodes["b"].replica.reading()
             seen.append(sum(batch.num_rows for batch in reading.read()))
             with pytest.raises(NotReady, match="builds its copy again"):
-                pair.nodes["b"].replica.reading(after=pair.nodes["b"]._copy.end(), timeout=0)
+                pair.nodes["b"].replica.reading(after=pair.nodes["b"]._roles.copy.end(), timeout=0)
 
         self.fall_behind(pair)
         pair.before["chunks"] = read

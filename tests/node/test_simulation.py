@@ -200,7 +200,7 @@ def counts_replicas_below_the_beginning_of_its_term(patch):
 
 def does_not_fence_when_it_reports(patch):
     """Broken: who was asked by a candidate goes on with the former primary."""
-    patch.setattr(Node, "report", lambda self, _: self._report())
+    patch.setattr(Node, "report", lambda self, _: self._roles.report())
 
 
 def notes_what_it_adopted_too_late(patch):

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
-from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.snapshot import Snapshot
-from strandline.node.candidacy import Candidacy
 from strandline.node.committed import Committed, Current
 from strandline.node.contract import (
     Caller,
@@ -25,15 +22,14 @@ from strandline.node.contract import (
     Topology,
     Upstream,
 )
-from strandline.node.copy import KIND, LogCopy, export_log
 from strandline.node.election import own_term
-from strandline.node.gate import Gate
 from strandline.node.home import Home
 from strandline.node.options import NodeOptions
 from strandline.node.policies import Quorum, parse_policy
 from strandline.node.primary import PrimaryRole
 from strandline.node.relay import Relay
 from strandline.node.replica import Condition, ReplicaRole
+from strandline.node.roles import Roles, create_log
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
@@ -73,17 +69,13 @@ class Node(Relay):
             )
         self.options = options
         self._home = home
-        self._reach = connect
-        self._lease = lease
-        self._background = background
         self._clock = clock
         self._chance = chance
         self._turn = threading.RLock()
         """Held while something is done that depends on the role."""
-        self._candidacy = Candidacy(home, options, connect)
-        self._led: LogCopy | None = None
-        """The copy that it leads with."""
-        self._role: PrimaryRole | ReplicaRole = self._follower(self._open_copy() if home.state.generation else None)
+        self._roles = Roles(
+            home, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance
+        )
         self._due = 0.0
         self._ticked = float("-inf")
         self._campaign_at = 0.0
@@ -114,7 +106,7 @@ class Node(Relay):
         place = Home.open(folder, name) if home is None else home
         try:
             if create and not place.state.generation:
-                _create_log(place, lease, clock=clock, chance=chance)
+                create_log(place, lease, clock=clock, chance=chance)
             node = cls(place, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance)
             if lead and lease is None:
                 node._lead_unleased()
@@ -133,17 +125,17 @@ class Node(Relay):
     @property
     def is_primary(self) -> bool:
         """Whether it leads at this moment."""
-        return isinstance(self._role, PrimaryRole) and self._role.gate.is_open
+        return isinstance(self._roles.now, PrimaryRole) and self._roles.now.gate.is_open
 
     @property
     def condition(self) -> str:
         """What it is doing, in a word."""
-        return "leading" if isinstance(self._role, PrimaryRole) else str(self._role.condition)
+        return "leading" if isinstance(self._roles.now, PrimaryRole) else str(self._roles.now.condition)
 
     @property
     def primary(self) -> PrimaryRole:
         """This node as the primary; ``NotReady`` if it is none."""
-        role = self._role
+        role = self._roles.now
         if not isinstance(role, PrimaryRole):
             known = self._home.state.primary
             raise NotReady(f"{self.name} is no primary: ask {known or 'another node'}.")
@@ -152,7 +144,7 @@ class Node(Relay):
     @property
     def replica(self) -> ReplicaRole:
         """This node as a replica; ``NotReady`` if it is none."""
-        role = self._role
+        role = self._roles.now
         if not isinstance(role, ReplicaRole):
             raise NotReady(f"{self.name} is the primary, and no replica.")
         return role
@@ -165,43 +157,8 @@ class Node(Relay):
     @property
     def position(self) -> Cursor | None:
         """The cursor behind everything that it has durably; None while it has no copy of the log."""
-        role = self._role
-        copy = role.copy if isinstance(role, ReplicaRole) else self._copy
+        copy = self._roles.copy
         return None if copy is None else copy.end()
-
-    def _open_copy(self) -> LogCopy:
-        return LogCopy(self._home, background=self._background, clock=self._clock, chance=self._chance)
-
-    @property
-    def _copy(self) -> LogCopy | None:
-        """The copy of the log that it has, in either role."""
-        role = self._role
-        return role.copy if isinstance(role, ReplicaRole) else self._led
-
-    def _follower(self, copy: LogCopy | None) -> ReplicaRole:
-        self._follow_at = 0.0
-        return ReplicaRole(
-            self._home,
-            copy,
-            self._find_primary,
-            region=self.options.region,
-            poll_seconds=self.options.primary.poll_seconds,
-            background=self._background,
-            clock=self._clock,
-            chance=self._chance,
-        )
-
-    def _find_primary(self) -> Upstream:
-        url = self.options.upstream
-        if self._lease is not None:
-            state = self._lease.look()
-            holder = None if state is None else state.holder
-            name, _, url = ("", "", None) if holder is None else holder.partition(" ")
-            if name == self.name:
-                url = None  # an earlier run of this node
-        if not url:
-            raise NotReady(f"{self.name} knows of no primary now.")
-        return self._reach(url)
 
     # --- one step ----------------------------------------------------------------------------------------------
 
@@ -226,18 +183,18 @@ class Node(Relay):
                 return self.options.primary.poll_seconds
 
     def _step(self) -> float:
-        if isinstance(self._role, PrimaryRole):
-            return self._lead_on(self._role)
+        if isinstance(self._roles.now, PrimaryRole):
+            return self._lead_on(self._roles.now)
         if self._clock.monotonic() >= self._follow_at:
-            self._follow_at = self._clock.monotonic() + self._role.step()
+            self._follow_at = self._clock.monotonic() + self._roles.now.step()
         pause = self._follow_at - self._clock.monotonic()
-        if self._lease is not None and self._role.condition is not Condition.FOLLOWING:
+        if self._roles.lease is not None and self._roles.now.condition is not Condition.FOLLOWING:
             pause = min(pause, self._take_over())
         return max(0.0, pause)
 
     def _lead_on(self, primary: PrimaryRole) -> float:
         now = self._clock.boot()
-        lease = self._lease
+        lease = self._roles.lease
         if lease is not None and now >= self._due:
             self._due = now + lease.seconds / _RENEWALS
             try:
@@ -250,7 +207,8 @@ class Node(Relay):
         if primary.log.failed:
             primary.step_down("its log could not write")
         if not primary.gate.is_open:
-            self._step_down(primary, "its lease ran out")
+            self._roles.step_down(primary, "its lease ran out")
+            self._follow_at = 0.0
             return 0.0
         pause = self.options.primary.poll_seconds
         if now - self._ticked >= pause:
@@ -261,28 +219,20 @@ class Node(Relay):
                 _LOGGER.warning("Node %s could not keep house: %s", self.name, error)
         return max(0.0, min(pause, self._due - now)) if lease is not None else pause
 
-    def _step_down(self, primary: PrimaryRole, why: str) -> None:
-        primary.step_down(why)
-        _LOGGER.warning("Node %s leads no more, after term %d.", self.name, primary.term)
-        if self._lease is not None:
-            self._lease.release()
-        if self._led is not None:
-            self._led.reopen()  # what was queued is written or refused, and a log that failed can be used again
-        self._role = self._follower(self._led)
-
     # --- becoming the primary ----------------------------------------------------------------------------------
 
     def _take_over(self) -> float:
         """Become the primary if nobody is, and this node may; returns when to look again."""
-        lease, now = self._lease, self._clock.boot()
+        lease, now = self._roles.lease, self._clock.boot()
         if lease is None or now < self._campaign_at:
             return self.options.primary.poll_seconds
         pause = lease.seconds / _LOOKS * (0.5 + self._chance.jitter())
         self._campaign_at = now + pause
         try:
             state = lease.look()
-            if self._led_last(state) or (self.options.automatic and not self._is_behind()):
-                self._campaign(lease, force=False)
+            may_lead = self._led_last(state) or (self.options.automatic and not self._roles.is_behind())
+            if may_lead and lease.try_acquire(above=self._home.state.seen):
+                self._leads(self._roles.lead_leased(lease, force=False))
         except StrandlineError as error:
             _LOGGER.info("Node %s does not lead: %s", self.name, error)
         return pause
@@ -298,10 +248,6 @@ class Node(Relay):
             home = self._home.remember(led=state.epoch)
         return home.led > 0 and state.epoch == home.led
 
-    def _is_behind(self) -> bool:
-        """Whether somebody who can be reached has more: then that one should lead, and the lease is left to it."""
-        return self._candidacy.is_behind(self._report())
-
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary, if nothing committed can be lost by that; returns the new topology.
 
@@ -310,12 +256,13 @@ class Node(Relay):
         node has is what the log goes on from.
         """
         with self._turn:
-            if isinstance(self._role, PrimaryRole):
-                return self._role.topology(Caller(self.name, self._role.term))
-            self._log()  # without a copy it would only get in the way of one that has it
-            lease = self._lease
+            if isinstance(self._roles.now, PrimaryRole):
+                return self._roles.now.topology(Caller(self.name, self._roles.now.term))
+            self._roles.log()  # without a copy it would only get in the way of one that has it
+            lease = self._roles.lease
             if lease is None:
-                primary = self._found(own_term(self.name, self.options.nodes, self._home.state.seen), None, force=force)
+                term = own_term(self.name, self.options.nodes, self._home.state.seen)
+                primary = self._roles.lead_checked(term, None, force=force)
             else:
                 patience = lease.seconds * 1.5
                 deadline = self._clock.monotonic() + patience
@@ -325,61 +272,9 @@ class Node(Relay):
                         holder = None if state is None else state.holder
                         raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
                     self._clock.sleep(lease.seconds / _LOOKS)
-                primary = self._found_leased(lease, force=force)
+                primary = self._roles.lead_leased(lease, force=force)
+            self._leads(primary)
             return primary.topology(Caller(self.name, primary.term))
-
-    def _campaign(self, lease: Lease, *, force: bool) -> None:
-        if lease.try_acquire(above=self._home.state.seen):
-            self._found_leased(lease, force=force)
-
-    def _found_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
-        term = lease.ensure()
-        if self._home.state.generation and self._home.state.led == term - 1:
-            # Noted first, or it would not go on from here if something stops it now. Until then it keeps the lease:
-            # the holder's name tells the same.
-            self._home.remember(led=term)
-        try:
-            return self._found(term, lease, force=force)
-        except BaseException:
-            lease.release()
-            raise
-
-    def _found(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
-        """Lead in this term, or say why not."""
-        # Nobody else can have led since: there was no term in between.
-        continues = lease is not None and self._home.state.led == term
-        if self._copy is not None:
-            self._copy.fence(term)
-        mine = self._report()
-        if not (continues and mine.unhealthy is None):
-            self._candidacy.check(mine, force=force)
-        return self._lead(term, lease)
-
-    def _lead(self, term: int, lease: Lease | None) -> PrimaryRole:
-        role, copy = self._role, self._copy
-        if copy is None:
-            raise NotReady(f"{self.name} has no copy of the log yet.")
-        committed = 0
-        if isinstance(role, ReplicaRole):
-            role.close()
-            committed = role.highest_committed
-        self._home.remember(
-            seen=term, adopted=term, led=term, committed=committed, primary=self.name,
-            policy=str(self.options.primary.policy),
-        )  # fmt: skip
-        primary = PrimaryRole(
-            self._home,
-            copy.lead(),
-            Gate(term, lease),
-            self.options.primary,
-            exports={KIND: self._export},
-            clock=self._clock,
-        )
-        primary.gate.check("it does not lead")
-        self._led, self._role = copy, primary
-        self._due = self._clock.boot()
-        _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, term, primary.term_start)
-        return primary
 
     def _lead_unleased(self) -> None:
         """Lead by configuration. Always in the term that it led in: a higher one is somebody else's."""
@@ -390,23 +285,11 @@ class Node(Relay):
                 "this one as its replica."
             )
         with self._turn:
-            self._lead(max(1, home.led), None)
+            self._leads(self._roles.lead(max(1, home.led), None))
 
-    def _export(self, folder: str) -> Snapshot:
-        return export_log(self._log(), folder, home=self._home, clock=self._clock, chance=self._chance)
-
-    def _log(self) -> WalLog:
-        if self._copy is None:
-            raise NotReady(f"{self.name} has no copy of the log yet.")
-        return self._copy.log
-
-    def _report(self) -> Report:
-        state, role = self._home.state, self._role
-        durable = 0 if self._copy is None else self._copy.bounds().next
-        trouble = None if state.trouble is None else state.trouble.state
-        committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
-        adopted = 0 if self._copy is None else state.adopted
-        return Report(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
+    def _leads(self, primary: PrimaryRole) -> None:
+        self._due = self._clock.boot()
+        _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
     # --- what it serves ----------------------------------------------------------------------------------------
 
@@ -431,11 +314,11 @@ class Node(Relay):
         return Current(self._shown)
 
     def _shown(self) -> Committed:
-        return self._role.reading()
+        return self._roles.now.reading()
 
     def status(self) -> Status:
         """How it is, whatever its role."""
-        condition, role, position = self.condition, self._role, self.position
+        condition, role, position = self.condition, self._roles.now, self.position
         state = self._home.state  # after the condition, which is set behind its reason
         trouble = None if state.trouble is None else state.trouble.reason
         committed = 0 if position is None else role.committed
@@ -449,27 +332,27 @@ class Node(Relay):
 
     def report(self, caller: Caller) -> Report:
         """What this node has; when this returns, nothing of a term below the caller's is applied or acknowledged."""
-        role = self._role
+        role = self._roles.now
         if caller.term > self._home.state.seen:
-            if self._copy is not None:
-                self._copy.fence(caller.term)
+            if self._roles.copy is not None:
+                self._roles.copy.fence(caller.term)
             else:
                 self._home.remember(seen=caller.term)
             if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
-        return self._report()
+        return self._roles.report()
 
     def close(self) -> None:
         """Stop leading or following, let others have the lease, and let go of the folder; closing twice is fine."""
         with self._turn:
-            if isinstance(self._role, PrimaryRole):
-                self._role.step_down("it was closed")
-                if self._lease is not None:
-                    self._lease.release()
+            if isinstance(self._roles.now, PrimaryRole):
+                self._roles.now.step_down("it was closed")
+                if self._roles.lease is not None:
+                    self._roles.lease.release()
             else:
-                self._role.close()
-            if self._copy is not None:
-                self._copy.close()
+                self._roles.now.close()
+            if self._roles.copy is not None:
+                self._roles.copy.close()
             self._home.close()
 
     def __enter__(self) -> Self:
@@ -479,16 +362,3 @@ class Node(Relay):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _create_log(home: Home, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
-    """Begin a new log on a node that has none; its first term is the next that there is."""
-    state = None if lease is None else lease.look()
-    if state is not None and state.epoch > home.state.led:
-        raise InvalidInput(
-            f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "
-            "this node without creating a log, and it follows. For another log, use another lease."
-        )
-    generation = home.next_generation()
-    WalLog.open(home.data(generation), background=False, disk=home.disk, clock=clock, chance=chance).close()
-    home.remember(generation=generation)

@@ -1,0 +1,187 @@
+"""The two roles of a node over one copy of the log, and the ways from one to the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import final
+
+from strandline.log.wal.log import WalLog
+from strandline.model.errors import InvalidInput, NotReady
+from strandline.model.snapshot import Snapshot
+from strandline.node.candidacy import Candidacy
+from strandline.node.contract import Report, Upstream
+from strandline.node.copy import KIND, LogCopy, export_log
+from strandline.node.gate import Gate
+from strandline.node.home import Home
+from strandline.node.options import NodeOptions
+from strandline.node.primary import PrimaryRole
+from strandline.node.replica import ReplicaRole
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.lease import Lease
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@final
+class Roles:
+    """What a node is at the moment, with the copy of the log that it has. Changed by one thread, looked at by any.
+
+    Becoming the primary is checked here: who leads has everything that was committed, and nothing of a lower term is
+    taken or acknowledged from then on.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        options: NodeOptions,
+        *,
+        connect: Callable[[str], Upstream],
+        lease: Lease | None,
+        background: bool = True,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """A replica, with the copy that its folder has, if any."""
+        self.lease = lease
+        self._home = home
+        self._options = options
+        self._reach = connect
+        self._background = background
+        self._clock = clock
+        self._chance = chance
+        self._candidacy = Candidacy(home, options, connect)
+        self._led: LogCopy | None = None
+        """The copy that it leads with."""
+        self.now: PrimaryRole | ReplicaRole = self._follower(self._open_copy() if home.state.generation else None)
+
+    def _open_copy(self) -> LogCopy:
+        return LogCopy(self._home, background=self._background, clock=self._clock, chance=self._chance)
+
+    @property
+    def copy(self) -> LogCopy | None:
+        """The copy of the log that it has, in either role."""
+        role = self.now
+        return role.copy if isinstance(role, ReplicaRole) else self._led
+
+    def _follower(self, copy: LogCopy | None) -> ReplicaRole:
+        return ReplicaRole(
+            self._home,
+            copy,
+            self._find_primary,
+            region=self._options.region,
+            poll_seconds=self._options.primary.poll_seconds,
+            background=self._background,
+            clock=self._clock,
+            chance=self._chance,
+        )
+
+    def _find_primary(self) -> Upstream:
+        url = self._options.upstream
+        if self.lease is not None:
+            state = self.lease.look()
+            holder = None if state is None else state.holder
+            name, _, url = ("", "", None) if holder is None else holder.partition(" ")
+            if name == self._home.state.name:
+                url = None  # an earlier run of this node
+        if not url:
+            raise NotReady(f"{self._home.state.name} knows of no primary now.")
+        return self._reach(url)
+
+    # --- from one role to the other ----------------------------------------------------------------------------
+
+    def step_down(self, primary: PrimaryRole, why: str) -> None:
+        """Lead no more, and follow."""
+        primary.step_down(why)
+        _LOGGER.warning("Node %s leads no more, after term %d.", self._home.state.name, primary.term)
+        if self.lease is not None:
+            self.lease.release()
+        if self._led is not None:
+            self._led.reopen()  # what was queued is written or refused, and a log that failed can be used again
+        self.now = self._follower(self._led)
+
+    def lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
+        """Lead in the term of a lease that was just acquired, or let go of it and say why not."""
+        term = lease.ensure()
+        if self._home.state.generation and self._home.state.led == term - 1:
+            # Noted first, or it would not go on from here if something stops it now. Until then it keeps the lease:
+            # the holder's name tells the same.
+            self._home.remember(led=term)
+        try:
+            return self.lead_checked(term, lease, force=force)
+        except BaseException:
+            lease.release()
+            raise
+
+    def lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
+        """Lead in this term, or say why not."""
+        # Nobody else can have led since: there was no term in between.
+        continues = lease is not None and self._home.state.led == term
+        if self.copy is not None:
+            self.copy.fence(term)
+        mine = self.report()
+        if not (continues and mine.unhealthy is None):
+            self._candidacy.check(mine, force=force)
+        return self.lead(term, lease)
+
+    def lead(self, term: int, lease: Lease | None) -> PrimaryRole:
+        """Lead in this term; that nothing committed is missing here, the caller knows."""
+        role, copy = self.now, self.copy
+        if copy is None:
+            raise NotReady(f"{self._home.state.name} has no copy of the log yet.")
+        committed = 0
+        if isinstance(role, ReplicaRole):
+            role.close()
+            committed = role.highest_committed
+        self._home.remember(
+            seen=term, adopted=term, led=term, committed=committed, primary=self._home.state.name,
+            policy=str(self._options.primary.policy),
+        )  # fmt: skip
+        primary = PrimaryRole(
+            self._home,
+            copy.lead(),
+            Gate(term, lease),
+            self._options.primary,
+            exports={KIND: self._export},
+            clock=self._clock,
+        )
+        primary.gate.check("it does not lead")
+        self._led, self.now = copy, primary
+        return primary
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def is_behind(self) -> bool:
+        """Whether somebody who can be reached has more: then that one should lead, and the lease is left to it."""
+        return self._candidacy.is_behind(self.report())
+
+    def _export(self, folder: str) -> Snapshot:
+        return export_log(self.log(), folder, home=self._home, clock=self._clock, chance=self._chance)
+
+    def log(self) -> WalLog:
+        """The log that it has a copy of; ``NotReady`` if it has none."""
+        if self.copy is None:
+            raise NotReady(f"{self._home.state.name} has no copy of the log yet.")
+        return self.copy.log
+
+    def report(self) -> Report:
+        """What this node has, as elections see it."""
+        state, role = self._home.state, self.now
+        durable = 0 if self.copy is None else self.copy.bounds().next
+        trouble = None if state.trouble is None else state.trouble.state
+        committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
+        adopted = 0 if self.copy is None else state.adopted
+        return Report(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
+
+
+def create_log(home: Home, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
+    """Begin a new log on a node that has none; its first term is the next that there is."""
+    state = None if lease is None else lease.look()
+    if state is not None and state.epoch > home.state.led:
+        raise InvalidInput(
+            f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "
+            "this node without creating a log, and it follows. For another log, use another lease."
+        )
+    generation = home.next_generation()
+    WalLog.open(home.data(generation), background=False, disk=home.disk, clock=clock, chance=chance).close()
+    home.remember(generation=generation)
