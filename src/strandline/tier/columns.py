@@ -1,0 +1,226 @@
+"""The segments of a cache as columns of plain numbers: a million of them without a million objects. Pure.
+
+A row is a segment, and keeps its number: rows are added at the end and never used again, so that whoever goes through
+rows while others are removed meets no stranger. A *stretch* is what one term wrote of a segment; those of a row follow
+each other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import UUID, SafeUUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
+
+GONE: Final = SegmentState.DELETE_FINISHED.value
+"""The state of rows that are of no use any more."""
+HIGH, LOW, START, END, MAX_TIMESTAMP, EVENT_TIMESTAMP, BROKER, SIZE = range(8)
+"""What the eight numbers of a row are. The first two are the halves of the id, whose highest bit is a sign here."""
+WIDTH: Final = 8
+_HALF: Final = (1 << 64) - 1
+_SIGN: Final = 1 << 63
+_STATES: Final = tuple(SegmentState)
+_FLAGS: Final = (False, True)
+
+
+class Columns:
+    """What is known of each segment, by its row."""
+
+    __slots__ = (
+        "_custom_bounds",
+        "_custom_data",
+        "_custom_there",
+        "answers",
+        "changed_custom",
+        "first",
+        "fixed",
+        "loaded_custom",
+        "no_transaction_index",
+        "partition",
+        "row_of",
+        "state",
+        "term",
+        "term_start",
+    )
+
+    def __init__(self) -> None:
+        self.partition = array("i")
+        """The number of its partition in the cache."""
+        self.fixed = array("q")
+        """Eight numbers for each row, side by side: a lookup waits for one place in memory, and not for eight."""
+        self.state = array("b")
+        self.no_transaction_index = array("b")
+        self.first = array("i", (0,))
+        """Its first stretch; that of the next row is the one after its last."""
+
+        # Of stretches, and not of rows:
+        self.term = array("i")
+        self.term_start = array("q")
+        """Where the term starts, as the segment tells it: perhaps before the segment itself."""
+        self.row_of = array("i")
+        self.answers = array("b")
+        """Whether lookups in its term find it in their order: it is finished and not superseded."""
+
+        self.load_custom(pa.nulls(0, pa.large_binary()))
+        self.changed_custom: dict[int, bytes | None] = {}
+        """That of other rows that have some, and of rows where it is not what was loaded."""
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def append(self, partition: int, event: SegmentMetadata) -> int:
+        """A new row with what an add tells; its number."""
+        row = len(self.state)
+        number = event.segment.id.int
+        self.partition.append(partition)
+        self.fixed.extend(
+            (
+                (number >> 64 ^ _SIGN) - _SIGN,
+                (number & _HALF ^ _SIGN) - _SIGN,
+                event.start,
+                event.end,
+                event.max_timestamp,
+                event.event_timestamp,
+                event.broker,
+                event.size,
+            )
+        )
+        self.state.append(event.state.value)
+        self.no_transaction_index.append(event.no_transaction_index)
+        for term, start in event.terms:
+            self.term.append(term)
+            self.term_start.append(start)
+            self.row_of.append(row)
+            self.answers.append(0)
+        self.first.append(len(self.term))
+        if event.custom_metadata is not None:
+            self.changed_custom[row] = event.custom_metadata
+        return row
+
+    def update(self, row: int, event: SegmentUpdate) -> None:
+        """Put what an update tells in the place of the old."""
+        self.fixed[row * WIDTH + EVENT_TIMESTAMP] = event.event_timestamp
+        self.fixed[row * WIDTH + BROKER] = event.broker
+        self.state[row] = event.state.value
+        if event.custom_metadata is not None or row < len(self.loaded_custom):
+            self.changed_custom[row] = event.custom_metadata
+        else:
+            self.changed_custom.pop(row, None)
+
+    def forget(self, row: int) -> None:
+        """Nothing is to be found in this row any more."""
+        self.state[row] = GONE
+        self.changed_custom.pop(row, None)
+
+    def stretches(self, row: int) -> range:
+        """The stretches of a row, in the order of their terms."""
+        return range(self.first[row], self.first[row + 1])
+
+    def start_of(self, stretch: int) -> int:
+        """The first offset that the segment has of this term."""
+        return max(self.term_start[stretch], self.fixed[self.row_of[stretch] * WIDTH + START])
+
+    def end_of(self, stretch: int) -> int:
+        """The last offset that the segment has of this term: before the next one starts. Below the first if none."""
+        row = self.row_of[stretch]
+        end = self.fixed[row * WIDTH + END]
+        if stretch + 1 < self.first[row + 1]:
+            before_next = self.term_start[stretch + 1] - 1
+            return min(before_next, end)
+        return end
+
+    def id_of(self, row: int) -> int:
+        """The segment's id, as a number."""
+        high, low = self.fixed[row * WIDTH : row * WIDTH + 2]
+        return (high & _HALF) << 64 | low & _HALF
+
+    def start(self, row: int) -> int:
+        """The segment's first offset."""
+        return self.fixed[row * WIDTH + START]
+
+    def size(self, row: int) -> int:
+        """The segment's bytes."""
+        return self.fixed[row * WIDTH + SIZE]
+
+    def custom(self, row: int) -> bytes | None:
+        """The segment's custom metadata."""
+        if row in self.changed_custom:
+            return self.changed_custom[row]
+        if row < len(self.loaded_custom) and self._custom_there[row]:
+            return self._custom_data[self._custom_bounds[row] : self._custom_bounds[row + 1]].tobytes()
+        return None
+
+    def load_custom(self, loaded: pa.LargeBinaryArray) -> None:
+        """Take the custom metadata of all rows that there are now; none of later ones is in it."""
+        _, bounds, data = loaded.buffers()
+        self.loaded_custom = loaded
+        self._custom_there = array("b")
+        self._custom_bounds = array("q")
+        self._custom_data = memoryview(b"" if data is None else data)
+        if loaded.null_count < len(loaded):
+            self._custom_there.frombytes(memoryview(pc.is_valid(loaded).cast(pa.int8()).buffers()[1])[: len(loaded)])
+            self._custom_bounds.frombytes(memoryview(bounds)[8 * loaded.offset : 8 * (loaded.offset + len(loaded) + 1)])
+        else:
+            self._custom_there.frombytes(bytes(len(loaded)))
+
+    def metadata(self, row: int, partition: TopicPartition) -> SegmentMetadata:
+        """The segment as a value."""
+        first, beyond = self.first[row], self.first[row + 1]
+        if beyond - first == 1:
+            terms: tuple[tuple[int, int], ...] = ((self.term[first], self.term_start[first]),)
+        else:
+            terms = tuple(zip(self.term[first:beyond], self.term_start[first:beyond], strict=True))
+        high, low, start, end, max_timestamp, event_timestamp, broker, size = self.fixed[
+            row * WIDTH : row * WIDTH + WIDTH
+        ]
+        # All of it was checked when it came in. Checking again would be half of what a lookup costs.
+        segment: SegmentId = _NEW(SegmentId)
+        _SET_PARTITION(segment, partition)
+        number: UUID = _NEW(UUID)
+        _SET_INT(number, (high & _HALF) << 64 | low & _HALF)
+        _SET_IS_SAFE(number, SafeUUID.unknown)
+        _SET_ID(segment, number)
+        made: SegmentMetadata = _NEW(SegmentMetadata)
+        _SET_SEGMENT(made, segment)
+        _SET_START(made, start)
+        _SET_END(made, end)
+        _SET_BROKER(made, broker)
+        _SET_MAX_TIMESTAMP(made, max_timestamp)
+        _SET_EVENT_TIMESTAMP(made, event_timestamp)
+        _SET_TERMS(made, terms)
+        _SET_SIZE(made, size)
+        _SET_CUSTOM(made, self.custom(row))
+        _SET_STATE(made, _STATES[self.state[row]])
+        _SET_NO_INDEX(made, _FLAGS[self.no_transaction_index[row]])
+        return made
+
+
+_NEW: Final[Callable[[type[Any]], Any]] = object.__new__
+
+
+def _setter(kind: type[Any], name: str) -> Callable[[Any, Any], None]:
+    """Sets one field of a frozen value that is not complete yet."""
+    setter: Callable[[Any, Any], None] = getattr(kind, name).__set__
+    return setter
+
+
+_SET_INT = _setter(UUID, "int")
+_SET_IS_SAFE = _setter(UUID, "is_safe")
+_SET_PARTITION = _setter(SegmentId, "partition")
+_SET_ID = _setter(SegmentId, "id")
+_SET_SEGMENT = _setter(SegmentMetadata, "segment")
+_SET_START = _setter(SegmentMetadata, "start")
+_SET_END = _setter(SegmentMetadata, "end")
+_SET_BROKER = _setter(SegmentMetadata, "broker")
+_SET_MAX_TIMESTAMP = _setter(SegmentMetadata, "max_timestamp")
+_SET_EVENT_TIMESTAMP = _setter(SegmentMetadata, "event_timestamp")
+_SET_TERMS = _setter(SegmentMetadata, "terms")
+_SET_SIZE = _setter(SegmentMetadata, "size")
+_SET_CUSTOM = _setter(SegmentMetadata, "custom_metadata")
+_SET_STATE = _setter(SegmentMetadata, "state")
+_SET_NO_INDEX = _setter(SegmentMetadata, "no_transaction_index")
