@@ -71,6 +71,10 @@ REPLICATION_LAG = Gauge(
 SAFE_REPLAY = Gauge("strandline_safe_replay", "The offset below which every replica has everything durably.", ["log"])
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 
+SEGMENT_EVENTS = Counter(
+    "strandline_segment_events", "Segment events that this process followed, by what became of them.", ["outcome"]
+)
+
 
 @contextmanager
 def timed(histogram: Histogram, monotonic: Callable[[], float]) -> Iterator[None]:
