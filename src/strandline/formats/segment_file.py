@@ -1,0 +1,383 @@
+"""Segment file, version 1: a Parquet file of records, and a block of checksums that lets any part be checked alone.
+
+Any Parquet reader can read it: the columns of :data:`~strandline.model.records.READ_SCHEMA`, sorted by offset, and
+``listed``, the time at which a record's batch was listed, by which seeking by time goes. Between the last column and
+Parquet's footer, where Parquet readers do not look, stands the block. Block and footer together are the *tail*: whoever
+has read it knows where everything is, and by the checksums that what is read is what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.formats.checksum import crc32c
+from strandline.formats.json_fields import Fields
+from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.records import READ_SCHEMA, TIMESTAMP
+
+VERSION: Final = 1
+
+LARGEST_SEGMENT: Final = (1 << 31) - 1
+"""Events tell sizes in 32 bits, with a sign."""
+
+LISTED: Final = "listed"
+
+SEGMENT_SCHEMA: Final = pa.schema([*READ_SCHEMA, pa.field(LISTED, TIMESTAMP, nullable=False)])
+"""What is stored: the columns that readers see, and when each record's batch was listed."""
+
+FACTS_KEY: Final = b"strandline.segment"
+
+_MAGIC: Final = b"PAR1"
+_END: Final = struct.Struct("<I4s")
+"""How Parquet files end: the length of the footer, and the magic."""
+_BLOCK_MAGIC: Final = b"SLSC"
+_BLOCK_END: Final = struct.Struct("<IIIIB4s")
+"""How the block ends: groups, columns, checksum of all before the tail, checksum of the tail, version, magic."""
+_SEAL: Final = struct.Struct("<BIIII")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the events keep of a segment's object, so that it can be checked and read without looking elsewhere."""
+
+    size: int
+    checksum: int
+    """CRC32C of the whole object."""
+    tail: int
+    """How many of its last bytes tell where everything is."""
+    tail_checksum: int
+
+    def encode(self) -> bytes:
+        """As custom metadata of a segment's events."""
+        return _SEAL.pack(VERSION, self.size, self.checksum, self.tail, self.tail_checksum)
+
+    @classmethod
+    def decode(cls, data: bytes | None, what: str) -> Seal:
+        """The seal in the custom metadata of ``what``."""
+        if not data:
+            raise CorruptData(f"{what} has no seal in its metadata: another program wrote it; remove it there.")
+        if data[0] > VERSION:
+            raise UnsupportedVersion(
+                f"{what} has a seal of version {data[0]}, and this program reads up to {VERSION}: upgrade strandline."
+            )
+        if len(data) != _SEAL.size or data[0] != VERSION:
+            raise CorruptData(f"The seal of {what} is damaged: {len(data)} bytes that begin with {data[0]}.")
+        _, size, checksum, tail, tail_checksum = _SEAL.unpack(data)
+        if not _END.size + _BLOCK_END.size < tail < size <= LARGEST_SEGMENT:
+            raise CorruptData(f"The seal of {what} is damaged: a tail of {tail} bytes cannot be in {size}.")
+        return cls(size, checksum, tail, tail_checksum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """What the file says of itself. It agrees with the events, and is enough to list segments without them."""
+
+    log_id: UUID
+    partition: int
+    segment: UUID
+    start: int
+    end: int
+    """The last offset, which it holds."""
+    terms: tuple[tuple[int, int], ...]
+    max_timestamp: int
+    """The newest time of a record, in milliseconds."""
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "log": str(self.log_id),
+                "partition": self.partition,
+                "segment": str(self.segment),
+                "start": self.start,
+                "end": self.end,
+                "terms": self.terms,
+                "max_timestamp": self.max_timestamp,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> SegmentFacts:
+        """The facts in these bytes."""
+        fields = Fields.parse(data, f"What {where} says of itself", largest=1 << 20, wrong=CorruptData)
+        version = fields.natural("version")
+        if version > VERSION:
+            raise _too_new(where, version)
+        told: Any = json.loads(data)
+        try:
+            terms = tuple((int(term), int(offset)) for term, offset in told["terms"])
+            newest = int(told["max_timestamp"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise fields.refused("its terms or its newest time are missing") from error
+        return cls(
+            log_id=fields.uuid("log"),
+            partition=fields.natural("partition"),
+            segment=fields.uuid("segment"),
+            start=fields.natural("start"),
+            end=fields.natural("end"),
+            terms=terms,
+            max_timestamp=newest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes of the object that are read and checked together: a column of a row group."""
+
+    start: int
+    size: int
+    checksum: int
+
+    @property
+    def next(self) -> int:
+        """One past the last byte."""
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A row group: what can be read by itself. All of its records are of one term."""
+
+    number: int
+    first: int
+    next: int
+    term: int
+    listed: int
+    """When the last of its batches was listed, in microseconds."""
+    size: int
+    """Its stored bytes."""
+
+
+class SegmentTail:
+    """Where everything in a segment's object is. Immutable; safe in threads."""
+
+    def __init__(
+        self, where: str, facts: SegmentFacts, footer: Any, sums: Sequence[Sequence[int]], listed: Sequence[int]
+    ) -> None:
+        """Use :func:`decode_tail`."""
+        self.where = where
+        self.facts = facts
+        self.footer = footer
+        """Parquet's own metadata."""
+        self._sums = sums
+        self._listed = listed
+        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        self._firsts = list(accumulate(rows, initial=facts.start))[:-1]
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def group(self, number: int) -> Group:
+        """One row group."""
+        first = self._firsts[number]
+        last = number + 1 == len(self._firsts)
+        terms = self.facts.terms
+        return Group(
+            number,
+            first,
+            self.facts.end + 1 if last else self._firsts[number + 1],
+            terms[max(0, bisect_right(terms, first, key=lambda entry: entry[1]) - 1)][0],
+            self._listed[number],
+            sum(chunk.size for chunk in self._chunks[number]),
+        )
+
+    def groups(self, first: int, end: int) -> range:
+        """The numbers of the groups that hold offsets ``first`` up to ``end``."""
+        return range(max(0, bisect_right(self._firsts, first) - 1), bisect_left(self._firsts, end))
+
+    def listed_since(self, time: int) -> int | None:
+        """The first group with a batch that was listed at a time (microseconds) or later."""
+        number = bisect_left(self._listed, time)
+        return None if number == len(self._listed) else number
+
+    def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
+        """The bytes of these columns of a group, in the order in which they stand."""
+        return [chunk for chunk, name in zip(self._chunks[number], self._leaves, strict=True) if name in columns]
+
+    @cached_property
+    def _leaves(self) -> list[str]:
+        """The column that each stored column is part of."""
+        schema = self.footer.schema
+        return [schema.column(leaf).path.partition(".")[0] for leaf in range(len(schema))]
+
+    @cached_property
+    def _chunks(self) -> list[list[ByteRange]]:
+        return [chunks_of(self.footer.row_group(number), sums) for number, sums in enumerate(self._sums)]
+
+
+def chunks_of(group: Any, sums: Sequence[int]) -> list[ByteRange]:
+    """Where the columns of a row group stand, by Parquet's metadata of it."""
+    found = []
+    for number, checksum in enumerate(sums):
+        column = group.column(number)
+        start = column.data_page_offset
+        if column.has_dictionary_page:
+            start = min(start, column.dictionary_page_offset)
+        found.append(ByteRange(start, column.total_compressed_size, checksum))
+    return found
+
+
+# --- the tail --------------------------------------------------------------------------------------------------
+
+
+def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: int, footer: bytes) -> bytes:
+    """The block of checksums: of each column of each group, and of all ``before`` the tail; ``footer`` comes behind."""
+    leaves = len(sums[0])
+    body = struct.pack(f"<{len(sums) * leaves}I{len(listed)}q", *[sum_ for row in sums for sum_ in row], *listed)
+    end = _BLOCK_END.pack(len(sums), leaves, before, 0, VERSION, _BLOCK_MAGIC)
+    checksum = crc32c(footer, crc32c(end, crc32c(body)))
+    return body + _BLOCK_END.pack(len(sums), leaves, before, checksum, VERSION, _BLOCK_MAGIC)
+
+
+def footer_size(data: bytes | memoryview, where: str) -> int:
+    """How many bytes Parquet's footer has, with its end, by the last bytes of a file."""
+    if len(data) < _END.size:
+        raise _damaged(where, f"{len(data)} bytes cannot be a segment")
+    length, magic = _END.unpack(data[-_END.size :])
+    if magic != _MAGIC:
+        raise _damaged(where, "it does not end as a Parquet file does")
+    return int(length) + _END.size
+
+
+def tail_size(data: bytes | memoryview, where: str) -> int:
+    """How many bytes the tail has, by the last ones of a file; more than are given means that more are needed."""
+    footer = footer_size(data, where)
+    if len(data) < footer + _BLOCK_END.size:
+        return footer + _BLOCK_END.size
+    groups, leaves, *_ = _block_end(memoryview(data)[: len(data) - footer], where)
+    return footer + _BLOCK_END.size + 4 * groups * leaves + 8 * groups
+
+
+def decode_tail(data: bytes | memoryview, where: str) -> tuple[SegmentTail, int]:
+    """The tail in these bytes, every one of them checked, and the checksum of what is before it."""
+    view = memoryview(data).cast("B")
+    footer = footer_size(view, where)
+    if len(view) < footer + _BLOCK_END.size:
+        raise _damaged(where, "its footer is longer than itself")
+    at = len(view) - footer - _BLOCK_END.size
+    groups, leaves, before, checksum = _block_end(view[: at + _BLOCK_END.size], where)
+    if at != 4 * groups * leaves + 8 * groups:
+        raise _damaged(where, f"the checksums of {groups} groups of {leaves} columns do not fit")
+    end = _BLOCK_END.pack(groups, leaves, before, 0, VERSION, _BLOCK_MAGIC)
+    if crc32c(view[-footer:], crc32c(end, crc32c(view[:at]))) != checksum:
+        raise _damaged(where, "the checksum of its tail is wrong")
+    numbers = struct.unpack_from(f"<{groups * leaves}I{groups}q", view)
+    sums = [numbers[row * leaves : (row + 1) * leaves] for row in range(groups)]
+    parquet, facts = _decode_footer(view[-footer:], where)
+    tail = SegmentTail(where, facts, parquet, sums, numbers[groups * leaves :])
+    rows = parquet.num_rows
+    if parquet.num_row_groups != groups or len(parquet.schema) != leaves or facts.end + 1 - facts.start != rows:
+        raise _damaged(where, f"it holds {rows} records, and says that they are {facts.start} to {facts.end}")
+    return tail, before
+
+
+def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:
+    groups, leaves, before, checksum, version, magic = _BLOCK_END.unpack_from(view, len(view) - _BLOCK_END.size)
+    if magic != _BLOCK_MAGIC:
+        raise _damaged(where, "it has no checksums before its footer: strandline did not write it, or not as it is")
+    if version > VERSION:
+        raise _too_new(where, version)
+    return groups, leaves, before, checksum
+
+
+def _decode_footer(data: memoryview, where: str) -> tuple[Any, SegmentFacts]:
+    try:
+        # The footer alone is a file to Parquet: it looks at the rest only when it is asked for records.
+        parquet = pq.read_metadata(pa.BufferReader(pa.py_buffer(_MAGIC + data)))
+        schema = parquet.schema.to_arrow_schema().remove_metadata()
+        told = (parquet.metadata or {}).get(FACTS_KEY)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(where, f"its footer cannot be read ({error})") from error
+    if told is None or not schema.equals(SEGMENT_SCHEMA):
+        raise _damaged(where, f"it has the columns {schema.names} and is no segment")
+    return parquet, SegmentFacts.decode(told, where)
+
+
+# --- the records -----------------------------------------------------------------------------------------------
+
+
+def decode_group(
+    tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
+) -> list[pa.RecordBatch]:
+    """These columns of a group, from the bytes of the ranges that :meth:`SegmentTail.ranges` names, each checked."""
+    for piece, data in pieces:
+        if len(data) != piece.size or crc32c(data, 0) != piece.checksum:
+            raise _damaged(tail.where, f"the checksum of bytes {piece.start} to {piece.next - 1} is wrong")
+    group = tail.group(number)
+    try:
+        source = pa.PythonFile(_Pieces(pieces), mode="r")
+        with pq.ParquetFile(source, metadata=tail.footer, pre_buffer=False) as file:
+            table = file.read_row_group(number, columns=list(columns), use_threads=False).combine_chunks()
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(tail.where, f"its row group {number} cannot be read ({error})") from error
+    if table.num_rows != group.next - group.first:
+        raise _damaged(tail.where, f"its row group {number} holds {table.num_rows} records")
+    wanted = pa.schema([SEGMENT_SCHEMA.field(name) for name in columns])
+    batches: list[pa.RecordBatch] = table.select(list(columns)).cast(wanted).to_batches()
+    return batches
+
+
+class _Pieces:
+    """A file of which only some pieces are there, to read from; asking for others is an error."""
+
+    closed = False
+
+    def __init__(self, pieces: Sequence[tuple[ByteRange, bytes | memoryview]]) -> None:
+        self._pieces = sorted(pieces, key=lambda piece: piece[0].start)
+        self._starts = [piece.start for piece, _ in self._pieces]
+        self._position = 0
+
+    def read(self, size: int) -> memoryview:
+        number = bisect_right(self._starts, self._position) - 1
+        piece, data = self._pieces[number]
+        start = self._position - piece.start
+        if number < 0 or start + size > piece.size:
+            raise OSError(f"bytes {self._position} to {self._position + size - 1} are not where they should be")
+        self._position += size
+        return memoryview(data)[start : start + size]
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = LARGEST_SEGMENT if whence else position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
+
+
+def check_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
+    """Whether a term begins at an offset; ``InvalidInput`` if it is older than the one before."""
+    if terms and term < terms[-1][0]:
+        raise InvalidInput(f"Offset {first} has term {term} behind term {terms[-1][0]}: terms do not go back.")
+    return not terms or term > terms[-1][0]
+
+
+def _too_new(where: str, version: int) -> UnsupportedVersion:
+    return UnsupportedVersion(
+        f"{where} is a segment of version {version}, and this program reads up to {VERSION}: upgrade strandline."
+    )
+
+
+def _damaged(where: str, what: str) -> CorruptData:
+    return CorruptData(f"{where} is damaged: {what}. Restore the object; retrying does not help.")
