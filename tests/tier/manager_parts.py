@@ -8,7 +8,7 @@ from itertools import count
 from uuid import UUID
 
 from strandline.formats.segment_events import encode_event, metadata_partition
-from strandline.log.topic.contract import Assignment, Message, Subscription
+from strandline.log.topic.contract import NO_TOPIC, Assignment, Message, Subscription
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Bounds
 from strandline.model.errors import InvalidInput, TransientStorageError
@@ -78,6 +78,7 @@ class Events:
 
     def __init__(self, partition_count: int = PARTITIONS) -> None:
         self.inner = MemoryTopic(partition_count)
+        self.topic_id = NO_TOPIC
         self.unknown: set[int] = set()
         """Partitions whose bounds cannot be fetched."""
         self.held = False

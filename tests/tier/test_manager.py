@@ -142,7 +142,8 @@ def test_with_a_snapshot_of_something_else_everything_is_replayed_with_a_warning
 def test_with_a_snapshot_of_another_topic_everything_is_replayed_with_a_warning(events, disk, caplog):
     events.tell(*copied(HERE, 0))
     saved(events, disk)
-    manager = managed(events, disk, topic_id=HERE.topic_id)
+    events.topic_id = HERE.topic_id
+    manager = managed(events, disk)
     assert "of topic" in caplog.text
     assert manager.committed_offset(1) == -1
 

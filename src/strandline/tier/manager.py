@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self, TypeVar
-from uuid import UUID
 
 from strandline.formats.segment_events import metadata_partition
 from strandline.log.topic.checks import check_partition
@@ -27,7 +26,7 @@ from strandline.storage.disk import DISK, Disk
 from strandline.tier.assigning import Assigner
 from strandline.tier.cache import SegmentCache
 from strandline.tier.follower import Follower
-from strandline.tier.metadata_snapshot import NO_TOPIC, MetadataSnapshots
+from strandline.tier.metadata_snapshot import MetadataSnapshots
 from strandline.tier.metadata_state import MetadataState, Taken, Waiter
 from strandline.tier.publishing import Publisher
 from strandline.tier.readiness import CatchingUp, Gate, Ready, Unassigned, not_ready
@@ -100,7 +99,6 @@ class MetadataManager:
         snapshot_dir: str | os.PathLike[str] | None = None,
         snapshot_interval: float = 60.0,
         *,
-        topic_id: UUID = NO_TOPIC,
         patience: float = PATIENCE,
         background: bool = True,
         disk: Disk = DISK,
@@ -113,7 +111,6 @@ class MetadataManager:
             events: the topic of segment events. It is not closed with the manager.
             snapshot_dir: this node's own folder for snapshots; None for none, so that each start replays everything.
             snapshot_interval: seconds between two snapshots, if anything was applied meanwhile.
-            topic_id: where it is given, a snapshot of another topic is not used.
             patience: seconds that a write waits until this node has applied it.
             background: whether threads follow and save. Without them nothing happens but in :meth:`step`, and in the
                 calls that wait, which step themselves: for tests, and for one thread.
@@ -126,7 +123,7 @@ class MetadataManager:
         snapshots = None
         if snapshot_dir is not None:
             folder = os.fspath(snapshot_dir)
-            snapshots = MetadataSnapshots(folder, events.partition_count, topic_id, disk, clock, chance)
+            snapshots = MetadataSnapshots(folder, events.partition_count, events.topic_id, disk, clock, chance)
         return cls(
             events,
             snapshots,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from strandline.follow.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, numbered, seal
 from strandline.follow.snapshots.staging import set_aside
 from strandline.formats.checked_json import decode_checked, encode_checked
+from strandline.log.topic.contract import NO_TOPIC
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, InvalidInput, StorageError
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -28,7 +29,6 @@ from strandline.tier.metadata_state import Taken
 KIND: Final = "segment-cache"
 KIND_VERSION: Final = 1
 POSITIONS: Final = "positions.json"
-NO_TOPIC: Final = UUID(int=0)
 
 _LOGGER = logging.getLogger(__name__)
 _KEPT: Final = 2

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from strandline.log.topic.contract import Message, Topic
+from strandline.log.topic.contract import NO_TOPIC, Message, Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.kafka_client import refusal
 from strandline.log.topic.kafka_stream import Track, resume
@@ -461,6 +461,7 @@ def test_no_position_is_stored_in_kafka(kafka_server: KafkaServer, on_broker: Ah
 def test_a_topic_made_anew_is_not_taken_for_the_old_one(kafka_server: KafkaServer, on_broker: Ahead) -> None:
     with on_broker.topic(3) as topic:
         topic.publish_all(0, [b"x"] * 5)
+        before = topic.topic_id
         subscription, assignment = topic.subscribe([(0, 0)])
         collect(subscription, 5)
         admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
@@ -474,6 +475,9 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(kafka_server: KafkaServe
         with pytest.raises(Diverged, match=r"had reached 5"):
             take_on()
         assert assignment.partitions() == []
+        with KafkaTopic(kafka_server.bootstrap, topic._name, 3) as anew:
+            assert NO_TOPIC not in {before, anew.topic_id}
+            assert anew.topic_id != before
 
 
 @pytest.mark.slow

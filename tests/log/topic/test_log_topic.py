@@ -55,6 +55,15 @@ def test_what_was_published_is_there_when_the_topic_is_opened_again(tmp_path: Pa
         assert by_partition(collect(subscription, 3)) == {0: [(0, b"a")], 1: [(1, b"c"), (2, b"d")]}
 
 
+def test_a_topic_is_told_from_another_one_in_its_place(tmp_path: Path) -> None:
+    seen = []
+    for folder in ("one", "one", "other"):
+        with open_wal_topic(str(tmp_path / folder), 2) as topic:
+            seen.append(topic.topic_id)
+    assert seen[0] == seen[1] != seen[2]
+    assert MemoryTopic(1).topic_id != MemoryTopic(1).topic_id
+
+
 def test_a_folder_with_another_number_of_partitions_is_refused_naming_both(tmp_path: Path) -> None:
     open_wal_topic(str(tmp_path), 3).close()
     for create in (True, False):

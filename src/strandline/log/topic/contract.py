@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
 
 from strandline.model.cursor import Bounds
+
+NO_TOPIC: Final = UUID(int=0)
+"""The id of a topic whose server does not tell."""
 
 
 class Message(NamedTuple):
@@ -55,6 +59,10 @@ class Subscription(Protocol):
 @runtime_checkable
 class Topic(Protocol):
     """A fixed number of logs, each numbered densely from 0. Safe in threads. Calls may raise ``StorageError``."""
+
+    @property
+    def topic_id(self) -> UUID:
+        """Tells it from every other topic, also from one that was made anew in its place; 0 where nobody can tell."""
 
     @property
     def partition_count(self) -> int:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self, final
+from uuid import UUID
 
 from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.kafka_client import (
     LARGEST,
     check_config,
@@ -139,9 +141,17 @@ class KafkaTopic:
         self._subscriptions: set[KafkaSubscription] = set()
         self._sender: _Sender | None = None
         self._closed = False
+        self._topic_id: UUID | None = None
         # Asks, and follows nothing. Never closed, since somebody may be asking: it ends when nobody holds it any more.
         self._eye: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
         self._prepare(create=create, replication_factor=replication_factor)
+
+    @property
+    def topic_id(self) -> UUID:
+        """The broker's id of the topic, which another one of its name has not; 0 if the broker does not tell."""
+        if self._topic_id is None:
+            self._topic_id = self._identified()
+        return self._topic_id
 
     @property
     def partition_count(self) -> int:
@@ -209,6 +219,17 @@ class KafkaTopic:
                 raise self._silent(f"creating topic {self._name}")
             self._clock.sleep(_STEP)
         return found
+
+    def _identified(self) -> UUID:
+        admin = self._made(self._kafka.admin.AdminClient, common_settings(self._bootstrap, self._config))
+        asked = self._kafka.TopicCollection([self._name])
+        found = admin.describe_topics(asked, request_timeout=self._timeout)[self._name]
+        try:
+            told_id = found.result(self._timeout + _SLACK).topic_id
+        except (self._kafka.KafkaException, TimeoutError):
+            return NO_TOPIC  # older brokers have none: it is only there to notice more
+        high, low = told_id.get_most_significant_bits(), told_id.get_least_significant_bits()
+        return UUID(int=(high % (1 << 64)) << 64 | low % (1 << 64))
 
     def _silent(self, what: str) -> TransientStorageError:
         return TransientStorageError(

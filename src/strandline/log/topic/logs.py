@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self, final
+from uuid import UUID, uuid5
 
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
 from strandline.log.object.log import open_log
 from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.publishing import NumberedPublisher, Publisher, WalPublisher
 from strandline.log.topic.subscription import LogAssignment, LogSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
@@ -81,6 +83,11 @@ class LogTopic:
     def partition_count(self) -> int:
         """How many partitions there are."""
         return len(self._logs)
+
+    @property
+    def topic_id(self) -> UUID:
+        """Tells it from every other topic: made of the ids of its logs."""
+        return uuid5(NO_TOPIC, "/".join(str(log.log_id) for log in self._logs))
 
     @property
     def logs(self) -> tuple[Log, ...]:

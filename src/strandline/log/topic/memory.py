@@ -12,6 +12,7 @@ from strandline.log.topic.checks import check_count, check_partition, check_star
 from strandline.log.topic.contract import Message
 from strandline.model.cursor import Bounds
 from strandline.model.errors import ConsumerClosed, InvalidInput, LogClosed
+from strandline.storage.ambient import CHANCE, Chance
 
 _TAKEN: Final = 4096
 """How many messages one take gives at most."""
@@ -41,8 +42,10 @@ class MemoryTopic:
     [Message(partition=1, offset=0, payload=b'hello')]
     """
 
-    def __init__(self, partition_count: int) -> None:
+    def __init__(self, partition_count: int, *, chance: Chance = CHANCE) -> None:
         """An empty topic of so many partitions, at least one."""
+        self.topic_id: Final = chance.uuid()
+        """Tells it from every other topic."""
         self._partitions = tuple(_Partition() for _ in range(check_count(partition_count)))
         # One lock for all: nothing is done under it but moving references.
         self._lock = threading.Lock()
