@@ -5,7 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from benchmarks import append, backlog, collect, contention, decode, keyed, memory, replication, spark_read, wal
+from benchmarks import (
+    append,
+    backlog,
+    cold,
+    collect,
+    contention,
+    decode,
+    keyed,
+    memory,
+    metadata,
+    replication,
+    segments,
+    spark_read,
+    wal,
+)
 from benchmarks.harness import Result, save, show
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -13,11 +27,14 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "append_single": append.singles,
     "decode": decode.run,
     "backlog": backlog.run,
+    "cold": cold.run,
     "collect": collect.run,
     "contention": contention.run,
     "keyed": keyed.run,
     "memory": memory.run,
+    "metadata": metadata.run,
     "replication": replication.run,
+    "segments": segments.run,
     "spark_read": spark_read.run,
     "wal": wal.run,
 }

@@ -248,6 +248,14 @@ class SegmentCache:
         starts = [self._index_of(known, term).lowest() for term in self.terms(partition)]
         return min((start for start in starts if start != NONE), default=None)
 
+    def reach(self, partition: TopicPartition) -> int | None:
+        """The offset behind the last one that a lookup finds; none if there is nothing to be found."""
+        known = self._partitions.get(_key(partition))
+        if known is None:
+            return None
+        ends = [self._index_of(known, term).reach() for term in self.terms(partition)]
+        return max((end + 1 for end in ends if end != NONE), default=None)
+
     def terms(self, partition: TopicPartition) -> list[int]:
         """The terms that there were segments of, ascending."""
         known = self._partitions.get(_key(partition))
@@ -309,7 +317,7 @@ class SegmentCache:
         known = self._partitions.get(_key(partition))
         if known is None:
             return iter(())
-        return self._each(known, [row for row in self._rows(known) if self._is_spare(known, row)])
+        return self._each(known, [row for row in self._silent(known) if self._is_spare(known, row)])
 
     def size(self, partition: TopicPartition, term: int) -> int:
         """The bytes of all segments that have the term, in whichever state; of one with two terms all count in both."""
@@ -356,6 +364,19 @@ class SegmentCache:
         in_order = sorted(rows)
         in_order.sort(key=columns.start)
         return (columns.metadata(row, key) for row in in_order if columns.state[row] != GONE)
+
+    def _silent(self, known: _Partition) -> set[int]:
+        """The rows that do not answer in each of their terms: few, and found without a look at each row."""
+        columns = self._columns
+        answers = columns.answers.tobytes()
+        found = set()
+        at = answers.find(0)
+        while at >= 0:
+            row = columns.row_of[at]
+            if columns.partition[row] == known.number and columns.state[row] != GONE:
+                found.add(row)
+            at = answers.find(0, at + 1)
+        return found
 
     def _is_spare(self, known: _Partition, row: int) -> bool:
         columns = self._columns

@@ -121,6 +121,10 @@ class Overlaps:
         """The lowest offset that one of the ranges holds."""
         return min((start for _, start, _ in self._ranks.values()), default=NONE)
 
+    def last(self) -> int:
+        """The highest offset that one of the ranges holds."""
+        return max((end for _, _, end in self._ranks.values()), default=NONE)
+
     def add(self, rank: _Rank, start: int, end: int) -> None:
         """Enter a range of at least one offset. The last number of a rank is its stretch."""
         self._ranks[rank[-1]] = rank, start, end
@@ -203,6 +207,11 @@ class TermIndex:
     def lowest(self) -> int:
         """The lowest offset that is found."""
         return min((first for first in (self._starts.first(), self._overlaps.first()) if first != NONE), default=NONE)
+
+    def reach(self) -> int:
+        """The highest offset that is found."""
+        _, last = self._starts.last()
+        return max(NONE if last == NONE else self._columns.end_of(last), self._overlaps.last())
 
     def finish(self, stretch: int) -> None:
         """The copy has finished: from now on the stretch answers, and may supersede others."""
