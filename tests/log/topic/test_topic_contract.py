@@ -86,7 +86,7 @@ class TwoNodes:
         self.here = open_object_topic(url, partition_count)
         self.there = open_object_topic(url, partition_count, create=False)
         self.logs = self.there.logs
-        self.partition_count = self.there.partition_count
+        self.partition_count, self.topic_id = self.there.partition_count, self.there.topic_id
         self.publish, self.publish_all = self.here.publish, self.here.publish_all
         self.bounds, self.subscribe = self.there.bounds, self.there.subscribe
 

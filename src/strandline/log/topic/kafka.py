@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, Self, final
 from uuid import UUID
 
-from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.kafka_client import (
     LARGEST,
@@ -21,7 +21,7 @@ from strandline.log.topic.kafka_client import (
     refusal,
     told,
 )
-from strandline.log.topic.kafka_stream import KafkaAssignment, KafkaSubscription, add_all
+from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.cursor import Bounds
 from strandline.model.errors import (
     InvalidInput,
@@ -322,7 +322,7 @@ class KafkaTopic:
                     raise self._silent(f"telling the bounds of partition {partition} of topic {self._name}")
                 return Bounds(*found)
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[KafkaSubscription, KafkaAssignment]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[KafkaSubscription, KafkaSubscription]:
         """Follow partitions, each from an offset on; a consumer of its own that stores no position in Kafka."""
         self._check("there is nothing to follow")
         with self._lock:
@@ -338,9 +338,7 @@ class KafkaTopic:
                 forget=self._forget,
             )
             self._subscriptions.add(subscription)
-        assignment = KafkaAssignment(subscription)
-        add_all(assignment, starts)
-        return subscription, assignment
+        return begun(subscription, starts)
 
     def _forget(self, subscription: KafkaSubscription) -> None:
         with self._lock:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from strandline.log.topic.checks import check_partition, check_start, expired
+from strandline.log.topic.common import check_partition, check_start, expired
 from strandline.log.topic.contract import Message
 from strandline.log.topic.kafka_client import client, refusal
 from strandline.model.cursor import Bounds
@@ -265,33 +265,3 @@ class KafkaSubscription:
         """What is delivered, ascending."""
         with self._lock:
             return sorted(self._tracks)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class KafkaAssignment:
-    """The partitions of one subscription. Safe in threads."""
-
-    subscription: KafkaSubscription
-
-    def add(self, partition: int, start: int) -> None:
-        """Deliver this partition, too, from an offset on; asks the broker for the bounds, so ``StorageError``, too."""
-        self.subscription.add(partition, start)
-
-    def remove(self, partition: int) -> None:
-        """Deliver nothing more of a partition."""
-        self.subscription.remove(partition)
-
-    def partitions(self) -> list[int]:
-        """What is assigned, ascending."""
-        return self.subscription.partitions()
-
-
-def add_all(assignment: KafkaAssignment, starts: Sequence[tuple[int, int]]) -> None:
-    """Add partitions; if one cannot be added, the subscription is closed."""
-    try:
-        for partition, start in starts:
-            assignment.add(partition, start)
-    except BaseException:
-        assignment.subscription.close()
-        raise

@@ -12,10 +12,10 @@ from uuid import UUID, uuid5
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
 from strandline.log.object.log import open_log
-from strandline.log.topic.checks import check_count, check_partition
+from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.publishing import NumberedPublisher, Publisher, WalPublisher
-from strandline.log.topic.subscription import LogAssignment, LogSubscription, Pieces, Polling
+from strandline.log.topic.subscription import LogSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.cursor import Bounds
 from strandline.model.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
@@ -121,24 +121,17 @@ class LogTopic:
         """The first retained offset and the high-water mark."""
         return self._logs[check_partition(partition, len(self._logs))].bounds()
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogSubscription, LogAssignment]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogSubscription, LogSubscription]:
         """Follow partitions, each from an offset on."""
         subscription = LogSubscription(
             self._logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
         )
-        assignment = LogAssignment(subscription)
         with self._lock:
             if self._closed:
                 raise LogClosed("The topic is closed: there is nothing to follow; open it again.")
             # Before it looks at a log for the first time: what is published from here on wakes it.
             self._subscriptions |= {subscription}
-        try:
-            for partition, start in starts:
-                assignment.add(partition, start)
-        except BaseException:
-            subscription.close()
-            raise
-        return subscription, assignment
+        return begun(subscription, starts)
 
     def _forget(self, subscription: LogSubscription) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, final
 
-from strandline.log.topic.checks import check_count, check_partition, check_start, expired
+from strandline.log.topic.common import begun, check_count, check_partition, check_start, expired
 from strandline.log.topic.contract import Message
 from strandline.model.cursor import Bounds
 from strandline.model.errors import ConsumerClosed, InvalidInput, LogClosed
@@ -95,21 +95,14 @@ class MemoryTopic:
                 for subscription in self._subscriptions:
                     subscription.published(partition)  # what it waits for may be gone, and it has to say so
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[MemorySubscription, MemoryAssignment]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[MemorySubscription, MemorySubscription]:
         """Follow partitions, each from an offset on."""
         subscription = MemorySubscription(self._partitions, self._lock, self._subscriptions)
-        assignment = MemoryAssignment(subscription)
         with self._lock:
             if self._closed:
                 raise LogClosed("The topic is closed: there is nothing to follow.")
             self._subscriptions.add(subscription)
-        try:
-            for partition, start in starts:
-                assignment.add(partition, start)
-        except BaseException:
-            subscription.close()
-            raise
-        return subscription, assignment
+        return begun(subscription, starts)
 
     def close(self) -> None:
         """End all subscriptions; what was published stays readable to nobody."""
@@ -217,23 +210,3 @@ class MemorySubscription:
         """What is delivered, ascending."""
         with self._ready:
             return sorted(self._positions)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class MemoryAssignment:
-    """The partitions of one subscription. Safe in threads."""
-
-    subscription: MemorySubscription
-
-    def add(self, partition: int, start: int) -> None:
-        """Deliver this partition, too, from an offset on."""
-        self.subscription.add(partition, start)
-
-    def remove(self, partition: int) -> None:
-        """Deliver nothing more of a partition."""
-        self.subscription.remove(partition)
-
-    def partitions(self) -> list[int]:
-        """What is assigned, ascending."""
-        return self.subscription.partitions()

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
-from strandline.log.topic.checks import check_partition, check_start, expired
+from strandline.log.topic.common import check_partition, check_start, expired
 from strandline.log.topic.contract import Message
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import ConsumerClosed, CursorExpired, NotFound
@@ -272,23 +272,3 @@ class LogSubscription:
         """What is delivered, ascending."""
         with self._lock:
             return sorted(self._followed)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class LogAssignment:
-    """The partitions of one subscription. Safe in threads."""
-
-    subscription: LogSubscription
-
-    def add(self, partition: int, start: int) -> None:
-        """Deliver this partition, too, from an offset on."""
-        self.subscription.add(partition, start)
-
-    def remove(self, partition: int) -> None:
-        """Deliver nothing more of a partition."""
-        self.subscription.remove(partition)
-
-    def partitions(self) -> list[int]:
-        """What is assigned, ascending."""
-        return self.subscription.partitions()

@@ -1,7 +1,11 @@
-"""What every topic refuses, and in which words."""
+"""What every topic does alike: what it refuses, in which words, and how a subscription begins."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from strandline.log.topic.contract import Assignment, Subscription
 from strandline.model.errors import CursorExpired, InvalidInput
 
 
@@ -35,3 +39,21 @@ def expired(partition: int, position: int, first: int) -> CursorExpired:
         f"Partition {partition} begins at offset {first}, and {position} is no longer retained: bootstrap again, and "
         "follow it from there."
     )
+
+
+class Assigned(Subscription, Assignment, Protocol):
+    """A subscription that is its own assignment."""
+
+
+S = TypeVar("S", bound=Assigned)
+
+
+def begun(subscription: S, starts: Sequence[tuple[int, int]]) -> tuple[S, S]:
+    """The subscription with its first partitions, as subscribing answers it; closed, if one cannot be followed."""
+    try:
+        for partition, start in starts:
+            subscription.add(partition, start)
+    except BaseException:
+        subscription.close()
+        raise
+    return subscription, subscription
