@@ -14,12 +14,13 @@ import pytest
 from strandline.log.object import collector, slots
 from strandline.log.object.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.queue.consumer import Consumer
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CursorExpired, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
-from strandline.model.slots import InvalidReason
+from strandline.model.slots import TIER_SLOT, InvalidReason
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -557,8 +558,8 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, monkeypat
 
 
 def test_a_claim_that_takes_away_another_s_pin_lets_a_trim_pass_the_slot(bench: Bench, monkeypatch):
-    def greedy(keeper: slots.SlotKeeper, name: str, holder: str) -> object:
-        claimed = honest(keeper, name, holder)
+    def greedy(keeper: slots.SlotKeeper, name: str, holder: str, **options: bool) -> object:
+        claimed = honest(keeper, name, holder, **options)
         keeper._head.update(keeper._op(), lambda head: replace(head, slots={**head.slots, name: None}))
         return claimed
 
@@ -682,3 +683,33 @@ def test_reading_what_is_trimmed_meanwhile_says_that_the_cursor_expired(bench: B
     bench.collect_all()
     with pytest.raises(CursorExpired):
         list(reading)
+
+
+# --- with a cold tier ------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_trimmed_up_to_the_tierer_s_slot_whatever_its_followers_need(bench: Bench):
+    bench.append(6)
+    bench.log.create_slot("follower", 1)
+    bench.log.create_slot(TIER_SLOT, 4)
+    bench.log.set_retention("consumed")
+    bench.collect_all()
+    assert bench.log.bounds().first == 4
+    assert [slot.pins for slot in bench.log.slots()] == [True, True]
+    assert bench.log.floor() == 1
+
+
+def test_a_consumer_that_reads_no_cold_tier_keeps_the_hot_one(bench: Bench):
+    bench.append(6)
+    with Consumer(bench.log, slot="queue") as consumer:
+        for _ in range(2):
+            consumer.ack(consumer.next_batch().sequence)
+        consumer.flush()
+        bench.log.create_slot(TIER_SLOT, 5)
+        bench.log.set_retention("consumed")
+        bench.collect_all()
+        assert bench.log.bounds().first == 2
+        assert consumer.next_batch().sequence == 2
+    bench.log.claim_slot("queue", "a follower")
+    bench.collect_all()
+    assert bench.log.bounds().first == 5

@@ -101,7 +101,7 @@ def test_a_holder_that_may_go_back_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_claim_that_leaves_the_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "claim", lambda state, holder, _: replace(state, holder=holder, epoch=1))
+    monkeypatch.setattr(rules, "claim", lambda state, holder, _, **__: replace(state, holder=holder, epoch=1))
     assert "two holders" in caught()
 
 

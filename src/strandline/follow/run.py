@@ -37,7 +37,7 @@ from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
-from strandline.model.errors import AlreadyExists
+from strandline.model.errors import AlreadyExists, NotFound
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 
@@ -71,7 +71,7 @@ def follow(
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
     """
     cursor, claimed = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()))
-    engine = Engine(batching or Batching(), until=log.bounds().next if until == "end" else until)
+    engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
     return Follower(engine, log, sink, claimed, clock).run(cursor, stop)
 
 
@@ -84,7 +84,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) 
     cursor = sink.cursor(log.log_id)
     newcomer = cursor is None
     if cursor is None:
-        cursor = log.start().at(log.position_of(start))
+        cursor = Cursor(log.log_id, log.position_of(start))
     log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
     claimed = None if slot is None else _take_slot(log, slot, cursor, holder)
     if claimed is not None:
@@ -214,10 +214,32 @@ class Follower:
             size = sum(batch.size for batch in chunk)
             upto = Cursor(since.log_id, spans[-1].next, chunk[-1].term)
         else:
-            upto = behind(since, spans[-1])
-            chunk = [batch for _, part in fetch_in_order(spans) for batch in part]
+            chunk, upto = self._fetched(since, spans, limit)
             size = sum(batch.nbytes for batch in chunk)
         return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+
+    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
+        """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
+
+        What was moved since, from a hot tier to a cold one, is read from there.
+        """
+        while True:
+            chunk: list[pa.RecordBatch] = []
+            upto = since
+            try:
+                for span, part in fetch_in_order(spans):
+                    chunk += part
+                    upto = behind(upto, span)
+            except NotFound:
+                if upto.next > since.next:
+                    return chunk, upto  # the rest is planned anew
+                # If it was trimmed, this says so; if it is still to be found there, it is really missing.
+                again = self.log.plan(since, limit)
+                if not again or any(span == again[0] for span in spans):
+                    raise
+                spans = again
+            else:
+                return chunk, upto
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours

@@ -94,6 +94,8 @@ class SlotCodec:
             fields["expires"] = slot.expires
         if slot.dropped:
             fields["dropped"] = True
+        if slot.hot:
+            fields["hot"] = True
         return _json(fields)
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
@@ -111,6 +113,7 @@ class SlotCodec:
                 expires=None if expires is None else _whole(expires),
                 dropped=_flag(fields.get("dropped", False)),
                 born=_natural(fields.get("born", 0)),
+                hot=_flag(fields.get("hot", False)),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
             state = Stamped(slot, _natural(fields["revision"]), recent)

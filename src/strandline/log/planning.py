@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -82,3 +82,43 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
         if not limit.allows(records=records + 1, size=size + 1, batches=len(planned) + 1):
             break
     return planned
+
+
+S = TypeVar("S", bound=Stored)
+
+
+class Gathering(Generic[S]):
+    """A plan that is put together from several: in order, within one limit, but at least one span."""
+
+    def __init__(self, limit: Limit) -> None:
+        """Nothing yet."""
+        self.spans: list[S] = []
+        self._limit = limit
+        self._records = self._size = 0
+
+    def add(self, spans: Iterable[S]) -> bool:
+        """Take as many as fit; whether all did."""
+        for span in spans:
+            records, size = self._records + span.next - span.first, self._size + span.size
+            if self.spans and not self._limit.allows(records=records, size=size, batches=len(self.spans) + 1):
+                return False
+            self.spans.append(span)
+            self._records, self._size = records, size
+        return True
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can fit."""
+        size, count = self._size + 1, len(self.spans) + 1
+        return bool(self.spans) and not self._limit.allows(records=self._records + 1, size=size, batches=count)
+
+    @property
+    def rest(self) -> Limit:
+        """What may be asked for next: what is left, but at least one of each, since no plan is for less."""
+        limit = self._limit
+        return Limit(
+            None if limit.records is None else max(1, limit.records - self._records),
+            None if limit.bytes is None else max(1, limit.bytes - self._size),
+            None if limit.batches is None else max(1, limit.batches - len(self.spans)),
+            limit.upto,
+        )

@@ -7,19 +7,21 @@ from dataclasses import replace
 
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.slots import TIER_SLOT, Invalidation, InvalidReason, SlotState
 
 
 def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now: int) -> InvalidReason | None:
     """Why a slot may not go on pinning, or None: its position is gone, it is too far behind, or idle for too long.
 
     ``first`` is the first retained offset and ``behind`` the bytes listed from the slot's position on. Each limit is
-    broken only strictly beyond it, and the reasons are looked at in this order.
+    broken only strictly beyond it, and the reasons are looked at in this order. A tierer's slot has no limits.
     """
     if not state.pins:
         return None
     if state.position < first:
         return InvalidReason.WAL_REMOVED
+    if state.name == TIER_SLOT:
+        return None  # without it the hot tier would forget what is in no segment, and consumers of both need that
     if limits.lag_bytes and behind > limits.lag_bytes:
         return InvalidReason.HORIZON
     if limits.idle_seconds and now - state.last_seen > limits.idle_seconds * SECOND:

@@ -11,7 +11,7 @@ from uuid import UUID
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
 from strandline.model.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
 from strandline.model.head import Pin
-from strandline.model.slots import SlotState
+from strandline.model.slots import TIER_SLOT, SlotState
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -26,25 +26,29 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_position(position: int, bounds: Bounds) -> int:
-    """The position, if a new or rewound slot may stand there."""
-    if position < bounds.first:
+def check_position(position: int, bounds: Bounds, retained_from: int | None = None) -> int:
+    """The position, if a new or rewound slot may stand there; ``retained_from`` is where the cold tier begins."""
+    first = bounds.first if retained_from is None else min(bounds.first, retained_from)
+    if position < first:
         raise CursorExpired(
-            f"Offset {position} is no longer retained (the log begins at {bounds.first}): start there, or bootstrap."
+            f"Offset {position} is no longer retained (the log begins at {first}): start there, or bootstrap."
         )
     if position > bounds.next:
         raise Diverged(f"Offset {position} is past the end of the log ({bounds.next}).")
     return position
 
 
-def claim(state: SlotState, holder: str, now: int) -> SlotState:
-    """The holder's slot: idempotent for the same holder, one epoch higher for a new one."""
+def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> SlotState:
+    """The holder's slot: idempotent for the same holder, one epoch higher for a new one.
+
+    ``hot`` says that this holder cannot read the cold tier.
+    """
     if not holder:
         raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
     _check_listed(state)
     if state.holder == holder:
-        return state
-    return replace(state, holder=holder, epoch=state.epoch + 1, last_seen=max(state.last_seen, now))
+        return state if state.hot is hot else replace(state, hot=hot)
+    return replace(state, holder=holder, epoch=state.epoch + 1, last_seen=max(state.last_seen, now), hot=hot)
 
 
 def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
@@ -113,6 +117,33 @@ def floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | Non
     """The lowest position of the valid slots and of those being created; None if nothing is pinned."""
     pins = [state.position for state in states if state.pins]
     return min([*pins, *pending], default=None)
+
+
+def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:
+    """How far a log may forget: up to its floor; or, if it has a cold tier, up to what that has.
+
+    Consumers' slots pin the log, in whichever tier; only the tierer's own pins the hot one, and those whose holders
+    can read nothing else.
+    """
+    known = list(states)
+    if any(state.name == TIER_SLOT and state.pins for state in known):
+        known = [state for state in known if state.name == TIER_SLOT or state.hot]
+    return floor(known, pending)
+
+
+def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:
+    """The slots that lose something if a log forgets all below ``start``, whatever they pin.
+
+    What went to a cold tier before is lost only for those whose holders cannot read that.
+    """
+    known = [state for state in states if state.pins]
+    is_copied = any(state.name == TIER_SLOT and state.position >= start for state in known)
+    return [state for state in known if state.position < start and (state.hot or not is_copied)]
+
+
+def retained_first(states: Iterable[SlotState], first: int) -> int:
+    """Below what a slot's position is gone: the log's first offset, or 0 if what is below it went to a cold tier."""
+    return 0 if any(state.name == TIER_SLOT and not state.dropped for state in states) else first
 
 
 def pending_positions(pins: Iterable[Pin | None]) -> list[int]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+TIER_SLOT: Final = "strandline-tier"
+"""The slot of a log's tierer: everything below it is in the cold tier too, so that the hot one may forget it."""
 
 
 class InvalidReason(StrEnum):
@@ -29,6 +33,7 @@ class SlotState:
     ``position`` is the next offset its consumer needs; ``epoch`` grows with each new holder and each reset, and is 0
     while nobody has claimed the slot. A *hold* is a slot that ``expires``, for readers that store nothing. A dropped
     slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name go on growing.
+    A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
     ``born`` is the mark of the pin by which the slot got to its place: it tells a slot from an older one of its name.
     """
 
@@ -41,6 +46,7 @@ class SlotState:
     expires: int | None = None
     dropped: bool = False
     born: int = 0
+    hot: bool = False
 
     @property
     def pins(self) -> bool:

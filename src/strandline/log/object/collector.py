@@ -43,7 +43,7 @@ from strandline.log.object.trimming import (
     plan_cut,
 )
 from strandline.log.retention import invalidate, judge, trim_to
-from strandline.log.slots import has_expired
+from strandline.log.slots import has_expired, retained_first
 from strandline.model.cursor import SECOND
 from strandline.model.errors import Contended, NotFound
 from strandline.model.head import Cut, Entry, Head
@@ -160,9 +160,12 @@ class Collector:
             # The head comes first: a slot that is created or moved after this read makes the trim fail.
             members = self._judged(head, identity.limits, done)
             done.floor = head.floor
-            floor = members.floor()
+            floor = members.trim_floor()
             policy = policy_start(head, identity.retention, floor, self._chunks, self._clock.now())
-            upto = self._boundary(head, trim_to(policy, floor))
+            wanted = trim_to(policy, floor)
+            if wanted <= head.floor:  # slots may stand below it, on what a cold tier has; nothing is listed there
+                return
+            upto = self._boundary(head, wanted)
             if upto <= head.floor or self._try_trim(head, members, upto, done):
                 return
         raise Contended(f"{self._cell.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed.")
@@ -201,9 +204,10 @@ class Collector:
         """The slots that are left after those that break a limit were durably invalidated."""
         members = self._keeper.members(head)
         now, states = self._clock.now(), []
+        first = retained_first(members.states, head.floor)
         for state in members.states:
             behind = bytes_from(head, max(state.position, head.floor), self._chunks) if limits.lag_bytes else 0
-            reason = judge(state, first=head.floor, behind=behind, limits=limits, now=now)
+            reason = judge(state, first=first, behind=behind, limits=limits, now=now)
             if reason is not None:
                 edit = partial(invalidate, judged=state, reason=reason, now=now)
                 judged = edit(state) if done.dry_run else self._keeper.cell(state.name).update(self._op(), edit)

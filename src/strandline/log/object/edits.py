@@ -182,22 +182,25 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
 # --- slots -----------------------------------------------------------------------------------------------------
 
 
-def pin_slot(head: Head, name: str, position: int) -> Head:
-    """The head in which a slot being created pins its position until its own cell is written."""
+def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
+    """The head in which a slot being created pins its position until its own cell is written.
+
+    ``retained_from`` is where the cold tier begins.
+    """
     if name in head.slots:
         raise AlreadyExists(f"There is a slot {name!r} already.")
-    return _pinned(head, name, position)
+    return _pinned(head, name, position, retained_from)
 
 
-def repin_slot(head: Head, name: str, position: int) -> Head:
+def repin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
     """The head in which a slot being reset pins its new position until its own cell is written."""
     if name not in head.slots:
         raise NotFound(f"There is no slot {name!r}: create it first.")
-    return _pinned(head, name, position)
+    return _pinned(head, name, position, retained_from)
 
 
-def _pinned(head: Head, name: str, position: int) -> Head:
-    check_position(position, bounds_of(head))
+def _pinned(head: Head, name: str, position: int, retained_from: int | None) -> Head:
+    check_position(position, bounds_of(head), retained_from)
     membership = head.membership + 1
     pending = head.slots.get(name)
     # Another one may be resetting the slot as well: until one of them is done, both positions may be needed.

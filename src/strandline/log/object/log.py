@@ -274,26 +274,32 @@ class ObjectLog:
 
     # --- slots -------------------------------------------------------------------------------------------------
 
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot that pins everything from ``position`` on."""
-        return self._keeper.create(name, position)
+    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Create a slot that pins everything from ``position`` on.
 
-    def claim_slot(self, name: str, holder: str) -> ObjectSlot:
-        """Become the slot's holder; a former holder is fenced from now on."""
-        cell, epoch = self._keeper.claim(name, holder)
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
+        """
+        return self._keeper.create(name, position, retained_from=retained_from)
+
+    def claim_slot(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
+        """Become the slot's holder; a former holder is fenced from now on.
+
+        ``hot`` says that it reads batch objects and nothing else: while it holds the slot, they stay.
+        """
+        cell, epoch = self._keeper.claim(name, holder, hot=hot)
         return ObjectSlot(self._keeper, cell, name, holder, epoch)
 
-    def reset_slot(self, name: str, position: int) -> SlotState:
+    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
-        return self._keeper.reset(name, position)
+        return self._keeper.reset(name, position, retained_from=retained_from)
 
     def drop_slot(self, name: str) -> None:
         """Remove a slot; what only it needed may be trimmed from now on."""
         self._keeper.drop(name)
 
-    def hold(self, position: int, seconds: float) -> Hold:
+    def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
-        return self._keeper.hold(position, seconds)
+        return self._keeper.hold(position, seconds, retained_from=retained_from)
 
     def slot(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""

@@ -40,6 +40,10 @@ class Members:
         """The lowest position that any of them needs."""
         return rules.floor(self.states, self.pending)
 
+    def trim_floor(self) -> int | None:
+        """How far the log may forget."""
+        return rules.trim_floor(self.states, self.pending)
+
 
 class SlotKeeper:
     """Creates, claims, moves and drops the slots of one log."""
@@ -80,11 +84,15 @@ class SlotKeeper:
 
     # --- creating and claiming ---------------------------------------------------------------------------------
 
-    def create(self, name: str, position: int, *, expires: int | None = None) -> SlotState:
+    def create(
+        self, name: str, position: int, *, expires: int | None = None, retained_from: int | None = None
+    ) -> SlotState:
         """Create a slot that pins everything from ``position`` on."""
         cell, op = self.cell(name), self._op()
         try:
-            slots = self._head.update(op, lambda head: pin_slot(head, name, position), role="consumer").slots
+            slots = self._head.update(
+                op, lambda head: pin_slot(head, name, position, retained_from), role="consumer"
+            ).slots
         except AlreadyExists as error:
             pin, known = self._read_head().slots.get(name), _known(cell)
             if pin is None or (known is not None and known.born >= pin.mark):
@@ -122,7 +130,7 @@ class SlotKeeper:
     def _settle(self, name: str, pin: Pin) -> None:
         self._head.update(self._op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
 
-    def claim(self, name: str, holder: str) -> tuple[StoreCell[SlotState], int]:
+    def claim(self, name: str, holder: str, *, hot: bool = False) -> tuple[StoreCell[SlotState], int]:
         """Become the slot's holder; returns its cell and the epoch of the claim."""
         cell = self.cell(name)
         head = self._read_head()
@@ -131,7 +139,7 @@ class SlotKeeper:
         before = _known(cell)
         if before is None:
             raise NotFound(f"Slot {name!r} of {self._store.url} is still being created: create it to finish that.")
-        state = cell.update(self._op(), lambda slot: rules.claim(slot, holder, self._clock.now()))
+        state = cell.update(self._op(), lambda slot: rules.claim(slot, holder, self._clock.now(), hot=hot))
         if state.holder != holder:
             # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
             raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
@@ -143,7 +151,7 @@ class SlotKeeper:
 
     # --- moving and dropping -----------------------------------------------------------------------------------
 
-    def reset(self, name: str, position: int) -> SlotState:
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
         cell = self.cell(name)
         for _ in range(_RESETS):
@@ -152,7 +160,7 @@ class SlotKeeper:
                 raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
             # The pin comes first: from now on no trim goes past the position, and then the cell may say so.
             pin = self._head.update(
-                self._op(), lambda head: repin_slot(head, name, position), role="consumer"
+                self._op(), lambda head: repin_slot(head, name, position, retained_from), role="consumer"
             ).slots.get(name)
             if pin is None:
                 continue
@@ -179,12 +187,12 @@ class SlotKeeper:
 
     # --- holds -------------------------------------------------------------------------------------------------
 
-    def hold(self, position: int, seconds: float) -> Hold:
+    def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
         if seconds <= 0:
             raise InvalidInput(f"Nothing can be held for {seconds} seconds.")
         name = f"hold-{self._chance.uuid().hex}"
-        self.create(name, position, expires=self._until(seconds))
+        self.create(name, position, expires=self._until(seconds), retained_from=retained_from)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:

@@ -42,6 +42,7 @@ from strandline.log.object.log import ObjectLog
 from strandline.log.object.span import ObjectSpan
 from strandline.model.errors import CorruptData, NotFound
 from strandline.model.head import ChunkRef, Cut, Entry, Head
+from strandline.model.slots import TIER_SLOT
 
 _CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
 _CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")
@@ -322,9 +323,10 @@ class Verification:
         return self._finding(Severity.NOTE, Kind.STRANGER, path, "is not the log's: no collection ever deletes it")
 
     def _slots(self, head: Head) -> Iterator[Finding]:
+        first = _first_needed(head)
         for name, pin in sorted(head.slots.items()):
             self.done.slots += 1
-            if pin is not None and not head.floor <= pin.position <= head.next_offset:
+            if pin is not None and not first <= pin.position <= head.next_offset:
                 what = f"pins offset {pin.position} for slot {name!r}, outside of the log"
                 yield self._finding(Severity.DAMAGE, Kind.SLOT, "head", what)
             yield from self._slot(name, pinned=pin is not None)
@@ -351,8 +353,14 @@ class Verification:
         # The floor as it was before the slot was read, and the end and the membership as they are after.
         after = self._log.head()
         if name in after.slots:
-            for severity, what in check_slot(state, floor=self._head.floor, end=after.next_offset, pinned=pinned):
+            first = _first_needed(self._head)
+            for severity, what in check_slot(state, floor=first, end=after.next_offset, pinned=pinned):
                 yield self._finding(severity, Kind.SLOT, path, what)
+
+
+def _first_needed(head: Head) -> int:
+    """Below what a slot cannot stand: what the log itself has forgotten may be in its cold tier."""
+    return 0 if TIER_SLOT in head.slots else head.floor
 
 
 @dataclass(slots=True)

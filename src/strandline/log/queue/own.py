@@ -54,6 +54,7 @@ class OwnFetcher:
 class OwnQueue:
     """A log's slot as a queue; see :class:`~strandline.log.queue.contract.Queue`. Safe in threads once claimed.
 
+    It reads the log's batch objects, and no cold tier: while it holds its slot, they stay, also behind a tierer.
     A slot that also a follower has used may stand in the middle of a batch: then that batch comes first, whole, since
     batches are never split, and replays are harmless.
     """
@@ -98,7 +99,7 @@ class OwnQueue:
         """
         self._create_if_missing(last_acked)
         for _ in range(_CLAIMS):
-            slot = self._log.claim_slot(self._name, holder)
+            slot = self._log.claim_slot(self._name, holder, hot=True)
             self._take(slot)
             head = self._log.head()
             state = self._own_state()

@@ -12,6 +12,7 @@ from strandline.formats.frame import Ending, Frame, decode_frame
 from strandline.formats.wal_folder import Kept, append_of, lead_of
 from strandline.formats.wal_index import Index, IndexEntry
 from strandline.log.findings import Severity
+from strandline.log.slots import retained_first
 from strandline.log.wal.catalog import Located
 from strandline.log.wal.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.log.wal.names import LEAD, salt_of
@@ -300,8 +301,9 @@ def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_writte
 
 def judge_kept(path: str, kept: Kept, end: int) -> Iterator[Finding]:
     """What is wrong with the slots of a log that reaches up to ``end``."""
+    first = retained_first(kept.slots, kept.start)
     for slot in kept.slots:
-        if slot.pins and slot.position < kept.start:
+        if slot.pins and slot.position < first:
             why = f"slot {slot.name!r} needs offset {slot.position}, and the log begins at {kept.start}"
         elif not slot.dropped and slot.position > max(end, kept.start):
             why = f"slot {slot.name!r} is at offset {slot.position}, and the log ends at {end}"

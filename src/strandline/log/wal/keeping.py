@@ -8,6 +8,7 @@ from typing import Final
 
 from strandline.log.contract import Slot
 from strandline.log.retention import judge
+from strandline.log.slots import retained_first
 from strandline.log.wal.reading import WalReading
 from strandline.log.wal.slots import WalSlots
 from strandline.model.retention import NO_LIMITS, SlotLimits
@@ -26,17 +27,20 @@ class WalKeeping(WalReading):
     _opened: int
     """When it was opened, in microseconds."""
 
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on."""
-        return self._slots.create(name, position)
+    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on.
+
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
+        """
+        return self._slots.create(name, position, retained_from)
 
     def claim_slot(self, name: str, holder: str) -> Slot:
         """Durably become the slot's holder."""
         return self._slots.claim(name, holder)
 
-    def reset_slot(self, name: str, position: int) -> SlotState:
-        """Durably put a slot elsewhere, back or ahead, and make it valid again."""
-        return self._slots.reset(name, position)
+    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably put a slot elsewhere, back or ahead, and make it valid again; see :meth:`create_slot`."""
+        return self._slots.reset(name, position, retained_from)
 
     def drop_slot(self, name: str) -> None:
         """Durably remove a slot."""
@@ -73,7 +77,7 @@ def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits, *, seen_since
     """
     if limits == NO_LIMITS:
         return []
-    first = log.bounds().first
+    first = retained_first(slots.listed(), log.bounds().first)
     judged: list[tuple[SlotState, InvalidReason]] = []
     behind: dict[str, int] = {}
     for state in slots.listed():

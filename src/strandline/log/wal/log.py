@@ -324,12 +324,12 @@ class WalLog(WalKeeping):
             return start
 
     def sweep(self, retention: Retention, limits: SlotLimits = NO_LIMITS) -> int:
-        """Enforce the limits, then forget what the policy does not keep; never above the floor of the valid slots.
+        """Enforce the limits, then forget what the policy does not keep; never above what its slots allow.
 
         Returns where the log begins now. Cheap when there is nothing to forget.
         """
         self.enforce(limits)
-        return self.prune(self._kept_from(retention, self.floor(), self._clock.now()))
+        return self.prune(self._kept_from(retention, self._slots.trim_floor(), self._clock.now()))
 
     def _leave_behind(self, start: int) -> None:
         """Begin a new file if nothing is left in the one being written, so that it can go, too."""

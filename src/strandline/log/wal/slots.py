@@ -77,15 +77,20 @@ class WalSlots:
         with self._lock:
             return rules.floor(self._slots.values())
 
+    def trim_floor(self) -> int | None:
+        """How far the log may forget."""
+        with self._lock:
+            return rules.trim_floor(self._slots.values())
+
     # --- changing ----------------------------------------------------------------------------------------------
 
-    def create(self, name: str, position: int) -> SlotState:
+    def create(self, name: str, position: int, retained_from: int | None) -> SlotState:
         """Durably create a slot."""
         with self._changing():
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
-            rules.check_position(position, self._retained())
+            rules.check_position(position, self._retained(), retained_from)
             epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
             return self._store(SlotState(name, position, None, epoch, self._clock.now()))
 
@@ -100,11 +105,11 @@ class WalSlots:
                 self._flush()  # the claim itself may be what is not written yet
             return WalSlot(self, name, claimed.epoch)
 
-    def reset(self, name: str, position: int) -> SlotState:
+    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
         """Durably put a slot elsewhere and make it valid again."""
         with self._changing():
             before = self.state(name)
-            rules.check_position(position, self._retained())
+            rules.check_position(position, self._retained(), retained_from)
             return self._store(rules.reset(before, before, position, self._clock.now()))
 
     def drop(self, name: str) -> None:
@@ -143,18 +148,18 @@ class WalSlots:
     def retain(self, start: int, *, beyond_slots: bool) -> int:
         """Durably let the log begin at ``start``, with all positions; returns where it begins now.
 
-        Never above the floor of the valid slots, unless told so: then those that needed more are invalidated with the
+        Never above what slots allow, unless told so: then those that needed more are invalidated with the
         same write.
         """
         with self._changing():
             if beyond_slots:
                 now = self._clock.now()
-                behind = [state for state in self._slots.values() if state.pins and state.position < start]
+                behind = rules.outrun(self._slots.values(), start)
                 judged = {state.name: invalidate(state, state, InvalidReason.WAL_REMOVED, now) for state in behind}
                 slots = {**self._slots, **judged}
             else:
                 slots = self._slots
-                floor = rules.floor(slots.values())
+                floor = rules.trim_floor(slots.values())
                 start = start if floor is None else min(start, floor)
             if start > self._start:
                 self._write(start, slots)
