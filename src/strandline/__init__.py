@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from strandline.log.object import Producer as Producer
     from strandline.log.queue.consumer import Consumer as Consumer
     from strandline.log.v1 import QueueLog as QueueLog
-    from strandline.log.v1.front import open_any as open  # noqa: A004 - sl.open is the public name
     from strandline.log.wal.face import WriteAheadLog as WriteAheadLog
     from strandline.log.wal.reader import WalReader as WalReader
     from strandline.model import errors as errors
@@ -67,12 +66,20 @@ if TYPE_CHECKING:
     from strandline.node.policies import parse_policy as parse_policy
     from strandline.node.running import NodeConfig as NodeConfig
     from strandline.node.running import RunningNode as RunningNode
+    from strandline.tier.front import attach as attach
+    from strandline.tier.front import open_tiered as open  # noqa: A004 - sl.open is the public name
+    from strandline.tier.front import tiered as tiered
+    from strandline.tier.front import tiering as tiering
+    from strandline.tier.manager import MetadataManager as MetadataManager
+    from strandline.tier.tiered import TieredLog as TieredLog
+    from strandline.tier.tierer import Tierer as Tierer
 
 
 # Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
 _HOMES = {
     "AppendLogStore": "strandline.follow.stores.appendlog",
     "Artifacts": "strandline.follow.snapshots.artifacts",
+    "attach": "strandline.tier.front",
     "Batching": "strandline.follow.run",
     "bootstrap": "strandline.follow.snapshots.bootstrap",
     "Bounds": "strandline.model.cursor",
@@ -89,6 +96,7 @@ _HOMES = {
     "MemoryBucket": "strandline.follow.keyed.memory",
     "MemoryLog": "strandline.log.memory",
     "MemoryStore": "strandline.follow.stores.memory",
+    "MetadataManager": "strandline.tier.manager",
     "NatsBucket": "strandline.follow.keyed.nats",
     "NodeConfig": "strandline.node.running",
     "ObjectLog": "strandline.log.object",
@@ -109,6 +117,10 @@ _HOMES = {
     "Snapshot": "strandline.model.snapshot",
     "StrandlineError": "strandline.model.errors",
     "Supervisor": "strandline.follow.supervise",
+    "tiered": "strandline.tier.front",
+    "TieredLog": "strandline.tier.tiered",
+    "Tierer": "strandline.tier.tierer",
+    "tiering": "strandline.tier.front",
     "Update": "strandline.model.keyed",
     "WalReader": "strandline.log.wal.reader",
     "watch_applied": "strandline.follow.watch",
@@ -116,7 +128,7 @@ _HOMES = {
     "WriteAheadLog": "strandline.log.wal.face",
     "WriterId": "strandline.model.head",
 }
-_RENAMED = {"open": ("strandline.log.v1.front", "open_any")}
+_RENAMED = {"open": ("strandline.tier.front", "open_tiered")}
 # The room "follow" can itself be called: that is the function.
 _ROOMS = {"errors": "strandline.model.errors", "follow": "strandline.follow", "spark": "strandline.spark"}
 
@@ -140,6 +152,7 @@ __all__ = [
     "MemoryBucket",
     "MemoryLog",
     "MemoryStore",
+    "MetadataManager",
     "NatsBucket",
     "NodeConfig",
     "ObjectLog",
@@ -157,17 +170,22 @@ __all__ = [
     "Snapshot",
     "StrandlineError",
     "Supervisor",
+    "TieredLog",
+    "Tierer",
     "Update",
     "WalReader",
     "WriteAheadLog",
     "WriterId",
     "__version__",
+    "attach",
     "bootstrap",
     "errors",
     "follow",
     "open",
     "parse_policy",
     "spark",
+    "tiered",
+    "tiering",
     "watch_applied",
     "watch_applied_async",
 ]

@@ -233,6 +233,7 @@ def same_answers(cache, model):
             assert cache.get(segment.segment) == segment
         for term in TERMS:
             same_in_term(cache, model, partition, term)
+        same_in_whichever_term(cache, model, partition)
     running = {partition for partition in model.deletions if not model.is_deleted(partition)}
     assert set(cache.partitions()) == running | {of.partition for of in model.segments}
 
@@ -254,6 +255,26 @@ def same_in_term(cache, model, partition, term):
             assert found in holders
         else:
             assert found is None
+
+
+def same_in_whichever_term(cache, model, partition):
+    """What is asked without a term: as if each offset were looked up in each term, the highest first."""
+    known = cache.terms(partition)
+    assert known == sorted(set(known))
+    assert {term for segment in model.of(partition) for term, _ in segment.terms} <= set(known) <= set(TERMS)
+    holding = {}
+    for offset in OFFSETS:
+        found = [cache.segment_for(partition, term, offset) for term in reversed(TERMS)]
+        holding[offset] = next((segment for segment in found if segment is not None), None)
+        assert cache.holding(partition, offset) == holding[offset]
+        assert (holding[offset] is not None) == any(model.holders(partition, term, offset) for term in TERMS)
+    lowest = next((offset for offset in OFFSETS if holding[offset] is not None), None)
+    assert cache.lowest(partition) == lowest
+    expected, at = [], lowest
+    while at is not None and holding.get(at) is not None:
+        expected.append(holding[at])
+        at = holding[at].end + 1
+    assert cache.readable(partition) == expected
 
 
 @pytest.fixture(autouse=True)
@@ -335,6 +356,7 @@ def test_a_sorted_map_of_starts_is_one():
         below, above = [at for at in plain if at <= offset], [at for at in plain if at > offset]
         assert starts.floor(offset) == (plain[max(below)] if below else terms_module.NONE)
         assert starts.above(offset) == (plain[min(above)] if above else terms_module.NONE)
+        assert starts.first() == min(plain, default=terms_module.NONE)
         assert starts.last() == ((max(plain), plain[max(plain)]) if plain else (terms_module.NONE, terms_module.NONE))
 
 
@@ -350,6 +372,7 @@ def test_overlapping_ranges_are_found_by_rank():
             gone = chance.choice(list(plain))
             overlaps.discard(gone)
             del plain[gone]
+        assert overlaps.first() == min((rank[1] for rank in plain.values()), default=terms_module.NONE)
         for offset in (chance.randrange(90), 2**62, 2**63 - 1 - chance.randrange(60)):
             holding = [rank for rank in plain.values() if rank[1] <= offset <= -rank[2]]
             assert overlaps.find(offset) == (max(holding)[-1] if holding else terms_module.NONE)
@@ -388,6 +411,9 @@ def answers(cache):
             [list(cache.segments(partition, term)) for term in TERMS],
             [cache.segment_for(partition, term, offset) for term in TERMS for offset in OFFSETS],
             [cache.next_segment(partition, term, offset) for term in TERMS for offset in OFFSETS],
+            [cache.holding(partition, offset) for offset in (-1, *OFFSETS)],
+            cache.lowest(partition),
+            cache.readable(partition),
         )
         for partition in PARTITIONS
     ]

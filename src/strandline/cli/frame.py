@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
 from types import TracebackType
@@ -16,15 +19,20 @@ import typer
 import strandline as sl
 from strandline.cli import show
 from strandline.cli.text import parse_start
+from strandline.log.object.log import open_log as open_object_log
 from strandline.log.v1.collect import GRACE
 from strandline.log.v1.log import QueueLog, open_queue
 from strandline.model.cursor import Start
 from strandline.model.errors import InvalidInput, NotALog, NotFound, StrandlineError
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
+from strandline.tier.front import tiered
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+Tiers = sl.ObjectLog | sl.TieredLog
+"""A log, with its cold tier if it has one."""
 
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
@@ -147,14 +155,54 @@ class Interruption:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as ever."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def tell(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, tell)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def log_to_stderr(level: int) -> None:
+    """Let services say what they do, from a level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logger = logging.getLogger("strandline")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+
+
 def open_log(
     url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
 ) -> sl.ObjectLog:
     """The log at an address; if there is none, a sentence that speaks of options rather than of Python."""
     try:
-        return sl.open(url, create=create, retention=retention)
+        return open_object_log(url, create=create, retention=retention)
     except NotALog as error:
         raise NotALog(f"There is no log at {url}: {hint}.") from error
+
+
+@contextmanager
+def both_tiers(log: sl.ObjectLog) -> Iterator[Tiers]:
+    """The log, with its cold tier if it has one; what was opened of that is closed at the end."""
+    both = tiered(log)
+    try:
+        yield both
+    finally:
+        if isinstance(both, sl.TieredLog):
+            both.close()
 
 
 def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:

@@ -257,7 +257,7 @@ class SegmentCache:
         return max((end + 1 for end in ends if end != NONE), default=None)
 
     def terms(self, partition: TopicPartition) -> list[int]:
-        """The terms that there were segments of, ascending."""
+        """The terms that there are segments of, and perhaps some that there were, ascending."""
         known = self._partitions.get(_key(partition))
         if known is None or known.is_deleted:
             return []
@@ -270,7 +270,7 @@ class SegmentCache:
         return sorted(found)
 
     def readable(self, partition: TopicPartition) -> list[SegmentMetadata]:
-        """The segments that have what there is to read, each offset once: sorted, the later one first to answer."""
+        """The segments to read everything from, up to the first hole: sorted, each from the end of the one before."""
         found: list[SegmentMetadata] = []
         at = self.lowest(partition)
         while at is not None and (segment := self.holding(partition, at)) is not None:

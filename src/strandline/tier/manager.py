@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self, TypeVar
 
 from strandline.formats.segment_events import metadata_partition
-from strandline.log.topic.checks import check_partition
+from strandline.log.topic.common import check_partition
 from strandline.log.topic.contract import Topic
 from strandline.model.errors import InvalidInput, LogClosed, NotReady, StrandlineError
 from strandline.model.segments import (
@@ -223,7 +223,7 @@ class MetadataManager:
         return self._known(partition, lambda cache: list(cache.segments(partition, term)), [])
 
     def unreferenced(self, partition: TopicPartition) -> list[SegmentMetadata]:
-        """The segments that others have taken the place of; empty if this node does not follow it."""
+        """The segments that no lookup finds: being copied, being deleted, or superseded by others."""
         return self._known(partition, lambda cache: list(cache.unreferenced(partition)), [])
 
     def size(self, partition: TopicPartition, term: int) -> int:

@@ -125,11 +125,14 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
     ``CorruptData`` names what is damaged. What it does not see is another sound segment in its place.
     """
     where = f"{store.url}/{path}"
-    end = bytes(_whole(store, path, max(0, size - _GUESSED_TAIL), min(size, _GUESSED_TAIL), "it was listed with more"))
-    length = tail_size(end, where)
-    if length > size:
-        raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
-    tail, before = decode_tail(_whole(store, path, size - length, length, "its tail is missing"), where)
+    end: bytes | memoryview = b""
+    length = min(size, _GUESSED_TAIL)
+    while len(end) < length:  # one with many groups is longer than guessed, which is known only when its end is read
+        if length > size:
+            raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
+        end = _whole(store, path, size - length, length, "it was listed with more")
+        length = tail_size(end, where)
+    tail, before = decode_tail(memoryview(end)[len(end) - length :], where)
     checksum = 0
     for at in range(0, size - length, _STROKE):
         checksum = crc32c(_whole(store, path, at, min(_STROKE, size - length - at), "it ends there"), checksum)

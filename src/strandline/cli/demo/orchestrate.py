@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Final
 
-import strandline as sl
 from strandline.cli.demo.children import Child, Family
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.places import LATE_SLOT, SLOT, STALLED_SLOT, Places, ask, tell
@@ -18,6 +17,7 @@ from strandline.cli.demo.screen import Screen
 from strandline.cli.demo.story import Event, Sample, Story
 from strandline.cli.demo.truth import truth
 from strandline.cli.lag import look, rendered
+from strandline.log.object.log import open_log
 from strandline.model.errors import NotReady
 
 _LOOK: Final = 0.2
@@ -58,7 +58,7 @@ class Demo:
         self._run = 0
         self._last_sample = float("-inf")
         places.prepare()
-        self._log = sl.open(places.log, create=True)
+        self._log = open_log(places.log, create=True)
 
     def play(self) -> Story:
         """Everything, in order."""

@@ -34,7 +34,7 @@ def follow_orders(spark: SparkSession, places: Places) -> sl.spark.Following:
 
     return sl.spark.follow(
         spark,
-        sl.open(places.log),
+        places.log,
         sl.DeltaSink(places.orders, mode="latest"),
         slot=SLOT,
         trigger=_EVERY,

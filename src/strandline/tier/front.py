@@ -1,0 +1,190 @@
+"""How logs with a cold tier are opened, and how a log gets one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from strandline.log.object.log import ObjectLog
+from strandline.log.v1.front import open_any
+from strandline.log.v1.log import QueueLog
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.reader import WalReader
+from strandline.log.wal.reading import WalReading
+from strandline.model.cold import ColdTier
+from strandline.model.errors import InvalidInput, NotFound
+from strandline.model.retention import Retention, SlotLimits
+from strandline.model.segments import TopicPartition
+from strandline.storage.ambient import CLOCK, Chance, Clock
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.tier.cold import PARTITIONS, ColdCell, open_events
+from strandline.tier.manager import MetadataManager
+from strandline.tier.reading import ColdReader
+from strandline.tier.tiered import TieredLog
+from strandline.tier.tierer import Tierer
+
+H = TypeVar("H", ObjectLog, WalLog, WalReader)
+
+
+@overload
+def open_tiered(
+    place: str | ObjectStore,
+    *,
+    format: None = None,
+    create: bool = ...,
+    retention: str | Retention | None = ...,
+    limits: SlotLimits | None = ...,
+    options: Mapping[str, str] | None = ...,
+    events_options: Mapping[str, Any] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> ObjectLog | TieredLog: ...
+
+
+@overload
+def open_tiered(
+    place: str | ObjectStore,
+    *,
+    format: Literal["queue-v1"],
+    manifest: str = ...,
+    data: str = ...,
+    grace: float = ...,
+    options: Mapping[str, str] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> QueueLog: ...
+
+
+def open_tiered(
+    place: str | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
+) -> ObjectLog | TieredLog | QueueLog:
+    """Open what is at an address, with its cold tier if it has one; see :func:`~strandline.log.v1.front.open_any`.
+
+    ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
+    """
+    log = open_any(place, **settings)
+    if isinstance(log, QueueLog):
+        return log
+    known = {name: settings[name] for name in ("options", "clock") if name in settings}
+    return tiered(log, events_options=events_options, **known)
+
+
+def tiered(
+    log: H,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    clock: Clock = CLOCK,
+) -> H | TieredLog:
+    """The log with its cold tier; the log itself if it has none. Nothing of the cold tier is opened before it is used.
+
+    ``options`` are for stores, ``events_options`` for Kafka's client. What it opens later, closing it closes; the log
+    itself stays open. A :class:`~strandline.log.wal.reader.WalReader` can be read so, and has no slots to change.
+    """
+    cell = cold_cell(log, options=options, clock=clock)
+    cold = cell.look()
+    if cold is None:
+        return log
+
+    def reader(opened: contextlib.ExitStack) -> ColdReader:
+        events = follow_events(cold, options=options, events_options=events_options, clock=clock)
+        manager = opened.enter_context(events)
+        return ColdReader(manager, open_store(cold.store, options), partition_of(cold))
+
+    return TieredLog(log, cell, reader)
+
+
+def attach(
+    log: ObjectLog | WalReading,
+    store: str | None = None,
+    events: str | None = None,
+    *,
+    partitions: int = PARTITIONS,
+    name: str = "",
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    clock: Clock = CLOCK,
+) -> ColdTier:
+    """Give a log a cold tier: durably say where its segments and their events are, and make the topic if need be.
+
+    ``store`` is an address of an object store, by default ``cold`` beside the log's own objects; ``events`` one of a
+    topic, by default ``events`` in that store, or ``kafka://host:port/topic``. Nothing is copied yet. Again with the
+    same changes nothing; ``AlreadyExists`` if the log has one elsewhere.
+    """
+    home = home_of(log)
+    if store is None:
+        store = f"{home.rstrip('/')}/cold"
+    if events is None:
+        events = f"{store.rstrip('/')}/events"
+    if "://" not in store or "://" not in events:
+        raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
+    cold = ColdTier(log.log_id, store, events, partitions, name)
+    open_events(cold, create=True, options=options, events_options=events_options, clock=clock).close()
+    return cold_cell(log, options=options, clock=clock).attach(store, events, partitions=partitions, name=name)
+
+
+def cold_cell(
+    log: ObjectLog | WalReading, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK
+) -> ColdCell:
+    """Where it is written down what cold tier a log has."""
+    place = log.store if isinstance(log, ObjectLog) else open_store(home_of(log), options)
+    return ColdCell(place, log.log_id, clock=clock)
+
+
+def cold_tier(log: ObjectLog | WalReading, *, options: Mapping[str, str] | None = None) -> ColdTier:
+    """The log's cold tier; ``NotFound`` if it has none."""
+    found = cold_cell(log, options=options).look()
+    if found is None:
+        raise NotFound(f"The log at {home_of(log)} has no cold tier: attach one first (strandline tier attach).")
+    return found
+
+
+def partition_of(cold: ColdTier) -> TopicPartition:
+    """What a log is called in the events."""
+    return TopicPartition(cold.name, cold.log_id, 0)
+
+
+@contextlib.contextmanager
+def follow_events(
+    cold: ColdTier,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    snapshot_dir: str | None = None,
+    clock: Clock = CLOCK,
+) -> Iterator[MetadataManager]:
+    """A metadata manager that follows the events of a log's segments within the block."""
+    with contextlib.ExitStack() as opened:
+        topic = open_events(cold, create=False, options=options, events_options=events_options, clock=clock)
+        opened.callback(topic.close)
+        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, clock=clock)
+        opened.callback(manager.close)
+        manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
+        yield manager
+
+
+@contextlib.contextmanager
+def tiering(
+    log: ObjectLog | WalLog,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    snapshot_dir: str | None = None,
+    clock: Clock = CLOCK,
+    **settings: Any,
+) -> Iterator[Tierer]:
+    """The tierer of a log that has a cold tier, within the block; ``settings`` are those of a :class:`Tierer`."""
+    cell = cold_cell(log, options=options, clock=clock)
+    cold = cold_tier(log, options=options)
+    events = follow_events(cold, options=options, events_options=events_options, snapshot_dir=snapshot_dir, clock=clock)
+    with events as manager:
+        store = open_store(cold.store, options)
+        yield Tierer(log, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
+
+
+def home_of(log: ObjectLog | WalReading) -> str:
+    """The address of what the log itself is in."""
+    return log.url if isinstance(log, ObjectLog) else Path(log.folder).absolute().as_uri()
