@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 import typer.testing
+from typer.main import get_command
 
 from strandline.cli.app import app
 
@@ -19,9 +21,14 @@ class Run(Protocol):
     def __call__(self, *arguments: object, given: str | bytes | None = None) -> typer.testing.Result: ...
 
 
+_built = cache(get_command)
+
+
 @pytest.fixture
-def run() -> Run:
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """A command in this process."""
+    # To put all commands together takes longer than most of them do: once is enough.
+    monkeypatch.setattr(typer.testing, "_get_command", _built)
 
     def run(*arguments: object, given: str | bytes | None = None) -> typer.testing.Result:
         return typer.testing.CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)

@@ -18,6 +18,7 @@ from strandline.cli.quickstart import quickstart
 from strandline.cli.retention import retention
 from strandline.cli.slots import slots
 from strandline.cli.tail import tail
+from strandline.cli.tier.command import segments, tier
 from strandline.cli.upgrade import upgrade
 from strandline.cli.verify import verify
 from strandline.cli.wal.command import wal
@@ -63,6 +64,8 @@ app.add_typer(slots, name="slots")
 app.command()(retention)
 app.command()(gc)
 app.command()(verify)
+app.add_typer(tier, name="tier")
+app.add_typer(segments, name="segments")
 app.add_typer(wal, name="wal")
 app.add_typer(node, name="node")
 app.command()(promote)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 import strandline as sl
 from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, confirm, guarded, open_log, start
+from strandline.cli.frame import Debug, Json, Url, both_tiers, confirm, guarded, open_log, start
 from strandline.log.object.standing import Standing, standings
 from strandline.model.cursor import Start
 from strandline.model.errors import NotFound
@@ -151,8 +151,9 @@ def create(
 ) -> None:
     """Create a slot: from now on everything from its offset on is kept, until its consumer has acknowledged it."""
     where: Start = start(at)
-    log = open_log(url)
-    _done(log.create_slot(name, log.position_of(where)), "is created at", as_json=json)
+    with both_tiers(open_log(url)) as log:
+        state = log.create_slot(name, log.position_of(where))
+    _done(state, "is created at", as_json=json)
 
 
 @slots.command()
@@ -172,12 +173,15 @@ def reset(
     table, goes on from that: reset its slot to where it stands.
     """
     where: Start = start(at)
-    log = open_log(url)
-    before, position = _listed(log, name), log.position_of(where)
-    if before is not None:
-        held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
-        confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
-    _done(log.reset_slot(name, position), "is reset to", as_json=json)
+    hot = open_log(url)
+    before = _listed(hot, name)
+    with both_tiers(hot) as log:
+        position = log.position_of(where)
+        if before is not None:
+            held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
+            confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
+        state = log.reset_slot(name, position)
+    _done(state, "is reset to", as_json=json)
 
 
 @slots.command()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, guarded, length_of_time, open_log, start
+from strandline.cli.frame import Debug, Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
 from strandline.cli.text import readable, to_fields
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
@@ -52,7 +52,11 @@ def tail(
     Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --hold the records that are not
     printed yet stay, whatever retention says: an expiring slot is renewed while the command runs, and gone with it.
     """
-    log = open_log(url)
+    with both_tiers(open_log(url)) as log:
+        _show(log, since, follow=follow, limit=limit, hold=hold, as_json=json)
+
+
+def _show(log: Tiers, since: str | None, *, follow: bool, limit: int | None, hold: int | None, as_json: bool) -> None:
     cursor = _start(log, since)
     holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if hold is not None:
@@ -60,16 +64,18 @@ def tail(
     try:
         with holding as still_needed:
             for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
-                _print(batch, as_json=json)
+                _print(batch, as_json=as_json)
     except KeyboardInterrupt:
         if not follow:
             raise
         # Ctrl-C is how following ends.
 
 
-def _start(log: sl.ObjectLog, since: str | None) -> sl.Cursor:
+def _start(log: Tiers, since: str | None) -> sl.Cursor:
     if since is None:
-        bounds = log.bounds()
+        bounds = log.hot.bounds() if isinstance(log, sl.TieredLog) else log.bounds()
+        if isinstance(log, sl.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
+            bounds = log.bounds()  # only then is there any need to know the cold tier
         return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
     cursor = sl.Cursor(log.log_id, log.position_of(start(since)))
     log.plan(cursor, sl.Limit(batches=1))  # refuses what is not retained, or past the end
@@ -77,7 +83,7 @@ def _start(log: sl.ObjectLog, since: str | None) -> sl.Cursor:
 
 
 @contextmanager
-def held(log: sl.ObjectLog, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
+def held(log: Tiers, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
     """Hold what lies from ``position`` on; yields a function that is told now and then what is still needed.
 
     If the hold ended meanwhile, because whoever reads our output was slow or the machine slept, it is taken anew, and
@@ -102,10 +108,10 @@ def held(log: sl.ObjectLog, position: int, seconds: float) -> Iterator[Callable[
 
 
 def _batches(
-    log: sl.ObjectLog, cursor: sl.Cursor, still_needed: Callable[[int], None], *, follow: bool, limit: int | None
+    log: Tiers, cursor: sl.Cursor, still_needed: Callable[[int], None], *, follow: bool, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     last = None if limit is None else cursor.next + limit
-    end = log.bounds().next
+    end = log.end().next
     while last is None or cursor.next < last:
         still_needed(cursor.next)
         upto = last if follow else min(end, end if last is None else last)

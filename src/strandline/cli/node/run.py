@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ import typer
 from prometheus_client import start_http_server
 
 from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded, length_of_time, size_in_bytes
+from strandline.cli.frame import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
 from strandline.cli.frame import retention as understood
 from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, parse_retention
@@ -239,7 +237,7 @@ def run(
     Prints one line when it serves, and logs to standard error. Stopping it lets go of the lease at once. It ends with
     status 1 if it fails: let something start it again.
     """
-    _log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     config = NodeConfig(
         folder=folder,
@@ -263,7 +261,7 @@ def run(
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,
     )
-    with _told_to_stop() as stop, _metrics_at(metrics), RunningNode(config) as running:
+    with told_to_stop() as stop, _metrics_at(metrics), RunningNode(config) as running:
         _be(running, stop, as_json=json)
     if running.failure is not None:
         raise StorageError(f"Node {name} failed: {running.failure!r}. Look at what it logged, and start it again.")
@@ -299,31 +297,3 @@ def _metrics_at(place: tuple[str, int] | None) -> Iterator[None]:
         yield
     finally:
         server.shutdown()
-
-
-@contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as ever."""
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def tell(*_: object) -> None:
-        stop.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, tell)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _log_to_stderr(level: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logger = logging.getLogger("strandline")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""``strandline tier`` and ``strandline segments``: the cold tier of a log."""

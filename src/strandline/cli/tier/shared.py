@@ -1,0 +1,155 @@
+"""What the commands share: which log is meant, and what is known of its cold tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+import strandline as sl
+from strandline.cli.frame import open_log
+from strandline.log.object.index import bytes_from
+from strandline.log.wal.examine import read_identity
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import MARK
+from strandline.model.cold import ColdTier
+from strandline.model.cursor import Bounds
+from strandline.model.errors import CorruptData, NotALog, StrandlineError
+from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
+from strandline.model.slots import SlotState
+from strandline.storage.disk import DISK
+from strandline.tier.cache import SegmentCache
+from strandline.tier.front import cold_tier, follow_events, home_of, partition_of
+from strandline.tier.manager import MetadataManager
+
+AnyLog = sl.ObjectLog | sl.WalReader | WalLog
+
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG",
+        help="The log: its address (file://, s3://, gs://, az:// or a folder), or the folder of a write-ahead log.",
+        show_default=False,
+    ),
+]
+
+
+# --- which log -------------------------------------------------------------------------------------------------
+
+
+def wal_folder(place: str) -> str | None:
+    """The folder, if that is where a write-ahead log is; None for everything else."""
+    scheme = urlsplit(place).scheme if "://" in place else "file"
+    if scheme != "file":
+        return None
+    folder = unquote(urlsplit(place).path) if "://" in place else place
+    try:
+        read_identity(folder, disk=DISK)
+    except NotALog:
+        return None
+    except (CorruptData, OSError):
+        # Another kind of log says the same. If it is really damaged, whoever opens it says so.
+        return folder if (Path(folder) / MARK).exists() else None
+    except StrandlineError:
+        return folder
+    return folder
+
+
+def open_to_look(place: str) -> sl.ObjectLog | sl.WalReader:
+    """The log at a place, without a lock: somebody else may be writing it."""
+    folder = wal_folder(place)
+    return open_log(place) if folder is None else sl.WalReader(folder)
+
+
+@contextmanager
+def open_to_tier(place: str) -> Iterator[sl.ObjectLog | WalLog]:
+    """The log at a place; a write-ahead log is opened for writing, which only one process at a time can."""
+    folder = wal_folder(place)
+    if folder is None:
+        yield open_log(place)
+        return
+    with WalLog.open(folder, create=False) as log:
+        yield log
+
+
+def bytes_behind(log: AnyLog, position: int) -> int:
+    """How many bytes the log itself has from a position on."""
+    if isinstance(log, sl.ObjectLog):
+        head = log.head()
+        return bytes_from(head, max(position, head.floor), log.chunks)
+    return log.bytes_behind(position)
+
+
+# --- its cold tier ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A log and its cold tier, from all events that were published before the look."""
+
+    url: str
+    cold: ColdTier
+    hot: Bounds
+    """What the log itself has. It was looked at first: what it had forgotten by then was told of before."""
+    segments: tuple[SegmentMetadata, ...]
+    """All, in whichever state, by their first offset."""
+    spare: frozenset[SegmentId]
+    """Those that no lookup finds."""
+    deletion: PartitionDelete | None
+    partition: int
+    """Which partition of the events tells of them."""
+    events: int
+    """How many of its events were applied, or were there before."""
+    slots: tuple[SlotState, ...]
+
+    @property
+    def finished(self) -> list[SegmentMetadata]:
+        """The segments that can be read: those whose place others have taken are not among them."""
+        return [
+            segment
+            for segment in self.segments
+            if segment.state is SegmentState.COPY_FINISHED and segment.segment not in self.spare
+        ]
+
+    @property
+    def tiered(self) -> int | None:
+        """The offset behind all that can be read; None if nothing can."""
+        return max((segment.end + 1 for segment in self.finished), default=None)
+
+
+def look(place: str) -> Seen:
+    """What is known of a log's cold tier now; ``NotFound`` if it has none, ``NotReady`` if that cannot be known."""
+    log = open_to_look(place)
+    cold = cold_tier(log)
+    with follow_events(cold) as manager:
+        return look_at(log, cold, manager)
+
+
+def look_at(log: AnyLog, cold: ColdTier, manager: MetadataManager) -> Seen:
+    """The same, with what is open already."""
+    partition = partition_of(cold)
+    hot = log.bounds()
+
+    def ask(cache: SegmentCache) -> tuple[tuple[SegmentMetadata, ...], frozenset[SegmentId], PartitionDelete | None]:
+        spare = frozenset(segment.segment for segment in cache.unreferenced(partition))
+        return tuple(cache.segments(partition)), spare, cache.deletion(partition)
+
+    segments, spare, deletion = manager.current(partition, ask)
+    number = manager.metadata_partition(partition)
+    return Seen(
+        url=home_of(log),
+        cold=cold,
+        hot=hot,
+        segments=segments,
+        spare=spare,
+        deletion=deletion,
+        partition=number,
+        events=manager.committed_offset(number) + 1,
+        # Last: a slot that moves on while segments expire stands higher by now, and never below what there is.
+        slots=tuple(log.slots()),
+    )

@@ -1,0 +1,230 @@
+"""``strandline segments verify``: is every segment there, whole, and what its events tell?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Final
+
+import pyarrow as pa
+import typer
+from rich.text import Text
+
+from strandline.cli import show
+from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli.tier.checks import Finding, Kind, check_known, orphan
+from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
+from strandline.log.findings import Severity
+from strandline.model.cold import ColdTier
+from strandline.model.errors import CorruptData, NotFound, UnsupportedVersion
+from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.tier.front import cold_tier, follow_events, partition_of
+from strandline.tier.manager import MetadataManager
+from strandline.tier.segment_files import (
+    SegmentObject,
+    examine_segment,
+    forget_tails,
+    list_segments,
+    load_tail,
+    segment_path,
+)
+
+_SHOWN: Final = 20
+_SHOWN_JSON: Final = 1000
+_STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found. Of many findings of one kind only the first are kept."""
+
+    url: str
+    store: str
+    fast: bool
+    most: int
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[tuple[Severity, Kind]] = field(default_factory=Counter)
+
+    def take(self, findings: Iterable[Finding]) -> None:
+        """Count findings, and keep some of each kind."""
+        for finding in findings:
+            group = (finding.severity, finding.kind)
+            self.counts[group] += 1
+            if self.counts[group] <= self.most:
+                self.findings.append(finding)
+
+    def of(self, severity: Severity) -> int:
+        """How many there are of a severity."""
+        return sum(count for (found, _), count in self.counts.items() if found is severity)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.of(Severity.DAMAGE)
+
+    def fields(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        return {
+            "url": self.url,
+            "store": self.store,
+            "clean": self.is_clean,
+            "fast": self.fast,
+            **{str(severity): self.of(severity) for severity in Severity},
+            "looked_at": {"segments": self.segments, "records": self.records, "bytes": self.bytes},
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+@guarded
+def verify(
+    log: Place,
+    *,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Read no records: only sizes, and the ends of segments with their checksums.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="How many segments are read at once.")] = 4,
+    json: Json = False,
+    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+) -> None:
+    """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.
+
+    Segments must follow each other and reach the hot tier, their objects must agree with their events, and slots must
+    have what they need; objects that no event knows are told. Changes nothing, and tierers may run meanwhile. Findings
+    are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
+    """
+    opened = open_to_look(log)
+    cold = cold_tier(opened)
+    with follow_events(cold) as manager:
+        report = look(opened, cold, manager, fast=fast, workers=workers, as_json=json)
+    if json:
+        show.document(report.fields())
+    else:
+        _print(report)
+    if not report.is_clean:
+        raise typer.Exit(1)
+
+
+def look(
+    log: AnyLog, cold: ColdTier, manager: MetadataManager, *, fast: bool, workers: int, as_json: bool = False
+) -> Report:
+    """Verify a log's cold tier, with progress."""
+    store, partition = open_store(cold.store), partition_of(cold)
+    # The objects before the events: a copy is told of before its object is put, so that what no event knows then was
+    # deleted, or put by somebody slow.
+    listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
+    seen = look_at(log, cold, manager)
+    report = Report(seen.url, cold.store, fast, _SHOWN_JSON if as_json else _SHOWN)
+    report.take(check_known(seen))
+    finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
+    forget_tails()  # what this process has read before proves nothing about the store
+
+    def judge(segment: SegmentMetadata) -> tuple[SegmentMetadata, str | None]:
+        return segment, examined(store, segment, listed.get(_path(segment)), fast=fast)
+
+    what = "looking at segments" if fast else "reading bytes"
+    total = len(finished) if fast else sum(segment.size for segment in finished)
+    with show.meter(what, total=total, quiet=as_json) as advance, _pool(workers) as pool:
+        for segment, wrong in pool.map(judge, finished):
+            advance(1 if fast else segment.size)
+            report.segments += 1
+            report.records += segment.end - segment.start + 1
+            report.bytes += segment.size
+            if wrong is not None and _is_finished(manager, segment):
+                report.take([Finding(Severity.DAMAGE, Kind.SEGMENT, _path(segment), wrong)])
+    report.take(_orphans(store, listed.values(), seen))
+    return report
+
+
+def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
+    """What is wrong with a segment's object; None if nothing is."""
+    try:
+        if found is not None and found.info.size != segment.size:
+            return (
+                f"{store.url}/{_path(segment)} is damaged: it has {found.info.size} bytes, and {segment.size} by its "
+                "events. Restore the object."
+            )
+        load_tail(store, segment)
+        if not fast:
+            # The tail is what its events sealed, and has the checksum of all that is before it.
+            examine_segment(store, _path(segment), segment.size)
+    except (NotFound, CorruptData, UnsupportedVersion) as error:
+        return str(error)
+    except pa.ArrowException as error:
+        return f"{store.url}/{_path(segment)} cannot be decoded ({error}): restore the object."
+    return None
+
+
+def _path(segment: SegmentMetadata) -> str:
+    return segment_path(segment.segment, segment.start)
+
+
+def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
+    """Whether it is still to be read: it may have expired since it was listed."""
+
+    def ask(cache: Any) -> bool:
+        known = cache.get(segment.segment)
+        return known is not None and known.state is SegmentState.COPY_FINISHED
+
+    return manager.current(segment.segment.partition, ask)
+
+
+def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: Seen) -> Iterator[Finding]:
+    known = {_path(segment) for segment in seen.segments}
+    for found in listed:
+        if found.info.path in known:
+            continue
+        # One whose deletion was finished after it was listed is gone by now.
+        if any(info.path == found.info.path for info in store.list(found.info.path)):
+            yield orphan(found.info.path, found.info.size)
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="strandline-segments")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C what has not begun does not begin
+
+
+def _print(report: Report) -> None:
+    out = show.out()
+    out.print(Text(report.store, "bold"), soft_wrap=True)
+    for severity in Severity:
+        for finding in report.findings:
+            if finding.severity is severity:
+                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), f"  {finding.message}"), soft_wrap=True)
+        for (found, kind), count in report.counts.items():
+            if found is severity and count > report.most:
+                more = f"  … and {count - report.most:,} more about: {kind}"
+                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), more))
+    clean = ("clean", "bold green") if report.is_clean else ("DAMAGED", "bold red")
+    out.print(Text.assemble(clean, summary(report)), soft_wrap=True)
+
+
+def summary(report: Report) -> str:
+    """The last line, behind its first word."""
+    how = "looked at" if report.fast else "read"
+    looked = (
+        f": {show.counted(report.segments, 'segment')} {how}, with {show.counted(report.records, 'record')} "
+        f"({show.size(report.bytes)})"
+    )
+    return looked + "; " + ", ".join(_counted(report, severity) for severity in Severity)
+
+
+def _counted(report: Report, severity: Severity) -> str:
+    count = report.of(severity)
+    words: dict[Severity, Callable[[int], str]] = {
+        Severity.DAMAGE: lambda count: f"{count:,} damaged" if count else "no damage",
+        Severity.WASTE: lambda count: f"{count:,} to waste" if count else "no waste",
+        Severity.NOTE: lambda count: show.counted(count, "note") if count else "no notes",
+    }
+    return words[severity](count)
