@@ -17,6 +17,7 @@ from benchmarks import (
     metadata,
     replication,
     segments,
+    spark_cold,
     spark_read,
     wal,
 )
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "metadata": metadata.run,
     "replication": replication.run,
     "segments": segments.run,
+    "spark_cold": spark_cold.run,
     "spark_read": spark_read.run,
     "wal": wal.run,
 }

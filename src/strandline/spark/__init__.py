@@ -1,8 +1,8 @@
 """Spark as the engine: a data source that reads logs in parallel, and pipelines that keep tables in step with them.
 
 ``spark.read.format("strandline")`` and ``spark.readStream.format("strandline")`` need no import: the data source
-registers itself wherever the package is installed. :func:`follow` keeps a sink exactly in step, and
-:func:`local_session` starts a small session on this machine.
+registers itself wherever the package is installed. :func:`read` leaves cold data to Spark's own Parquet reader,
+:func:`follow` keeps a sink exactly in step, and :func:`local_session` starts a small session on this machine.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from strandline.model.errors import MissingExtra
 if TYPE_CHECKING:
     from strandline.spark.pipeline import Following as Following
     from strandline.spark.pipeline import follow as follow
+    from strandline.spark.reading import read as read
     from strandline.spark.session import local_session as local_session
     from strandline.spark.source import StrandlineDataSource as StrandlineDataSource
 
@@ -24,9 +25,10 @@ _HOMES = {
     "StrandlineDataSource": "strandline.spark.source",
     "follow": "strandline.spark.pipeline",
     "local_session": "strandline.spark.session",
+    "read": "strandline.spark.reading",
 }
 
-__all__ = ["Following", "StrandlineDataSource", "follow", "local_session"]
+__all__ = ["Following", "StrandlineDataSource", "follow", "local_session", "read"]
 
 
 def __getattr__(name: str) -> Any:

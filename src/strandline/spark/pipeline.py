@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,14 +18,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from strandline.follow.run import Start, begin
 from strandline.follow.sink import Sink, without_key
 from strandline.log.contract import Slot
-from strandline.log.object import ObjectLog, open_log
+from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, Fenced, InvalidInput
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.checkpoint import usable_checkpoint
 from strandline.spark.failures import patiently, unwrapped
-from strandline.spark.options import STORAGE_PREFIX, parse_options
+from strandline.spark.opening import opened
+from strandline.spark.options import parse_options
 from strandline.storage.ambient import CHANCE, Chance
+from strandline.tier.tiered import TieredLog
 
 OnStep = Callable[[str], None]
 """Called in the driver as a micro-batch gets on: ``planned``, ``fetched``, ``committed``, ``advanced``."""
@@ -36,7 +39,7 @@ _TRIGGER: Final = {"processingTime": "1 second"}
 
 def follow(
     spark: SparkSession,
-    log: ObjectLog | str,
+    log: ObjectLog | TieredLog | str,
     sink: Sink,
     *,
     slot: str | None = None,
@@ -59,7 +62,8 @@ def follow(
     missing, claimed by ``holder`` (fresh per run unless given), and advanced from what the sink has stored.
     ``trigger`` takes Spark's words: ``{"availableNow": True}``, ``{"processingTime": "10 seconds"}``. The records of
     a micro-batch, newest per key if the sink keeps those, pass through the driver: ``max_bytes_per_trigger`` bounds
-    them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``.
+    them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``. Where the log
+    has a cold tier, cursor and slot may stand in either.
 
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink. What ends the query later, ``Fenced``
     when a newer follower took over above all, is raised by :meth:`Following.await_termination`.
@@ -68,31 +72,28 @@ def follow(
         raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
     given = {name.lower(): value for name, value in (options or {}).items()}
     _refuse(given)
-    storage = {name[len(STORAGE_PREFIX) :]: text for name, text in given.items() if name.startswith(STORAGE_PREFIX)}
-    opened = open_log(log, options=storage or None) if isinstance(log, str) else log
-    if not isinstance(opened, ObjectLog):
-        raise InvalidInput(f"Spark reads logs that other processes can open too, and {opened!r} is none of them.")
-
-    cursor, claimed = begin(opened, sink, slot, start=start, holder=holder or str(chance.uuid()))
-
-    read = {
-        "partitions": str(spark.sparkContext.defaultParallelism),
-        **({"maxbytespertrigger": str(max_bytes_per_trigger)} if max_bytes_per_trigger else {}),
-        **given,
-        "startingoffset": str(cursor),
-    }
-    parse_options({**read, "path": opened.url})  # says what is wrong here, and not in some process of Spark's
-    batches = _Batches(opened, sink, claimed, spark.sparkContext.defaultParallelism, on_step or (lambda _: None))
-    writer = (
-        spark.readStream.format("strandline")
-        .options(**read)
-        .load(opened.url)
-        .writeStream.foreachBatch(batches)
-        .trigger(**dict(trigger or _TRIGGER))
-    )
-    if checkpoint is not None:
-        place = usable_checkpoint(spark, checkpoint, cursor, opened.bounds(), chance=chance)
-        writer = writer.option("checkpointLocation", place)
+    with opened(log, given) as source:
+        cursor, claimed = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()))
+        read = {
+            "partitions": str(spark.sparkContext.defaultParallelism),
+            **({"maxbytespertrigger": str(max_bytes_per_trigger)} if max_bytes_per_trigger else {}),
+            **given,
+            "startingoffset": str(cursor),
+        }
+        url = source.url
+        parse_options({**read, "path": url})  # says what is wrong here, and not in some process of Spark's
+        log_id, cores = source.log_id, spark.sparkContext.defaultParallelism
+        batches = _Batches(log_id, sink, claimed, cores, on_step or (lambda _: None))
+        writer = (
+            spark.readStream.format("strandline")
+            .options(**read)
+            .load(url)
+            .writeStream.foreachBatch(batches)
+            .trigger(**dict(trigger or _TRIGGER))
+        )
+        if checkpoint is not None:
+            place = usable_checkpoint(spark, checkpoint, cursor, source.bounds(), chance=chance)
+            writer = writer.option("checkpointLocation", place)
     return Following(writer.start(), batches)
 
 
@@ -162,8 +163,8 @@ class Following:
 class _Batches:
     """What Spark calls per micro-batch: fold, apply, and only then advance."""
 
-    def __init__(self, log: ObjectLog, sink: Sink, slot: Slot | None, cores: int, on_step: OnStep) -> None:
-        self._log = log
+    def __init__(self, log_id: UUID, sink: Sink, slot: Slot | None, cores: int, on_step: OnStep) -> None:
+        self._log_id = log_id
         self._sink = sink
         self._slot = slot
         self._cores = cores
@@ -183,7 +184,7 @@ class _Batches:
                 raise
 
     def stored(self) -> Cursor | None:
-        return self._sink.cursor(self._log.log_id)
+        return self._sink.cursor(self._log_id)
 
     def _apply(self, frame: DataFrame) -> None:
         self._check_holder()
@@ -194,7 +195,7 @@ class _Batches:
         records, first, end = newest_of(frame) if self._latest else all_of(frame)
         self._on_step("fetched")
         if records.num_rows:
-            self._commit(records, Cursor(self._log.log_id, first), Cursor(self._log.log_id, end))
+            self._commit(records, Cursor(self._log_id, first), Cursor(self._log_id, end))
 
     def _commit(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
         if self.stopping.is_set():

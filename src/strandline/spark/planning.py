@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from strandline.log.slots import check_cursor
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.errors import CursorExpired, Diverged, InvalidInput
 from strandline.spark.options import Position
+
+if TYPE_CHECKING:
+    from strandline.tier.reading import ColdPiece
 
 S = TypeVar("S", bound=Span)
 
@@ -111,6 +115,77 @@ def narrower(first: Limit, second: Limit) -> Limit:
         batches=least(first.batches, second.batches),
         upto=least(first.upto, second.upto),
     )
+
+
+# --- both tiers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """What a read of both tiers takes from where: ``cold`` from ``since`` up to the cut, and the rest up to ``end``."""
+
+    since: Cursor
+    cold: tuple[ColdPiece, ...]
+    """In order and without a hole, each offset once."""
+    end: int
+
+    @property
+    def cut(self) -> int:
+        """The first offset that no segment is to be read for."""
+        return self.cold[-1].next if self.cold else self.since.next
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Objects of segments that are read together, and which of their offsets count; None is all in that direction."""
+
+    paths: tuple[str, ...]
+    first: int | None
+    next: int | None
+
+
+def scans(pieces: Sequence[ColdPiece]) -> list[Scan]:
+    """As few scans as read each offset of the pieces once, though segments may overlap.
+
+    A scan has one range for all of its objects. So an object that also holds what another is to be read for can only
+    begin or end one.
+    """
+    runs: list[list[ColdPiece]] = []
+    for piece in pieces:
+        if runs and not piece.cut_before and not runs[-1][-1].cut_behind:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return [
+        Scan(
+            tuple(piece.path for piece in run),
+            run[0].first if run[0].cut_before else None,
+            run[-1].next if run[-1].cut_behind else None,
+        )
+        for run in runs
+    ]
+
+
+_GLOBS: Final = str.maketrans({letter: f"\\{letter}" for letter in "{}[]*?\\"})
+
+
+def spark_path(store: str, path: str) -> str | None:
+    """What Spark calls an object in a store; None if its own readers are not known to reach it by an address like that.
+
+    >>> spark_path("s3://bucket/cold", "a.parquet")
+    's3a://bucket/cold/a.parquet'
+    >>> spark_path("az://container/cold", "a.parquet")
+    """
+    parts = urlsplit(store)
+    match parts.scheme:
+        case "file":
+            # Spark takes names as they are, but for the letters of patterns.
+            place = f"file://{unquote(parts.path).rstrip('/')}"
+        case "s3" | "s3a" if store.isascii() and "%" not in store:
+            place = f"s3a://{store.partition('://')[2].rstrip('/')}"
+        case _:
+            return None
+    return f"{place}/{path}".translate(_GLOBS)
 
 
 # --- Spark's offsets -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from prometheus_client import Counter
@@ -25,14 +25,17 @@ from pyspark.sql.types import StructType
 
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
-from strandline.log.object import ObjectLog, open_log
+from strandline.log.object import ObjectLog
 from strandline.log.v1 import open_queue
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.model.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.spark.failures import patiently
-from strandline.spark.options import ReadOptions, parse_options
+from strandline.spark.options import Position, ReadOptions, parse_options
 from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
+
+if TYPE_CHECKING:
+    from strandline.tier.tiered import TieredLog
 
 _SKIPPED: Final = Counter(
     "strandline_spark_records_skipped",
@@ -41,6 +44,8 @@ _SKIPPED: Final = Counter(
 _LOGGER: Final = logging.getLogger(__name__)
 _AHEAD: Final = 32 << 20
 """Bytes that a task decodes early. A batch larger than this is read alone, so that a task stays small."""
+_MOVES: Final = 4
+"""How often a task looks where its records are now without getting on."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,9 @@ class SpanPartition(InputPartition):
 
 
 class StrandlineDataSource(DataSource):
-    """Reads a log as a table of its records, in batch and streaming queries alike. Reading claims no slot.
+    """Reads a log as a table of its records, in batch and streaming queries alike, from both of its tiers.
+
+    Reading claims no slot.
 
     ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
     ``startingOffset`` (``earliest``, ``latest``, an offset or a cursor), ``endingOffset``, ``maxRecordsPerTrigger``,
@@ -86,7 +93,10 @@ class StrandlineDataSource(DataSource):
 
 
 class _Opened:
-    """A log that is opened when it is first needed: readers are made in processes that never look at it."""
+    """A log that is opened when it is first needed: readers are made in processes that never look at it.
+
+    Its cold tier is followed only while somebody needs old records, and no longer than until :meth:`close`.
+    """
 
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self.options = options
@@ -101,10 +111,46 @@ class _Opened:
         if self._log is None:
             url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
             if queue is None:
-                self._log = open_log(url, options=storage)
+                # Not above: a task that finds what was planned opens nothing, and need not import all this.
+                from strandline.tier.front import open_tiered
+
+                self._log = open_tiered(url, options=storage)
             else:
                 self._log = open_queue(url, manifest=queue.manifest, data=queue.data, options=storage)
         return self._log
+
+    @property
+    def tiered(self) -> TieredLog | None:
+        """The log, if it has a cold tier."""
+        from strandline.tier.tiered import TieredLog  # opening the log has imported it
+
+        log = self.log
+        return log if isinstance(log, TieredLog) else None
+
+    def close(self) -> None:
+        """Let go of what follows the cold tier: Spark's processes live on, and nobody in them would end it."""
+        if self._log is not None and self.tiered is not None:
+            self.tiered.close()
+
+    def bounds(self, needed: Position) -> Bounds:
+        """What is retained, as far as it matters to who needs everything from there on.
+
+        Whoever needs only what the hot tier has is told of that alone. So it reads on while nothing is known of the
+        cold one, and a stream that has got so far pays for it no more.
+        """
+        tiered, offset = self.tiered, needed.next if isinstance(needed, Cursor) else needed
+        if tiered is None:
+            bounds = self.log.bounds()
+            if self.options.queue is None and isinstance(offset, int) and offset < bounds.first:
+                self._log = None  # it may have got a cold tier since it was opened
+                bounds = self.log.bounds()
+            return bounds
+        if offset != "earliest" and self.options.end != "earliest":
+            recent = tiered.hot.bounds()
+            if offset == "latest" or offset >= recent.first:
+                tiered.close()
+                return recent
+        return tiered.bounds()
 
     def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
         cores = self.options.partitions or len(os.sched_getaffinity(0))
@@ -116,31 +162,41 @@ class _Opened:
         yield from shaped(_drained(self._fetched(partition.spans)), self.columns)
 
     def _fetched(self, spans: Sequence[Span]) -> Iterator[tuple[Span, list[pa.RecordBatch]]]:
-        done = 0
+        moves = 0
+        while spans:
+            done = 0
+            try:
+                for fetched in fetch_in_order(spans, columns=self.columns.names, ahead=_AHEAD):
+                    yield fetched
+                    done += 1
+            except NotFound as error:
+                moves = 1 if done else moves + 1
+                spans = self._moved(spans[done:], moves, error)
+            else:
+                return
+
+    def _moved(self, spans: Sequence[Span], moves: int, error: NotFound) -> Sequence[Span]:
+        """Where the records of planned spans are now: the first of them is missing where it was.
+
+        Not "nothing there": either they were moved to the cold tier, or trimmed, and then reading again helps, or the
+        object is lost.
+        """
+        end = spans[-1].next
         try:
-            for fetched in fetch_in_order(spans, columns=self.columns.names, ahead=_AHEAD):
-                yield fetched
-                done += 1
-        except NotFound as error:
-            # Not "nothing there": either it was trimmed, and reading again helps, or the object is lost.
-            trimmed = trimmed_meanwhile(spans[done], self.log.bounds(), self.options.url)
-            if trimmed is None:
-                raise
-            raise trimmed from error
+            trimmed = trimmed_meanwhile(spans[0], patiently(self.log.bounds), self.options.url)
+            if trimmed is not None:
+                raise trimmed from error
+            if moves >= _MOVES or self.tiered is None:
+                raise error
+            found = patiently(lambda: self.log.plan(Cursor(self.log.log_id, spans[0].first), Limit(upto=end)))
+            _check_reaches(found, end, self.options.url)
+            return found
+        finally:
+            self.close()
 
     def admit(self, cursor: Cursor, bounds: Bounds) -> tuple[Cursor, int]:
         admitted = admit(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
         return admitted.cursor, admitted.skipped
-
-    def report_skipped(self, since: Cursor, skipped: int) -> None:
-        if skipped:
-            _SKIPPED.inc(skipped)
-            _LOGGER.warning(
-                "%s: skipped %d records from offset %d on, which are no longer retained (failOnDataLoss=false).",
-                self.options.url,
-                skipped,
-                since.next,
-            )
 
 
 class LogReader(DataSourceReader):
@@ -152,11 +208,14 @@ class LogReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:  # Spark insists on a list
         """The plan of the whole range, as the work of tasks."""
-        return patiently(self._plan)
+        try:
+            return patiently(self._plan)
+        finally:
+            self._at.close()
 
     def _plan(self) -> list[InputPartition]:
         at, options = self._at, self._at.options
-        bounds = at.log.bounds()
+        bounds = at.bounds(options.start)
         asked = resolve(options.start, at.log.log_id, bounds)
         upto = resolve(options.end, at.log.log_id, bounds).next
         since, skipped = at.admit(asked, bounds)
@@ -171,14 +230,15 @@ class LogReader(DataSourceReader):
         except CursorExpired as error:
             # It was retained a moment ago. Asked again, "earliest" is further on, and an offset that is gone refused.
             raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
-        at.report_skipped(asked, skipped)
+        report_skipped(options.url, asked, skipped)
         return at.pack(spans)
 
     @contextlib.contextmanager
     def _held(self, position: int) -> Iterator[None]:
         """Hold what is about to be planned, for the time that was asked for; nobody tells us when the query ends."""
-        log, seconds = self._at.log, self._at.options.hold
-        if seconds is None or not isinstance(log, ObjectLog):
+        seconds, plain = self._at.options.hold, self._at.log
+        log = self._at.tiered or (plain if isinstance(plain, ObjectLog) else None)
+        if seconds is None or log is None:
             yield
             return
         hold = log.hold(position, seconds)
@@ -208,7 +268,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(patiently(self._initial))
 
     def _initial(self) -> Cursor:
-        bounds = self._at.log.bounds()
+        bounds = self._at.bounds(self._at.options.start)
         cursor = resolve(self._at.options.start, self._at.log.log_id, bounds)
         self._at.admit(cursor, bounds)  # an offset that cannot be served is refused before anything is read
         return cursor
@@ -226,7 +286,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of this run: what is appended later waits for the next one."""
-        self._target = patiently(self._at.log.bounds).next
+        self._target = patiently(self._at.log.end).next
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """How far the next batch goes: never below ``start``."""
@@ -235,7 +295,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _reachable(self, since: Cursor, limit: ReadLimit) -> Cursor:
         at = self._at
-        bounds = at.log.bounds()
+        bounds = at.bounds(since)
         self._seen = since.at(bounds.next)
         admitted, _ = at.admit(since, bounds)
         end = min(self._ceiling(bounds), bounds.next)
@@ -261,7 +321,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan(self, since: Cursor, upto: Cursor) -> list[InputPartition]:
         at = self._at
-        bounds = at.log.bounds()
+        bounds = at.bounds(since)
         if upto.next < since.next or upto.log_id != since.log_id:
             raise InvalidInput(f"A batch cannot go from {since} back to {upto}: start with a new checkpoint.")
         if upto.next > bounds.next:
@@ -270,7 +330,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "was restored or replaced. Start with a new checkpoint."
             )
         admitted, skipped = at.admit(since, bounds)
-        at.report_skipped(since, min(skipped, upto.next - since.next))
+        report_skipped(at.options.url, since, min(skipped, upto.next - since.next))
         if admitted.next >= upto.next:
             return []
         spans = at.log.plan(admitted, Limit(upto=upto.next))
@@ -283,6 +343,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Nothing: reading claims nothing, and only a sink knows what has been applied."""
+
+
+def report_skipped(url: str, since: Cursor, skipped: int) -> None:
+    """Say and count that a query passes over records from a cursor on, because they are no longer retained."""
+    if skipped:
+        _SKIPPED.inc(skipped)
+        _LOGGER.warning(
+            "%s: skipped %d records from offset %d on, which are no longer retained (failOnDataLoss=false).",
+            url,
+            skipped,
+            since.next,
+        )
 
 
 def _drained(fetched: Iterator[tuple[Span, list[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:

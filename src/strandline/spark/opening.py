@@ -1,0 +1,43 @@
+"""The log that a call of the driver is about: with its cold tier, and open no longer than the call needs it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+from strandline.log.object import ObjectLog
+from strandline.model.errors import InvalidInput
+from strandline.spark.options import STORAGE_PREFIX
+from strandline.tier.front import open_tiered, tiered
+from strandline.tier.tiered import TieredLog
+
+
+@contextlib.contextmanager
+def opened(log: ObjectLog | TieredLog | str, options: Mapping[str, str]) -> Iterator[ObjectLog | TieredLog]:
+    """The log with its cold tier, if it has one, within the block; ``options`` are the data source's, in small letters.
+
+    What this opens it closes; a log in two tiers that is given stays as it is. ``InvalidInput`` for a log that only
+    this process can read.
+    """
+    storage = {name[len(STORAGE_PREFIX) :]: text for name, text in options.items() if name.startswith(STORAGE_PREFIX)}
+    if isinstance(log, TieredLog):
+        if not isinstance(log.hot, ObjectLog):
+            raise _unreadable(log)
+        yield log
+        return
+    if isinstance(log, str):
+        found = open_tiered(log, options=storage or None)
+    elif isinstance(log, ObjectLog):
+        # Spark's processes read both tiers of what is at its address, and this one has to see the same.
+        found = tiered(log, options=storage or None)
+    else:
+        raise _unreadable(log)
+    try:
+        yield found
+    finally:
+        if isinstance(found, TieredLog):
+            found.close()
+
+
+def _unreadable(log: object) -> InvalidInput:
+    return InvalidInput(f"Spark reads logs that other processes can open too, and {log!r} is none of them.")

@@ -1,0 +1,245 @@
+"""Reading a log as a table, each tier by what is best at it: segments by Spark's Parquet reader, the rest by ours."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, Final, cast
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.types import StructField, StructType
+
+from strandline.log.object import ObjectLog
+from strandline.log.object.slots import Hold
+from strandline.log.planning import known_columns
+from strandline.model.cursor import Cursor, Start
+from strandline.model.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
+from strandline.model.records import READ_SCHEMA
+from strandline.spark.failures import patiently
+from strandline.spark.opening import opened
+from strandline.spark.options import ReadOptions, parse_options
+from strandline.spark.planning import Seam, admit, resolve, scans, spark_path
+from strandline.spark.shaping import SPARK_SCHEMA
+from strandline.spark.source import report_skipped
+from strandline.tier.reading import ColdPiece
+from strandline.tier.tiered import TieredLog
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_TRIES: Final = 4
+"""How often a read is planned anew because segments expired while it was."""
+
+_STRICT: Final = {
+    # Whatever the session is set to: a segment that is not there is an error and never fewer records, and what is
+    # stored is what is meant.
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",
+}
+
+
+def read(
+    spark: SparkSession,
+    log: ObjectLog | TieredLog | str,
+    *,
+    since: Start | None = None,
+    upto: int | None = None,
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The records of a log from ``since`` up to the offset ``upto``, each exactly once, in no particular order.
+
+    By default that is everything that is retained, in either tier, as of this call; later actions on the result find
+    the same records. What segments hold is read by Spark's own Parquet reader, which skips the row groups and columns
+    that a query does not need; the rest by the data source. Which is which is decided here, once, and segments win
+    where both have a record: what the hot tier forgets before the query runs is found in the cold one.
+
+    ``since`` is where a newcomer would begin: an offset, a cursor, a time, ``"beginning"`` or ``"now"``. ``columns``
+    narrows what is read, in the order asked. ``options`` are the data source's: ``partitions``, ``failOnDataLoss``,
+    ``hold``, which keeps what is to be read, in both tiers, for a time that begins now, and ``storage.*``.
+
+    ``CursorExpired`` if neither tier has the first record (any more); ``Diverged`` for a cursor of another log or past
+    its end; ``NotFound`` names a segment that is lost. If retention removes a segment after this returned, the query
+    fails with Spark's error that the file does not exist, and never returns less.
+
+    Spark's Parquet reader reads segments in ``file://`` and, by ``s3a``, which the session must be configured for, in
+    ``s3://``. Those in other stores are left to the data source, and a line is logged.
+    """
+    if not isinstance(spark, SparkSession):
+        raise InvalidInput(
+            "This read needs a classic Spark session in the driver, not Spark Connect: use "
+            "spark.read.format('strandline') there."
+        )
+    given = {name.lower(): value for name, value in (options or {}).items()}
+    for name, word in (("startingoffset", "since="), ("endingoffset", "upto="), ("logformat", "format('strandline')")):
+        if name in given:
+            raise InvalidInput(f"This read takes no option {name!r}: use {word} instead.")
+    names = READ_SCHEMA.names if columns is None else known_columns(columns)
+    if not names or len(set(names)) < len(names):
+        raise InvalidInput(f"Ask for at least one column, and for each once, not for {names}.")
+    given.setdefault("partitions", str(spark.sparkContext.defaultParallelism))
+    with opened(log, given) as source:
+        wanted = parse_options({**given, "path": source.url})
+        given.pop("hold", None)
+        tables = _Tables(spark, source.url, given, names)
+        lost: str | None = None
+        for _ in range(_TRIES):
+            with contextlib.ExitStack() as undo:
+                plan = patiently(lambda undo=undo: _held(source, since, upto, wanted, undo))  # type: ignore[misc]
+                _check_still_there(plan.seam, lost)
+                found = tables.of(plan.seam)
+                if isinstance(found, DataFrame):
+                    undo.pop_all()  # the hold stays, for its time
+                    report_skipped(wanted.url, plan.asked, plan.skipped)
+                    return found
+                lost = found
+    raise NotReady(f"Segments of {wanted.url} expired at each of {_TRIES} looks while a read was planned; ask again.")
+
+
+# --- deciding ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    asked: Cursor
+    skipped: int
+    """How many records from there on are no longer retained, and left out."""
+    seam: Seam
+
+
+def _held(
+    log: ObjectLog | TieredLog, since: Start | None, upto: int | None, options: ReadOptions, undo: contextlib.ExitStack
+) -> _Plan:
+    """A plan, and a hold on all of it if one was asked for; ``undo`` ends that."""
+    plan = _planned(log, since, upto, options)
+    begin = plan.seam.since
+    if options.hold is None or begin.next >= plan.seam.end:
+        return plan
+    try:
+        hold = log.hold(begin.next, options.hold)
+    except CursorExpired as error:
+        # It was retained a moment ago. Asked again, the beginning is further on, and an offset that is gone refused.
+        raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
+    undo.callback(_release, hold)
+    # Segments that were listed before it was held may have gone in between. From now on none goes.
+    return replace(plan, seam=_planned(log, begin, plan.seam.end, options).seam)
+
+
+def _release(hold: Hold) -> None:
+    with contextlib.suppress(StrandlineError):  # it ends by itself, only later
+        hold.release()
+
+
+def _planned(log: ObjectLog | TieredLog, since: Start | None, upto: int | None, options: ReadOptions) -> _Plan:
+    bounds = log.bounds()
+    if isinstance(since, Cursor):
+        asked = resolve(since, log.log_id, bounds)
+    else:
+        asked = Cursor(log.log_id, bounds.first if since is None else log.position_of(since))
+    end = bounds.next if upto is None else upto
+    if end > bounds.next:
+        raise InvalidInput(f"upto is {end}, and {options.url} ends at {bounds.next} now: ask for less.")
+    admitted = admit(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
+    begin = admitted.cursor
+    if not isinstance(log, TieredLog) or begin.next >= end:
+        return _Plan(asked, admitted.skipped, Seam(begin, (), max(begin.next, end)))
+    seam = Seam(begin, tuple(log.pieces(begin.next, end)), end)
+    # After the look at the segments: what the hot tier has forgotten by then and none of them has was copied since, or
+    # expired. Asked again, it is known which: here, and not when the query runs.
+    if seam.cut < end and log.hot.bounds().first > seam.cut:
+        raise NotReady(f"Offset {seam.cut} of {options.url} moved while a read of it was being planned; ask again.")
+    return _Plan(asked, admitted.skipped, seam)
+
+
+def _check_still_there(seam: Seam, lost: str | None) -> None:
+    for piece in seam.cold:
+        if piece.path == lost:
+            raise NotFound(
+                f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to {piece.next - 1}), and "
+                "its events know of no removal: restore the object, or read from behind it."
+            )
+
+
+# --- building ----------------------------------------------------------------------------------------------------
+
+
+class _Tables:
+    """What Spark is told to read."""
+
+    def __init__(self, spark: SparkSession, url: str, options: Mapping[str, str], columns: Sequence[str]) -> None:
+        self._spark = spark
+        self._url = url
+        self._options = options
+        self._columns = list(columns)
+
+    def of(self, seam: Seam) -> DataFrame | str:
+        """One table of both tiers; or the path of a segment that is not there."""
+        paths = self._readable(seam.cold)
+        if paths is None:
+            return self._by_source(seam.since, seam.end)
+        try:
+            parts = [
+                self._by_parquet([paths[path] for path in scan.paths], scan.first, scan.next)
+                for scan in scans(seam.cold)
+            ]
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            return next(piece.path for piece in seam.cold if piece.path in str(error))
+        if seam.cut < seam.end or not parts:
+            parts.append(self._by_source(seam.since.at(seam.cut), seam.end))
+        return reduce(DataFrame.unionAll, parts)
+
+    def _by_source(self, since: Cursor, end: int) -> DataFrame:
+        return (
+            self._spark.read.format("strandline")
+            .options(**{**self._options, "startingoffset": str(since), "endingoffset": str(since.at(end))})
+            .schema(_nullable(self._columns))
+            .load(self._url)
+        )
+
+    def _by_parquet(self, paths: Sequence[str], first: int | None, end: int | None) -> DataFrame:
+        schema = _nullable([*self._columns, *([] if "offset" in self._columns else ["offset"])])
+        frame = self._spark.read.schema(schema).options(**_STRICT).parquet(*paths)
+        # By these, too, row groups are skipped.
+        if first is not None:
+            frame = frame.where(sql.col("offset") >= first)
+        if end is not None:
+            frame = frame.where(sql.col("offset") < end)
+        return frame.select(*self._columns)
+
+    def _readable(self, pieces: Sequence[ColdPiece]) -> dict[str, str] | None:
+        """What Spark calls each object; None, and a line in the log, if its Parquet reader cannot read there."""
+        paths: dict[str, str] = {}
+        for piece in pieces:
+            path = spark_path(piece.store, piece.path)
+            if path is None or (path.startswith("s3a:") and not self._reads_s3()):
+                _LOGGER.warning(
+                    "%s: segments in %s are read by the data source, because Spark's Parquet reader is not set up for "
+                    "that store.",
+                    self._url,
+                    piece.store,
+                )
+                return None
+            paths[piece.path] = path
+        return paths
+
+    def _reads_s3(self) -> bool:
+        java = cast("Any", self._spark)
+        try:
+            java._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass("s3a", java._jsc.hadoopConfiguration())  # noqa: SLF001
+        except (Py4JError, PySparkException):
+            return False
+        return True
+
+
+def _nullable(columns: Sequence[str]) -> StructType:
+    """These columns of a log. Spark makes every column of a Parquet file nullable, so that those of a read all are."""
+    return StructType([StructField(name, SPARK_SCHEMA[name].dataType) for name in columns])
