@@ -59,7 +59,7 @@ lint: venv ## ruff, formatting, the house rules and the import directions
 types: venv ## mypy --strict
 	@$(BIN)/mypy
 
-services: ## install the servers that tests start (two to three minutes the first time)
+services: ## install the servers that tests start (about three minutes the first time; Kafka needs `make venv` first)
 	@scripts/services.sh
 
 bench: venv ## all benchmarks, or one: make bench ONLY=name
