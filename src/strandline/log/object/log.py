@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -129,6 +130,17 @@ class ObjectLog:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self._store, self._identity))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing: it holds nothing open. With a cold tier it does, and who opens either kind can close it."""
 
     def __repr__(self) -> str:
         return f"ObjectLog({self._store.url!r}, log_id={self.log_id})"
