@@ -11,6 +11,7 @@ import pytest
 
 from strandline.formats.checked_json import encode_checked
 from strandline.formats.cold import ColdCodec
+from strandline.model.cold import COLD_FILE as COLD
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
@@ -28,7 +29,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
-from strandline.tier.cold import COLD, ColdCell
+from strandline.tier.cold import ColdCell
 from strandline.tier.segment_files import forget_tails
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
 
@@ -245,7 +246,7 @@ class Scene:
     def tierer(self, announced: Any = None) -> Any:
         tierer = self.tiers.tierer(store=self.store, retention=MaxBytes(1))
         if announced is not None:
-            tierer._announced = announced(tierer._announced)
+            tierer._expiry.announced = announced(tierer._expiry.announced)
         tierer._claimed()
         self.tierers.append(tierer)
         return tierer
@@ -290,7 +291,7 @@ def explored(kind: Kind, position: int, announced: Any = None, looking: Any = No
         tierer = scene.tierer(announced)
         if looking is not None:
             scene.log._cold = looking(scene.log._cold)
-        taken = run(turns, scene.order, [scene.create, tierer._expire])
+        taken = run(turns, scene.order, [scene.create, tierer._expiry.run])
         found = scene.judge()
         if found is not None:
             wrong.append(f"{turns}: {found}")
@@ -380,7 +381,7 @@ def with_a_tierer_that_was_replaced(kind: Kind, announced: Any = None, every: in
     def play(turns: list[tuple[int, int]]) -> dict[int, int]:
         scene = Scene(kind, position)
         late, new = scene.tierer(announced), scene.tierer(announced)
-        taken = run(turns, scene.order, [scene.create, late._expire, new._expire])
+        taken = run(turns, scene.order, [scene.create, late._expiry.run, new._expiry.run])
         found = scene.judge()
         if found is not None:
             wrong.append(f"{turns}: {found}")
@@ -427,7 +428,7 @@ def test_a_slot_on_what_the_log_itself_is_just_forgetting_keeps_what_it_needs(ki
                 hot.set_retention(MaxBytes(1))
                 hot.collect(grace=0.0)
             scene.order.point()
-            tierer._expire()
+            tierer._expiry.run()
 
         taken = run(turns, scene.order, [scene.create, forget_and_expire])
         assert scene.judge() is None, turns
@@ -451,7 +452,7 @@ def test_slots_and_tierers_in_any_order_keep_what_they_promised(kind: Kind, seed
     scene = Scene(kind, base(kind).firsts[1] + 1)
     scene.order = Interleaver(seed)
     tierers = [scene.tierer(), scene.tierer()]
-    scene.order.run([scene.create, *(tierer._expire for tierer in tierers)])
+    scene.order.run([scene.create, *(tierer._expiry.run for tierer in tierers)])
     assert scene.judge() is None
 
 

@@ -37,6 +37,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.tier.cold import ColdCell
+from strandline.tier.ledger import Progress
 from strandline.tier.manager import MetadataManager
 from strandline.tier.segment_files import (
     forget_tails,
@@ -46,7 +47,7 @@ from strandline.tier.segment_files import (
     segment_path,
     verify_segment,
 )
-from strandline.tier.tierer import Progress, Tierer
+from strandline.tier.tierer import Tierer
 
 TARGET = 8_000
 BATCHES = 8
@@ -405,7 +406,7 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
 
     faulty.hook(pause)
     thread = threading.Thread(target=lambda: rival.run_once(everything=True))
-    registry = late._registry
+    registry = late._ledger._registry
     ask, update = registry.current, registry.update
 
     def asked(*arguments: Any) -> Any:  # the rival takes over, and is in the middle of a copy when the late one looks
@@ -559,6 +560,29 @@ def test_deleting_the_partition_removes_everything_and_nothing_is_copied_afterwa
     assert world.objects() == world.segments() == []
     tierer.delete_partition()
     assert world.tierer().run_once(everything=True).copied == ()
+    assert world.log().slots() == []
+
+
+def test_the_partition_is_not_deleted_while_a_slot_needs_what_only_segments_have(world: World) -> None:
+    tierer = world.tierer()
+    tierer.run_once(everything=True)
+    log = world.log()
+    log.create_slot("billing", 3)
+    log.set_retention("consumed")
+    log.collect(grace=0)
+    assert log.bounds().first > 3
+    before = world.segments()
+    with pytest.raises(InvalidInput, match=r"needs offset 3, and the log itself begins at"):
+        tierer.delete_partition()
+    assert world.segments() == before
+    tierer.delete_partition(force=True)
+    assert world.objects() == world.segments() == []
+
+
+def test_the_policy_of_the_cold_tier_is_said_as_that_of_a_log_is(world: World) -> None:
+    world.tierer(retention="bytes:1GiB").run_once(everything=True)
+    with pytest.raises(InvalidInput, match="retention"):
+        world.tierer(retention="a while")
 
 
 def test_a_service_copies_until_it_is_stopped(world: World) -> None:

@@ -249,8 +249,8 @@ class Settled:
     def retain_from(self, offset: int) -> None:
         """Forget everything below an offset, at which a batch begins, in both tiers."""
         self.settle()
-        gone = [segment for segment in self.tierer._known().finished if segment.end < offset]
-        self.tierer._remove_all(gone, "expired")
+        gone = [segment for segment in self.tierer._ledger.known().finished if segment.end < offset]
+        self.tierer._ledger.remove_all(gone, "expired")
         forget(self.tiered.hot, max(offset, self.tiered.hot.bounds().first))
 
     def slots(self) -> list[SlotState]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from strandline.model.errors import InvalidInput
+
+COLD_FILE: Final = "cold.json"
+"""What it is called that says where the cold tier is, beside the log."""
+COLD_FOLDER: Final = "cold"
+"""Where segments are, beside the log, if nobody says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,13 @@ from strandline.formats.cold import ColdCodec
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
-from strandline.model.cold import ColdTier
+from strandline.model.cold import COLD_FILE, ColdTier
 from strandline.model.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
 from strandline.storage.store import ObjectStore
 
-COLD: Final = "cold.json"
 PARTITIONS: Final = 8
 """How many partitions a new topic of events has, if nobody says."""
 
@@ -41,7 +40,7 @@ class ColdCell:
         """Of the log in this store."""
         self._log_id = log_id
         self._chance = chance
-        self._cell: StoreCell[ColdTier] = StoreCell(place, COLD, ColdCodec(), clock=clock, chance=chance)
+        self._cell: StoreCell[ColdTier] = StoreCell(place, COLD_FILE, ColdCodec(), clock=clock, chance=chance)
 
     def look(self) -> ColdTier | None:
         """The cold tier as it is written down now; None if the log has none."""

@@ -13,7 +13,7 @@ from strandline.log.v1.log import QueueLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.reading import WalReading
-from strandline.model.cold import ColdTier
+from strandline.model.cold import COLD_FOLDER, ColdTier
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.retention import Retention, SlotLimits
 from strandline.model.segments import TopicPartition
@@ -116,7 +116,7 @@ def attach(
     """
     home = home_of(log)
     if store is None:
-        store = f"{home.rstrip('/')}/cold"
+        store = f"{home.rstrip('/')}/{COLD_FOLDER}"
     if events is None:
         events = f"{store.rstrip('/')}/events"
     if "://" not in store or "://" not in events:

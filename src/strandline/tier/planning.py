@@ -29,29 +29,23 @@ class Known:
         """The segments that can be read."""
         return [segment for segment in self.segments if segment.state is SegmentState.COPY_FINISHED]
 
-    @property
-    def tiered(self) -> int | None:
-        """The offset behind all that can be read; None if nothing can."""
-        return max((segment.end + 1 for segment in self.finished), default=None)
 
-
-def next_start(known: Known, position: int, bounds: Bounds, partition: TopicPartition) -> int:
+def next_start(tiered: int | None, position: int, bounds: Bounds, partition: TopicPartition) -> int:
     """Where the next copy begins: behind what is tiered, or at the slot if nothing is (any more).
 
     ``Gap`` if the log no longer has what comes next.
     """
-    start = position if known.tiered is None else known.tiered
+    start = position if tiered is None else tiered
     if start < bounds.first:
         raise Gap(
             f"The cold tier of {partition} ends at {start} and the log begins at {bounds.first}: what is between was "
-            "deleted before it was copied. Delete the partition's segments and begin anew, or restore the log."
+            "deleted before it was copied. Restore the log, or go on in a new one."
         )
     return start
 
 
-def check_follows(known: Known, segment: SegmentMetadata) -> None:
+def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
     """Refuse a segment that is not right behind what is tiered: it would leave a hole, or hold a range twice."""
-    tiered = known.tiered
     if tiered is not None and tiered != segment.start:
         raise Gap(
             f"Segment {segment.segment} begins at {segment.start} and the cold tier ends at {tiered}: somebody else "

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from strandline.formats.segment_file import LARGEST_SEGMENT
 from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
@@ -23,31 +23,17 @@ from strandline.log.object.span import ObjectSpan
 from strandline.log.planning import Termed, behind
 from strandline.log.wal.span import WalSpan
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.errors import (
-    AlreadyExists,
-    CorruptData,
-    InvalidInput,
-    StorageError,
-    StrandlineError,
-)
-from strandline.model.retention import FOREVER, Forever, MaxAge, Retention
-from strandline.model.segments import (
-    PartitionDelete,
-    PartitionDeleteState,
-    SegmentId,
-    SegmentMetadata,
-    SegmentState,
-    SegmentUpdate,
-    TopicPartition,
-)
+from strandline.model.errors import AlreadyExists, InvalidInput, NotFound, StrandlineError
+from strandline.model.retention import FOREVER, Retention, parse_retention
+from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.slots import TIER_SLOT
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 from strandline.tier import planning
-from strandline.tier.planning import Known, Uncopied
-from strandline.tier.segment_files import list_segments, load_tail, put_segment, segment_path, verify_segment
-
-T = TypeVar("T")
+from strandline.tier.expiry import Announced, Expiry
+from strandline.tier.ledger import Ledger, Progress, Registry
+from strandline.tier.planning import Uncopied
+from strandline.tier.segment_files import put_segment, segment_path, verify_segment
 
 TARGET_BYTES: Final = 256 << 20
 LINGER: Final = 3600.0
@@ -60,56 +46,6 @@ _SWEEP_EVERY: Final = 3600.0
 _FIRST_PAUSE: Final = 0.1
 
 
-class Segments(Protocol):
-    """The part of the segment cache that the tierer asks."""
-
-    def segments(self, partition: TopicPartition) -> Iterable[SegmentMetadata]:
-        """All segments, by their first offset."""
-
-    def unreferenced(self, partition: TopicPartition) -> Iterable[SegmentMetadata]:
-        """The segments that no lookup finds: those that others have taken the place of are among them."""
-
-    def deletion(self, partition: TopicPartition) -> PartitionDelete | None:
-        """How far the partition's deletion is."""
-
-
-class Registry(Protocol):
-    """The part of the metadata manager that the tierer needs."""
-
-    def current(self, partition: TopicPartition, question: Callable[[Segments], T]) -> T:
-        """The answer from everything that was published before this call; ``NotReady`` if that is not known."""
-
-    def add(self, segment: SegmentMetadata) -> None:
-        """Tell of a segment whose copy starts."""
-
-    def update(self, update: SegmentUpdate) -> None:
-        """Tell that a segment went on."""
-
-    def put_partition_delete(self, delete: PartitionDelete) -> None:
-        """Tell how far a partition's deletion is."""
-
-
-class Announced(Protocol):
-    """Where it is told what expires, for those who are about to need it."""
-
-    def announce(self, start: int) -> int:
-        """Durably say that nothing below an offset is to be needed any more; returns the announcement's number."""
-
-    def decide(self, number: int, start: int) -> bool:
-        """Durably say that everything below goes, and the rest stays; False if somebody else has announced since."""
-
-    def is_undecided(self) -> bool:
-        """Whether something was announced that nobody has decided."""
-
-
-@runtime_checkable
-class Lazy(Protocol):
-    """A log that writes the positions of slots before it forgets something, and not before."""
-
-    def flush_slots(self) -> None:
-        """Durably write the positions that were only noted."""
-
-
 @dataclass(frozen=True, slots=True)
 class Round:
     """What one round did."""
@@ -120,19 +56,6 @@ class Round:
     expired: tuple[SegmentMetadata, ...] = ()
     swept: tuple[str, ...] = ()
     """Objects that no event knew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One step: ``what`` is copied, removed, expired or swept."""
-
-    what: str
-    path: str
-    first: int
-    last: int
-    size: int
-    seconds: float = field(default=0.0, compare=False)
-    """How long a copy took."""
 
 
 class Tierer:
@@ -151,7 +74,7 @@ class Tierer:
         holder: str | None = None,
         target: int = TARGET_BYTES,
         linger: float = LINGER,
-        retention: Retention = FOREVER,
+        retention: str | Retention = FOREVER,
         grace: float = GRACE,
         announced: Announced | None = None,
         on_progress: Callable[[Progress], None] | None = None,
@@ -169,14 +92,13 @@ class Tierer:
         if min(linger, grace) < 0:
             raise InvalidInput("Neither the time that records wait nor the grace of objects can be negative.")
         self.partition = TopicPartition(name, log.log_id, partition)
-        self._log, self._registry, self._store = log, registry, store
-        self._broker = broker
+        self._log = log
+        self._ledger = Ledger(registry, store, self.partition, broker=broker, on_progress=on_progress, clock=clock)
+        policy = parse_retention(retention) if isinstance(retention, str) else retention
+        self._expiry = Expiry(log, self._ledger, policy, slot=slot, announced=announced, clock=clock)
         self._name = slot
         self._holder = holder or f"tierer-{chance.uuid()}"
         self._target, self._linger, self._grace = target, linger, grace
-        self._retention = retention
-        self._announced = announced
-        self._progress = on_progress
         self._clock, self._chance = clock, chance
         self._slot: Slot | None = None
         self._stop: threading.Event | None = None
@@ -193,18 +115,20 @@ class Tierer:
         """
         self._stop = stop
         slot = self._claimed()
-        known = self._known()
+        if slot is None:
+            return Round()
+        known = self._ledger.known()
         # After the look: a copy of somebody who takes over from here on was not seen. One that was could be finished,
         # and the log trimmed behind it, before its removal is told.
         slot.touch()
-        removed = self._remove_all(planning.left_over(known), "removed")
+        removed = self._ledger.remove_all(planning.left_over(known), "removed")
         if self._delete_partition():
             return Round(removed=tuple(removed))
         copied = []
         while not self._stopping() and (segment := self._copy_next(slot, everything=everything)) is not None:
             copied.append(segment)
-        expired = self._expire()
-        swept = self._sweep() if sweep else []
+        expired = self._expiry.run()
+        swept = self._ledger.sweep(self._grace) if sweep else []
         return Round(tuple(copied), tuple(removed), tuple(expired), tuple(swept))
 
     def run(
@@ -240,11 +164,17 @@ class Tierer:
 
     # --- the slot ----------------------------------------------------------------------------------------------
 
-    def _claimed(self) -> Slot:
-        """The slot, held by this tierer; before anything is looked at, so that a former holder is fenced."""
+    def _claimed(self) -> Slot | None:
+        """The slot, held by this tierer; before anything is looked at, so that a former holder is fenced.
+
+        None if there is none any more, and nothing left to do: the cold tier was deleted.
+        """
         if self._slot is None:
             if all(state.name != self._name for state in self._log.slots()):
-                tiered = self._known().tiered
+                deletion = self._ledger.deletion()
+                if deletion is not None and deletion.state is PartitionDeleteState.FINISHED:
+                    return None
+                tiered = self._ledger.reach()
                 bounds = self._log.bounds()
                 position = bounds.first if tiered is None else min(max(tiered, bounds.first), bounds.next)
                 with contextlib.suppress(AlreadyExists):  # another was faster: then it is there
@@ -252,7 +182,7 @@ class Tierer:
             self._slot = self._log.claim_slot(self._name, self._holder)
         state = self._slot.state()
         if state.invalid is not None and state.epoch == self._slot.epoch:
-            start = planning.next_start(self._known(), state.position, self._log.bounds(), self.partition)
+            start = planning.next_start(self._ledger.reach(), state.position, self._log.bounds(), self.partition)
             _LOGGER.warning(
                 "Slot %r was invalidated (%s) and nothing is lost yet: reset to %d.", self._name, state, start
             )
@@ -260,23 +190,13 @@ class Tierer:
             self._slot = self._log.claim_slot(self._name, self._holder)
         return self._slot
 
-    def _known(self) -> Known:
-        partition = self.partition
-
-        def ask(cache: Segments) -> Known:
-            return Known(
-                tuple(cache.segments(partition)), tuple(cache.unreferenced(partition)), cache.deletion(partition)
-            )
-
-        return self._registry.current(partition, ask)
-
     # --- copying -----------------------------------------------------------------------------------------------
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> SegmentMetadata | None:
         began = self._clock.monotonic()
-        known = self._known()
-        start = planning.next_start(known, slot.state().position, self._log.bounds(), self.partition)
-        if known.tiered is not None:
+        tiered = self._ledger.reach()
+        start = planning.next_start(tiered, slot.state().position, self._log.bounds(), self.partition)
+        if tiered is not None:
             slot.advance(Cursor(self._log.log_id, start))  # somebody died between finishing a copy and this
         spans = self._spans(start)
         uncopied = Uncopied(
@@ -292,7 +212,7 @@ class Tierer:
         segment = self._copied(slot, encoded)
         # Only now: had the slot moved before, the log might have deleted what was in no segment yet.
         slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0]))
-        self._tell("copied", segment, self._clock.monotonic() - began)
+        self._ledger.tell("copied", segment, self._clock.monotonic() - began)
         return segment
 
     def _spans(self, start: int) -> list[Span]:
@@ -332,22 +252,22 @@ class Tierer:
             segment=SegmentId(self.partition, facts.segment),
             start=facts.start,
             end=facts.end,
-            broker=self._broker,
+            broker=0,
             max_timestamp=facts.max_timestamp,
-            event_timestamp=self._now(),
+            event_timestamp=0,  # both are told by the ledger
             terms=facts.terms,
             size=encoded.seal.size,
             custom_metadata=encoded.seal.encode(),
             no_transaction_index=True,
         )
         try:
-            self._registry.add(segment)
-            put_segment(self._store, segment_path(segment.segment, segment.start), encoded)
-            verify_segment(self._store, segment)
+            segment = self._ledger.add(segment)
+            put_segment(self._ledger.store, segment_path(segment.segment, segment.start), encoded)
+            verify_segment(self._ledger.store, segment)
             # After the add is visible and before it is finished: whoever takes over from here on sees the copy.
             slot.touch()
-            planning.check_follows(self._known(), segment)
-            return self._went_on(segment, SegmentState.COPY_FINISHED)
+            planning.check_follows(self._ledger.reach(), segment)
+            return self._ledger.went_on(segment, SegmentState.COPY_FINISHED)
         except StrandlineError as error:
             finished = self._given_up(segment, error)
             if finished is not None:
@@ -362,155 +282,38 @@ class Tierer:
         What cannot be taken back now is left over, for the next round.
         """
         try:
-            known = {found.segment: found for found in self._known().segments}.get(segment.segment)
+            known = self._ledger.get(segment.segment)
             if known is not None and known.state is SegmentState.COPY_FINISHED:
                 return known
             if known is not None:
-                self._remove(known)
+                self._ledger.remove(known)
             else:  # it may not have been told of; its object is not there then
-                self._store.delete(segment_path(segment.segment, segment.start))
+                self._ledger.forget_object(segment)
         except StrandlineError as error:
             _LOGGER.warning("Segment %s failed (%s) and is removed later: %s", segment.segment, why, error)
         return None
 
-    # --- removing ----------------------------------------------------------------------------------------------
-
-    def _remove_all(self, segments: Sequence[SegmentMetadata], what: str) -> list[SegmentMetadata]:
-        for segment in segments:
-            self._remove(segment)
-            self._tell(what, segment)
-        return list(segments)
-
-    def _remove(self, segment: SegmentMetadata) -> None:
-        """Delete a segment: first its readers are told, then the object goes, then it is forgotten."""
-        with self._unless_done(segment):
-            if segment.state is not SegmentState.DELETE_STARTED:
-                segment = self._went_on(segment, SegmentState.DELETE_STARTED)
-        self._store.delete(segment_path(segment.segment, segment.start))
-        with self._unless_done(segment):
-            self._went_on(segment, SegmentState.DELETE_FINISHED)
-
-    @contextlib.contextmanager
-    def _unless_done(self, segment: SegmentMetadata) -> Iterator[None]:
-        """Let it pass that somebody else removes the same segment."""
-        try:
-            yield
-        except InvalidInput:
-            known = {found.segment: found for found in self._known().segments}.get(segment.segment)
-            if known is not None and known.state is not SegmentState.DELETE_STARTED:
-                raise
-
-    def _went_on(self, segment: SegmentMetadata, state: SegmentState) -> SegmentMetadata:
-        now = self._now()
-        self._registry.update(
-            SegmentUpdate(
-                segment=segment.segment,
-                broker=self._broker,
-                event_timestamp=now,
-                state=state,
-                custom_metadata=segment.custom_metadata,  # what an update does not repeat is forgotten
-            )
-        )
-        return replace(segment, broker=self._broker, event_timestamp=now, state=state)
-
-    def _expire(self) -> list[SegmentMetadata]:
-        # Before the slots: one that is put on what the log itself has is seen then, or not below this.
-        hot = self._log.bounds().first
-        wanted = self._expired(hot)
-        if self._announced is None:
-            self._flush_slots()
-            return self._remove_all(wanted, "expired")
-        if not wanted and not self._announced.is_undecided():
-            return []
-        # Whoever puts a slot on what only segments have sees this, or is seen by the next look.
-        number = self._announced.announce(wanted[-1].end + 1 if wanted else 0)
-        gone = self._expired(hot)[: len(wanted)]
-        self._flush_slots()
-        if not self._announced.decide(number, gone[-1].end + 1 if gone else 0):
-            return []  # another tierer took over, which may have promised to somebody what this one has not seen
-        return self._remove_all(gone, "expired")
-
-    def _expired(self, hot: int) -> list[SegmentMetadata]:
-        """What may go now: nothing that a slot needs, or that the log itself still has."""
-        if isinstance(self._retention, Forever):
-            return []
-        # The slots before the segments: what is tiered meanwhile stays for this round.
-        slots, floor = self._log.slots(), self._log.floor()
-        pinned = planning.pinned_from(slots, self._name, floor)
-        return planning.expired(
-            self._known(),
-            self._retention,
-            hot if pinned is None else min(hot, pinned),
-            is_pinned=pinned is not None,
-            listed=self._last_listed if isinstance(self._retention, MaxAge) else (lambda _: 0),
-            now=self._clock.now(),
-        )
-
-    def _flush_slots(self) -> None:
-        """Let the positions that this went by be durable: after a crash no slot stands on what is gone."""
-        if isinstance(self._log, Lazy):
-            self._log.flush_slots()
-
-    def _last_listed(self, segment: SegmentMetadata) -> int:
-        try:
-            tail = load_tail(self._store, segment)
-        except (CorruptData, StorageError) as error:
-            if error.retryable:
-                raise
-            # When it was copied, which is later: what cannot be read is kept a little longer, and not forever.
-            _LOGGER.warning("The age of segment %s is that of its copy: %s", segment.segment, error)
-            return segment.event_timestamp * 1000
-        return tail.group(len(tail) - 1).listed
-
-    def _sweep(self) -> list[str]:
-        """Delete objects that no event knows."""
-        # Listed before the events are read: see planning.orphans.
-        found = list(list_segments(self._store, self.partition.topic_id, self.partition.partition))
-        known = {segment.segment.id for segment in self._known().segments}
-        gone = planning.orphans(found, known, grace=self._grace, now=self._clock.now())
-        for path in gone:
-            self._store.delete(path)
-            if self._progress is not None:
-                self._progress(Progress("swept", path, 0, 0, 0))
-        return gone
-
     # --- deleting the partition --------------------------------------------------------------------------------
 
-    def delete_partition(self) -> None:
-        """Remove the whole cold tier of the log, for good: nothing is copied afterwards. Repeating goes on with it."""
-        self._claimed()
-        if self._known().deletion is None:
-            self._tell_deletion(PartitionDeleteState.MARKED)
+    def delete_partition(self, *, force: bool = False) -> None:
+        """Remove the whole cold tier of the log, for good: nothing is copied afterwards. Repeating goes on with it.
+
+        ``InvalidInput``, and nothing is removed, if a slot needs what only segments have; ``force`` removes that, too.
+        """
+        if self._ledger.deletion() is None:
+            self._claimed()
+            self._expiry.give_up(self._ledger.reach() or 0, force=force)
+            self._ledger.tell_deletion(PartitionDeleteState.MARKED)
         self._delete_partition()
 
     def _delete_partition(self) -> bool:
-        """Go on with the partition's deletion, if it was asked for."""
-        deletion = self._known().deletion
-        if deletion is None:
+        """Go on with the partition's deletion, if it was asked for, and pin nothing any more; whether it was."""
+        if not self._ledger.delete_partition():
             return False
-        if deletion.state is PartitionDeleteState.MARKED:
-            self._tell_deletion(PartitionDeleteState.STARTED)
-        if deletion.state is not PartitionDeleteState.FINISHED:
-            self._remove_all(self._known().segments, "removed")
-            for found in list(list_segments(self._store, self.partition.topic_id, self.partition.partition)):
-                self._store.delete(found.info.path)
-            self._tell_deletion(PartitionDeleteState.FINISHED)
+        self._slot = None
+        with contextlib.suppress(NotFound):
+            self._log.drop_slot(self._name)
         return True
-
-    def _tell_deletion(self, state: PartitionDeleteState) -> None:
-        self._registry.put_partition_delete(
-            PartitionDelete(partition=self.partition, broker=self._broker, event_timestamp=self._now(), state=state)
-        )
-
-    # --- inside ------------------------------------------------------------------------------------------------
-
-    def _now(self) -> int:
-        return self._clock.now() // 1000
-
-    def _tell(self, what: str, segment: SegmentMetadata, seconds: float = 0.0) -> None:
-        if self._progress is not None:
-            path = segment_path(segment.segment, segment.start)
-            self._progress(Progress(what, path, segment.start, segment.end, segment.size, seconds))
 
 
 def _listed(span: Span, now: int) -> int:

@@ -29,7 +29,8 @@ from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import TIER_SLOT
 from strandline.tier.front import cold_tier, home_of, tiering
-from strandline.tier.tierer import Progress, Round
+from strandline.tier.ledger import Progress
+from strandline.tier.tierer import Round
 
 FENCED: Final = 3
 """The status if another tierer has taken over."""

@@ -41,6 +41,7 @@ from strandline.log.wal.names import (
 )
 from strandline.log.wal.published import read_mark
 from strandline.log.wal.walk import WINDOW, walk
+from strandline.model.cold import COLD_FILE, COLD_FOLDER
 from strandline.model.cursor import Bounds
 from strandline.model.errors import CorruptData, NotALog, NotFound
 from strandline.storage.ambient import Clock
@@ -48,7 +49,7 @@ from strandline.storage.disk import Disk, FolderRow
 
 _LOOKS: Final = 8
 """How often a mark is read that is being written at the same moment."""
-_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND})
+_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND, COLD_FILE, COLD_FOLDER})
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
 Told = Callable[[int], None]
