@@ -85,8 +85,8 @@ def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_a_reset_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPatch):
-    def unpinned(head: Head, name: str, position: int) -> Head:
-        edits.repin_slot(head, name, position)
+    def unpinned(head: Head, name: str, position: int, *cold: int | None) -> Head:
+        edits.repin_slot(head, name, position, *cold)
         return replace(head, membership=head.membership + 1)
 
     monkeypatch.setattr(slots, "repin_slot", unpinned)
@@ -94,8 +94,8 @@ def test_a_reset_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_new_slot_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPatch):
-    def unpinned(head: Head, name: str, position: int) -> Head:
-        pinned = edits.pin_slot(head, name, position)
+    def unpinned(head: Head, name: str, position: int, *cold: int | None) -> Head:
+        pinned = edits.pin_slot(head, name, position, *cold)
         return replace(pinned, slots={**pinned.slots, name: replace(pinned.slots[name], position=head.next_offset)})
 
     honest: Callable[..., SlotState] = slots.SlotKeeper._first_state

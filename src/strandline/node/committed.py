@@ -41,6 +41,10 @@ class Committed:
         """The cursor before everything that is retained."""
         return self._log.start()
 
+    def end(self) -> Cursor:
+        """The cursor behind everything that readers see now."""
+        return Cursor(self.log_id, self.bounds().next)
+
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; ``now`` is the end that readers see."""
         if start == "now":
@@ -88,6 +92,10 @@ class Current:
     def start(self) -> Cursor:
         """The cursor before everything that is retained."""
         return self._now().start()
+
+    def end(self) -> Cursor:
+        """The cursor behind everything that readers see now."""
+        return self._now().end()
 
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this."""
