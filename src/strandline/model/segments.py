@@ -121,6 +121,10 @@ class SegmentMetadata:
         _check_custom(self.custom_metadata, self.segment)
         self._check_terms()
 
+    def term_at(self, offset: int) -> int:
+        """The term of a record that it holds."""
+        return max(term for term, start in self.terms if start <= max(offset, self.terms[0][1]))
+
     def _check_terms(self) -> None:
         if not self.terms:
             raise InvalidInput(

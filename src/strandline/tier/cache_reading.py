@@ -88,6 +88,19 @@ class CacheReading:
                 return found
         return None
 
+    def behind(self, segment: SegmentMetadata, offset: int) -> int:
+        """Up to which offset to read on in a segment that holds this one: there another has records of a later term.
+
+        That is how a log went on whose leader changed: what the former one had beyond that was never in it.
+        """
+        known = self._partitions.get(key_of(segment.segment.partition))
+        end = segment.end
+        for term in () if known is None else self.terms(known.key):
+            start = NONE if known is None else self._index_of(known, term).next_start(offset)
+            if start != NONE and start <= end and term > segment.term_at(start):
+                end = start - 1
+        return end + 1
+
     def lowest(self, partition: TopicPartition) -> int | None:
         """The lowest offset that a lookup finds; none if there is nothing to be found."""
         known = self._partitions.get(key_of(partition))
@@ -123,7 +136,7 @@ class CacheReading:
         at = self.lowest(partition)
         while at is not None and (segment := self.holding(partition, at)) is not None:
             found.append(segment)
-            at = segment.end + 1
+            at = self.behind(segment, at)
         return found
 
     def next_segment(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar, final
 
 from strandline.log.planning import Gathering, behind
@@ -81,26 +81,26 @@ class ColdReader:
         They go up to ``end``, or as far as segments do; empty if no segment has the first. No object is looked at.
         """
         pieces = []
-        for segment in self._following(first, end):
-            path, behind_it = segment_path(segment.segment, segment.start), min(segment.end + 1, end)
-            cuts = segment.start < first, segment.end >= end
+        for segment, behind_it in self._following(first, end):
+            path = segment_path(segment.segment, segment.start)
+            cuts = segment.start < first, segment.end >= behind_it
             pieces.append(ColdPiece(self._store.url, path, first, behind_it, *cuts))
             first = behind_it
         return pieces
 
-    def _following(self, first: int, end: int | None, most: int | None = None) -> list[SegmentMetadata]:
-        """The segments to read from an offset on, as of one moment: in order and without a hole."""
+    def _following(self, first: int, end: int | None, most: int | None = None) -> list[tuple[SegmentMetadata, int]]:
+        """The segments to read from an offset on, and up to where, as of one moment: in order and without a hole."""
         partition = self._partition
 
-        def look(cache: SegmentCache) -> list[SegmentMetadata]:
-            found: list[SegmentMetadata] = []
+        def look(cache: SegmentCache) -> list[tuple[SegmentMetadata, int]]:
+            found: list[tuple[SegmentMetadata, int]] = []
             at = first
             while (end is None or at < end) and (most is None or len(found) < most):
                 segment = cache.holding(partition, at)
                 if segment is None:
                     break
-                found.append(segment)
-                at = segment.end + 1
+                at = cache.behind(segment, at)
+                found.append((segment, at if end is None else min(at, end)))
             return found
 
         return self._registry.current(partition, look)
@@ -115,9 +115,9 @@ class ColdReader:
         tries = 0
         while segments := self._following(since.next, limit.upto, _AT_ONCE):
             try:
-                for segment in segments:
-                    found = plan_segment(self._store, segment, since.next, planned.rest)
-                    if not planned.add(found) or planned.is_full or found[-1].next <= segment.end:
+                for segment, upto in segments:
+                    found = plan_segment(self._store, segment, since.next, replace(planned.rest, upto=upto))
+                    if not planned.add(found) or planned.is_full or found[-1].next < upto:
                         return planned.spans
                     since = behind(since, found[-1])
             except NotFound:
@@ -136,10 +136,10 @@ class ColdReader:
             return
         before = self.holding(since.next - 1) if since.next else None
         if before is not None:
-            check_term(since, term_in(before, since.next - 1))
+            check_term(since, before.term_at(since.next - 1))
             return
         there = self.holding(since.next)
-        if there is not None and (term := term_in(there, since.next)) < since.term:
+        if there is not None and (term := there.term_at(since.next)) < since.term:
             raise Diverged(
                 f"The cursor at {since.next} is of term {since.term}, and the record there is of term {term}: the "
                 "consumer followed a primary that was replaced, and has to bootstrap again."
@@ -170,8 +170,3 @@ def check_term(since: Cursor, term: int) -> None:
             f"The cursor at {since.next} is of term {since.term}, and the record before it is of term {term}: the "
             "consumer followed a primary that was replaced, and has to bootstrap again."
         )
-
-
-def term_in(segment: SegmentMetadata, offset: int) -> int:
-    """The term of a record that a segment holds."""
-    return max(term for term, start in segment.terms if start <= offset)

@@ -121,6 +121,10 @@ class Overlaps:
         """The lowest offset that one of the ranges holds."""
         return min((start for _, start, _ in self._ranks.values()), default=NONE)
 
+    def above(self, offset: int) -> int:
+        """The first start of a range after the offset."""
+        return min((start for _, start, _ in self._ranks.values() if start > offset), default=NONE)
+
     def last(self) -> int:
         """The highest offset that one of the ranges holds."""
         return max((end for _, _, end in self._ranks.values()), default=NONE)
@@ -207,6 +211,12 @@ class TermIndex:
     def lowest(self) -> int:
         """The lowest offset that is found."""
         return min((first for first in (self._starts.first(), self._overlaps.first()) if first != NONE), default=NONE)
+
+    def next_start(self, offset: int) -> int:
+        """The first offset after this one at which a stretch starts."""
+        above = self._starts.above(offset)
+        found = (NONE if above == NONE else self._columns.start_of(above), self._overlaps.above(offset))
+        return min((start for start in found if start != NONE), default=NONE)
 
     def reach(self) -> int:
         """The highest offset that is found."""
