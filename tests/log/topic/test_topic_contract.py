@@ -14,10 +14,10 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.stamp import OpId
-from strandline.testing.topics import TopicContract
+from strandline.testing.topics import ForgettingContract
 
 
-class TestMemoryTopic(TopicContract):
+class TestMemoryTopic(ForgettingContract):
     publishes = 300
 
     def make_topic(self, partition_count: int) -> MemoryTopic:
@@ -27,7 +27,7 @@ class TestMemoryTopic(TopicContract):
         topic.trim(partition, upto)
 
 
-class TestTopicOnAnyLogs(TopicContract):
+class TestTopicOnAnyLogs(ForgettingContract):
     """Nothing is used of the logs but their contract."""
 
     def make_topic(self, partition_count: int) -> LogTopic:
@@ -37,7 +37,7 @@ class TestTopicOnAnyLogs(TopicContract):
         topic.logs[partition].trim(upto)
 
 
-class TestWalTopic(TopicContract):
+class TestWalTopic(ForgettingContract):
     publishes = 10
     options: ClassVar[dict[str, Any]] = {}
 
@@ -58,7 +58,7 @@ class TestWalTopicFromItsFiles(TestWalTopic):
     options: ClassVar = {"tail_bytes": 0, "roll_bytes": 0}
 
 
-class ObjectTopicContract(TopicContract):
+class ObjectTopicContract(ForgettingContract):
     publishes = 10
 
     def trim(self, topic: Topic, partition: int, upto: int) -> None:
