@@ -36,11 +36,11 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## all tests but the slow ones (about 11 minutes)
+test: venv ## all tests but the slow ones (about 13 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-slow: venv ## the slow tests: long crash and fault schedules (about 40 minutes)
-	@echo "The slow suite takes about 40 minutes on two cores."
+test-slow: venv ## the slow tests: long crash and fault schedules (about an hour)
+	@echo "The slow suite takes about an hour on two cores."
 	@$(WITH_JAVA) $(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
 
 soak: venv ## simulate whole clusters until one breaks, you stop it, or SECONDS_=600 are over
