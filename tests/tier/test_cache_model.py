@@ -309,6 +309,7 @@ def test_random_histories_are_answered_as_by_a_plain_list(few, events):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=3000, deadline=None)
 @given(events=steps, few=st.sampled_from([1, 3, 8, 1 << 16]))
 def test_many_random_histories_are_answered_as_by_a_plain_list(few, events):
