@@ -303,7 +303,22 @@ class AzureServer(Server):
         return f"az://{bucket}/{prefix}".rstrip("/")
 
 
-class NatsServer(Process):
+class Mortal(Process):
+    """A server that tests kill and start again."""
+
+    def kill(self) -> None:
+        """End the process as a crash would, and leave its folder and its port."""
+        if self._process is not None:
+            self._process.kill()
+        self._end()
+
+    def revive(self) -> None:
+        """Start it again on the same port and folder."""
+        if not self._start(self.program(), self.port):
+            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
+
+
+class NatsServer(Mortal):
     """NATS with JetStream, which keeps its streams in the server's folder. A killed one can be started again there."""
 
     name = "nats-server"
@@ -325,19 +340,8 @@ class NatsServer(Process):
         """What a client connects to."""
         return f"nats://127.0.0.1:{self.port}"
 
-    def kill(self) -> None:
-        """End the process as a crash would, and leave its folder and its port."""
-        if self._process is not None:
-            self._process.kill()
-        self._end()
 
-    def revive(self) -> None:
-        """Start it again on the same port and folder."""
-        if not self._start(self.program(), self.port):
-            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
-
-
-class KafkaServer(Process):
+class KafkaServer(Mortal):
     """A Kafka broker that is its own controller. A killed one can be started again on its folder and port."""
 
     name = "kafka"
@@ -377,17 +381,6 @@ class KafkaServer(Process):
     def bootstrap(self) -> str:
         """What a client connects to."""
         return f"127.0.0.1:{self.port}"
-
-    def kill(self) -> None:
-        """End the process as a crash would, and leave its folder and its port."""
-        if self._process is not None:
-            self._process.kill()
-        self._end()
-
-    def revive(self) -> None:
-        """Start it again on the same port and folder."""
-        if not self._start(self.program(), self.port):
-            raise RuntimeError(f"{self.name} did not start again; its last words: {self.last_words()}")
 
 
 def fresh_prefix() -> str:

@@ -31,8 +31,9 @@ from strandline.model.errors import (
     UsedAcrossFork,
 )
 from strandline.storage.ambient import CLOCK
+from strandline.testing.forgetting import ForgettingContract
 from strandline.testing.stores import together
-from strandline.testing.topics import SOON, ForgettingContract, TopicContract, by_partition, collect, numbered
+from strandline.testing.topics import SOON, TopicContract, by_partition, collect, numbered
 from tests.servers import KafkaServer, NoServer, free_port
 
 kafka = pytest.importorskip("confluent_kafka")

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.v1.log import QueueLog, open_queue
 from strandline.model.errors import InvalidInput
-from strandline.model.retention import Retention, SlotLimits
-from strandline.storage.ambient import Chance, Clock
 from strandline.storage.store import ObjectStore
-
-
-@overload
-def open_any(
-    place: str | ObjectStore,
-    *,
-    format: None = None,
-    create: bool = ...,
-    retention: str | Retention | None = ...,
-    limits: SlotLimits | None = ...,
-    options: Mapping[str, str] | None = ...,
-    clock: Clock = ...,
-    chance: Chance = ...,
-) -> ObjectLog: ...
-
-
-@overload
-def open_any(
-    place: str | ObjectStore,
-    *,
-    format: Literal["queue-v1"],
-    manifest: str = ...,
-    data: str = ...,
-    grace: float = ...,
-    options: Mapping[str, str] | None = ...,
-    clock: Clock = ...,
-    chance: Chance = ...,
-) -> QueueLog: ...
 
 
 def open_any(
