@@ -2,53 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Final
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from strandline.cli import show
+from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
 from strandline.cli.frame import Debug, Json, Url, guarded, open_log
 from strandline.log.findings import Severity
 from strandline.log.object.checks import Finding, Kind
 from strandline.log.object.verify import Verification, Verified
 from strandline.model.errors import CorruptData
 
-_SHOWN: Final = 20
-_SHOWN_JSON: Final = 1000
-_STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
-
 
 @dataclass(slots=True)
-class Report:
-    """What was found. Of many findings of one kind only the first are kept: a million orphans are one line."""
+class Report(Findings):
+    """What was found in a log."""
 
     url: str
     quick: bool
     looked_at: Verified
-    most: int
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[tuple[Severity, Kind]] = field(default_factory=Counter)
-
-    def take(self, findings: Iterable[Finding]) -> None:
-        """Count findings, and keep some of each kind."""
-        for finding in findings:
-            group = (finding.severity, finding.kind)
-            self.counts[group] += 1
-            if self.counts[group] <= self.most:
-                self.findings.append(finding)
-
-    def of(self, severity: Severity) -> int:
-        """How many there are of a severity."""
-        return sum(count for (found, _), count in self.counts.items() if found is severity)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.of(Severity.DAMAGE)
 
     def fields(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -58,7 +32,7 @@ class Report:
             "quick": self.quick,
             **{str(severity): self.of(severity) for severity in Severity},
             "looked_at": asdict(self.looked_at),
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": self.fields_of_each(),
         }
 
 
@@ -82,22 +56,22 @@ def verify(
     if json:
         show.document(report.fields())
     else:
-        _print(report)
+        report.show(report.url, summary(report))
     if not report.is_clean:
         raise typer.Exit(1)
 
 
 def look(url: str, *, quick: bool, workers: int = 8, as_json: bool = False) -> Report:
     """Verify the log at an address, with progress."""
-    most = _SHOWN_JSON if as_json else _SHOWN
+    most = SHOWN_JSON if as_json else SHOWN
     try:
         log = open_log(url)
     except CorruptData as error:
-        report = Report(url, quick, Verified(), most)
+        report = Report(url, quick, Verified(), most=most)
         report.take([Finding(Severity.DAMAGE, Kind.IDENTITY, "log.json", str(error))])
         return report
     looking = Verification(log, quick=quick, workers=workers)
-    report = Report(log.url, quick, looking.done, most)
+    report = Report(log.url, quick, looking.done, most=most)
     try:
         total: int | None = looking.expected()
     except CorruptData:
@@ -105,20 +79,6 @@ def look(url: str, *, quick: bool, workers: int = 8, as_json: bool = False) -> R
     with show.meter("looking at batches" if quick else "reading batches", total=total, quiet=as_json) as advance:
         report.take(looking.findings(advance))
     return report
-
-
-def _print(report: Report) -> None:
-    out = show.out()
-    out.print(Text(report.url, "bold"))
-    for severity in Severity:
-        for finding in report.findings:
-            if finding.severity is severity:
-                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), f"  {finding.message}"), soft_wrap=True)
-        for (found, kind), count in report.counts.items():
-            if found is severity and count > report.most:
-                more = f"  … and {count - report.most:,} more about: {kind}"
-                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), more))
-    out.print(Text.assemble(("clean", "bold green") if report.is_clean else ("DAMAGED", "bold red"), summary(report)))
 
 
 def summary(report: Report) -> str:
@@ -129,14 +89,4 @@ def summary(report: Report) -> str:
         f": {show.counted(seen.batches, 'batch', 'batches')} {how}, with {show.counted(seen.records, 'record')} "
         f"({show.size(seen.bytes)}), {show.counted(seen.chunks, 'chunk')} and {show.counted(seen.slots, 'slot')}"
     )
-    return looked + "; " + ", ".join(_counted(report, severity) for severity in Severity)
-
-
-def _counted(report: Report, severity: Severity) -> str:
-    count = report.of(severity)
-    words: dict[Severity, Callable[[int], str]] = {
-        Severity.DAMAGE: lambda count: f"{count:,} damaged" if count else "no damage",
-        Severity.WASTE: lambda count: f"{count:,} to waste" if count else "no waste",
-        Severity.NOTE: lambda count: show.counted(count, "note") if count else "no notes",
-    }
-    return words[severity](count)
+    return f"{looked}; {report.counted()}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
-from rich.text import Text
 
 from strandline.cli import show
+from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
 from strandline.cli.frame import Debug, Json, guarded
 from strandline.cli.tier.checks import Finding, Kind, check_known, orphan
 from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
@@ -34,41 +33,17 @@ from strandline.tier.segment_files import (
     segment_path,
 )
 
-_SHOWN: Final = 20
-_SHOWN_JSON: Final = 1000
-_STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
-
 
 @dataclass(slots=True)
-class Report:
-    """What was found. Of many findings of one kind only the first are kept."""
+class Report(Findings):
+    """What was found in a cold tier."""
 
     url: str
     store: str
     fast: bool
-    most: int
     segments: int = 0
     records: int = 0
     bytes: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    counts: Counter[tuple[Severity, Kind]] = field(default_factory=Counter)
-
-    def take(self, findings: Iterable[Finding]) -> None:
-        """Count findings, and keep some of each kind."""
-        for finding in findings:
-            group = (finding.severity, finding.kind)
-            self.counts[group] += 1
-            if self.counts[group] <= self.most:
-                self.findings.append(finding)
-
-    def of(self, severity: Severity) -> int:
-        """How many there are of a severity."""
-        return sum(count for (found, _), count in self.counts.items() if found is severity)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.of(Severity.DAMAGE)
 
     def fields(self) -> dict[str, Any]:
         """What ``--json`` prints."""
@@ -79,7 +54,7 @@ class Report:
             "fast": self.fast,
             **{str(severity): self.of(severity) for severity in Severity},
             "looked_at": {"segments": self.segments, "records": self.records, "bytes": self.bytes},
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": self.fields_of_each(),
         }
 
 
@@ -107,7 +82,7 @@ def verify(
     if json:
         show.document(report.fields())
     else:
-        _print(report)
+        report.show(report.store, summary(report))
     if not report.is_clean:
         raise typer.Exit(1)
 
@@ -121,7 +96,7 @@ def look(
     # deleted, or put by somebody slow.
     listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
-    report = Report(seen.url, cold.store, fast, _SHOWN_JSON if as_json else _SHOWN)
+    report = Report(seen.url, cold.store, fast, most=SHOWN_JSON if as_json else SHOWN)
     report.take(check_known(seen))
     finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
     forget_tails()  # what this process has read before proves nothing about the store
@@ -195,21 +170,6 @@ def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C what has not begun does not begin
 
 
-def _print(report: Report) -> None:
-    out = show.out()
-    out.print(Text(report.store, "bold"), soft_wrap=True)
-    for severity in Severity:
-        for finding in report.findings:
-            if finding.severity is severity:
-                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), f"  {finding.message}"), soft_wrap=True)
-        for (found, kind), count in report.counts.items():
-            if found is severity and count > report.most:
-                more = f"  … and {count - report.most:,} more about: {kind}"
-                out.print(Text.assemble((f"{severity:>8}", _STYLES[severity]), more))
-    clean = ("clean", "bold green") if report.is_clean else ("DAMAGED", "bold red")
-    out.print(Text.assemble(clean, summary(report)), soft_wrap=True)
-
-
 def summary(report: Report) -> str:
     """The last line, behind its first word."""
     how = "looked at" if report.fast else "read"
@@ -217,14 +177,4 @@ def summary(report: Report) -> str:
         f": {show.counted(report.segments, 'segment')} {how}, with {show.counted(report.records, 'record')} "
         f"({show.size(report.bytes)})"
     )
-    return looked + "; " + ", ".join(_counted(report, severity) for severity in Severity)
-
-
-def _counted(report: Report, severity: Severity) -> str:
-    count = report.of(severity)
-    words: dict[Severity, Callable[[int], str]] = {
-        Severity.DAMAGE: lambda count: f"{count:,} damaged" if count else "no damage",
-        Severity.WASTE: lambda count: f"{count:,} to waste" if count else "no waste",
-        Severity.NOTE: lambda count: show.counted(count, "note") if count else "no notes",
-    }
-    return words[severity](count)
+    return f"{looked}; {report.counted()}"
