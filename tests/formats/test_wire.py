@@ -7,6 +7,8 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from strandline.formats.block import Compression, encode_page, page_checksum
+from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import Fields, write_fields
 from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, decode_ticket, encode_ticket
 from strandline.formats.wire import (
@@ -14,7 +16,6 @@ from strandline.formats.wire import (
     Advance,
     Flag,
     Note,
-    Pulse,
     content_checksum,
     cut,
     decode_advance,
@@ -29,16 +30,17 @@ from strandline.formats.wire import (
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, ExpectationFailed, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.model.head import WriterId
+from strandline.model.node import Beat
 from strandline.model.records import record_batch
 from tests.formats.test_hostile_bytes import damage
 
 WRITER = WriterId(UUID(int=99))
 LAST = (1 << 63) - 1
-PULSE = Pulse(1, 2, 3, LAST, 5)
+BEAT = Beat(1, 2, 3, LAST, 5)
 NOTES = [
-    Note(Flag.LAST | Flag.NUMBERED, 7, 3, 2, 1_700_000_000_000, (WRITER, 41), PULSE),
-    Note(Flag.LAST, 0, LAST, 0, 0, None, PULSE),
-    Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE),
+    Note(Flag.LAST | Flag.NUMBERED, 7, 3, 2, 1_700_000_000_000, (WRITER, 41), BEAT),
+    Note(Flag.LAST, 0, LAST, 0, 0, None, BEAT),
+    Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT),
 ]
 SINCE = Cursor(UUID(int=5), 12, 3)
 TICKETS = [
@@ -81,11 +83,31 @@ def _sent(batch):
     return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
 
 
+@pytest.mark.parametrize("size", [1, 1000, 1 << 16, 1 << 20])
+def test_a_page_has_the_checksum_of_its_batch_in_however_many_pieces_it_is(size):
+    batch = record_batch(timestamps=[1, 2], ops=[0, 1], keys=[b"k", None], values=[b"v" * size, b""])
+    for each in (batch, batch.slice(1)):
+        page = encode_page(each, Compression.NONE)
+        assert page_checksum(page) == page_checksum([b"".join(page)]) == content_checksum(each)
+        assert page_checksum(page) == page_checksum([b"".join(page)[:6], b"".join(page)[6:]])
+    other = record_batch(timestamps=[1, 2], ops=[0, 1], keys=[b"k", None], values=[b"v" * (size - 1) + b"w", b""])
+    assert content_checksum(other) != content_checksum(batch)
+
+
+def test_a_report_with_flags_that_nobody_knows_is_refused():
+    report = bytearray(encode_advance(Advance(1, 20, 19, 3, 4)))
+    report[1] = 2
+    report[-4:] = crc32c(bytes(report[:-4])).to_bytes(4, "little")
+    with pytest.raises(CorruptData, match="unknown flags"):
+        decode_advance(bytes(report), "r")
+
+
 def test_progress_and_its_answer_come_back_as_they_were():
-    advance = Advance(1, 20, 19, 3, 4)
-    assert decode_advance(encode_advance(advance), "r") == advance
+    for is_answered in (True, False):
+        advance = Advance(1, 20, 19, 3, 4, is_answered)
+        assert decode_advance(encode_advance(advance), "r") == advance
     for refused in (None, "", "The slot is invalid."):
-        assert decode_answer(encode_answer(PULSE, refused), "a node") == (PULSE, refused)
+        assert decode_answer(encode_answer(BEAT, refused), "a node") == (BEAT, refused)
 
 
 @pytest.mark.parametrize("ticket", TICKETS, ids=str)
@@ -102,7 +124,7 @@ def test_no_ticket_at_all_asks_for_the_whole_log():
     [
         (decode_note, encode_note(NOTES[0])),
         (decode_advance, encode_advance(Advance(1, 20, 19, 3, 4))),
-        (decode_answer, encode_answer(PULSE, "The slot is invalid.")),
+        (decode_answer, encode_answer(BEAT, "The slot is invalid.")),
     ],
     ids=["note", "advance", "answer"],
 )
@@ -123,12 +145,12 @@ def test_a_damaged_byte_is_always_found(decode, data):
 @pytest.mark.parametrize(
     "note",
     [
-        Note(Flag.LAST, LAST, 1, 0, 0, None, PULSE),
-        Note(Flag.LAST, 1 << 63, 0, 0, 0, None, PULSE),
-        Note(Flag.LAST, 0, 1, 1 << 63, 0, None, PULSE),
-        Note(Flag.LAST, 0, 1, 0, 0, (WRITER, 1 << 63), PULSE),
-        Note(Flag.LAST, 0, 1, 0, 0, None, PULSE._replace(epoch=(1 << 64) - 1)),
-        Note(128, 0, 1, 0, 0, None, PULSE),
+        Note(Flag.LAST, LAST, 1, 0, 0, None, BEAT),
+        Note(Flag.LAST, 1 << 63, 0, 0, 0, None, BEAT),
+        Note(Flag.LAST, 0, 1, 1 << 63, 0, None, BEAT),
+        Note(Flag.LAST, 0, 1, 0, 0, (WRITER, 1 << 63), BEAT),
+        Note(Flag.LAST, 0, 1, 0, 0, None, BEAT._replace(epoch=(1 << 64) - 1)),
+        Note(128, 0, 1, 0, 0, None, BEAT),
     ],
     ids=str,
 )

@@ -10,10 +10,10 @@ from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.errors import NotFound
+from strandline.model.node import Beat
 from strandline.model.records import record_batch
 from strandline.node.contract import (
     Acknowledgement,
-    Beat,
     Chunk,
     Commit,
     Member,
@@ -131,6 +131,10 @@ class Node:
     def acknowledge(self, caller, progress):
         self.note("acknowledge", caller, progress)
         return Acknowledgement(self.beat(), self.refused)
+
+    def tell(self, caller, progress):
+        self.note("tell", caller, progress)
+        return self.refused
 
     def begin_snapshot(self, caller, kind):
         self.note("begin_snapshot", caller, kind)

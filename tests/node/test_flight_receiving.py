@@ -1,31 +1,34 @@
 """What a replica takes from the wire: whole batches, each behind the one before; anything else is damage."""
 
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
-from strandline.formats.wire import Flag, Note, Pulse, decode_note
+from strandline.formats.block import Compression, encode_page
+from strandline.formats.wire import Flag, Note, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.errors import CorruptData, TransientStorageError
 from strandline.model.head import WriterId
+from strandline.model.node import Beat
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.contract import Beat
 from strandline.node.flight.receiving import Assembler, Receiver, read_note
 from strandline.node.flight.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of
 
 BEAT = Beat(3, 1, 9, 8, 2)
-PULSE = Pulse(3, 1, 9, 8, 2)
 WRITER = WriterId(UUID(int=4))
 
 
 def batch(first, *values, term=2, append=None):
     return LogBatch(first, term, 77, append, tuple(records(value) for value in values))
+
+
+def page_of(part):
+    return encode_page(part, Compression.NONE) if part.num_rows else []
 
 
 def wired(log_batch):
@@ -34,7 +37,7 @@ def wired(log_batch):
 
 
 def assembled(assembler, pairs):
-    return [found for part, note in pairs if (found := assembler.add(part, note)) is not None]
+    return [found for part, note in pairs if (found := assembler.add(part, note, page_of(part))) is not None]
 
 
 def test_parts_become_the_batch_that_they_were():
@@ -46,7 +49,7 @@ def test_parts_become_the_batch_that_they_were():
 
 def test_batches_follow_one_another_and_beats_may_come_between():
     assembler = Assembler("a node", 5)
-    beat = (records(b"a").slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE))
+    beat = (records(b"a").slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))
     pairs = [*wired(batch(4, b"a", b"b")), beat, *wired(batch(6, b"c")), beat, *wired(batch(7, b"d", term=3))]
     assert [found.first for found in assembled(assembler, pairs)] == [4, 6, 7]
 
@@ -70,7 +73,7 @@ WHOLE = wired(batch(0, b"a", b"b", b"c"))
 
 def with_note(index, **changes):
     pairs = list(WHOLE)
-    pairs[index] = (pairs[index][0], replace(pairs[index][1], **changes))
+    pairs[index] = (pairs[index][0], pairs[index][1]._replace(**changes))
     return pairs
 
 
@@ -86,14 +89,14 @@ def with_note(index, **changes):
         pytest.param(with_note(1, first=1), id="another batch's part"),
         pytest.param(with_note(1, term=9), id="another term"),
         pytest.param(with_note(1, append=(WRITER, 1)), id="another writer"),
-        pytest.param(with_note(0, count=1), id="more records than announced"),
+        pytest.param(with_note(0, records=1), id="more records than announced"),
         pytest.param(with_note(2, flags=0), id="no part is the last"),
         pytest.param(with_note(0, flags=Flag.LAST), id="the first part is the last"),
         pytest.param(with_note(0, flags=Flag.READ), id="a reader's part"),
         pytest.param(with_note(0, flags=Flag.BEAT), id="a beat with records"),
         pytest.param([(WHOLE[0][0].slice(0, 0), WHOLE[0][1])], id="a part without records"),
         pytest.param(
-            [WHOLE[0], (WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, PULSE))], id="a beat among parts"
+            [WHOLE[0], (WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat among parts"
         ),
     ],
 )
@@ -126,7 +129,7 @@ def lying_array():
 def test_records_that_are_damaged_are_not_let_through(wrong):
     ((part, note),) = wired(LogBatch(0, 2, 77, None, (records(b"a", b"b"),)))
     with pytest.raises(CorruptData, match="a node"):
-        Assembler("a node", 0).add(columns_of(part, **wrong), note)
+        Assembler("a node", 0).add(columns_of(part, **wrong), note, [])
 
 
 class Chunks:

@@ -1,6 +1,7 @@
 """A replica's side of the wire: every call arrives as it was made, and every answer and error as it was given."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -49,6 +50,11 @@ def server(node):
 def upstream(server):
     with FlightUpstream(server.url) as upstream:
         yield upstream
+
+
+def waited_for(is_so):
+    while not is_so():
+        time.sleep(0.001)
 
 
 def taken(feed, count):
@@ -189,6 +195,35 @@ def test_an_acknowledgement_is_answered(node, upstream):
     node.refused = "The slot is invalid: wal-removed."
     assert upstream.acknowledge(Caller("replica-1", 9), progress).refused == node.refused
     assert node.asked == [("acknowledge", ME, progress), ("acknowledge", Caller("replica-1", 9), progress)]
+
+
+def test_what_is_told_is_heard_in_order_and_not_answered(node, upstream):
+    for position in range(5):
+        assert upstream.tell(ME, Progress(position, position)) is None
+    found = upstream.acknowledge(ME, Progress(9, 9))
+    assert (found.beat, found.refused) == (node.beat(), None)
+    assert [(what, progress.durable) for what, _, progress in node.asked] == [
+        *(("tell", position) for position in range(5)),
+        ("acknowledge", 9),
+    ]
+
+
+def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node, upstream):
+    node.refused = "The slot is invalid: wal-removed."
+    upstream.tell(ME, Progress(1, 1))
+    waited_for(lambda: len(node.asked) == 1)
+    node.refused = None
+    assert upstream.acknowledge(ME, Progress(1, 1)).refused == "The slot is invalid: wal-removed."
+
+
+def test_an_error_of_what_was_told_is_raised_by_a_later_one_and_then_it_goes_on(node, upstream):
+    node.error = NotFound("There is no replica 'replica-1'.")
+    upstream.tell(ME, Progress(1, 1))
+    waited_for(lambda: len(node.asked) == 1)
+    node.error = None
+    with pytest.raises(NotFound, match="no replica"):
+        upstream.acknowledge(ME, Progress(1, 1))
+    assert upstream.acknowledge(ME, Progress(1, 1)).refused is None
 
 
 def test_a_failed_acknowledgement_is_raised_and_the_next_one_goes_through(node, upstream):

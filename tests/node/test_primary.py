@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -84,7 +83,7 @@ class TestRegistering:
         assert primary.register(ONE).position == 13
         after = primary.registry.replica("r1")
         assert primary.registry.epoch == epoch
-        assert after == replace(before, last_seen=before.last_seen + 3_000_000)
+        assert after == before._replace(last_seen=before.last_seen + 3_000_000)
         assert primary.register(ONE, region="us").topology.members[0].region == "us"
         assert [slot.name for slot in primary.log.slots()] == ["r1"]
 
@@ -176,6 +175,63 @@ class TestAcknowledging:
         assert (primary.registry.replica("r1").applied, primary.registry.replica("r1").durable) == (8, 7)
         assert primary.registry.lag == 2
         assert primary.registry.safe_replay == 7
+
+
+class TestTelling:
+    """Acknowledgements that ask for no answer: they count at once, and the slot follows."""
+
+    def test_it_counts_at_once_and_the_slot_stands_there_by_the_next_look(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        handle = primary.submit(records(b"x"), policy=AckN(1))
+        handle._handle.result()
+        assert primary.tell(ONE, Progress(11, 11)) is None
+        assert handle.done()
+        assert primary.log.floor() == 0
+        primary.tick()
+        assert primary.log.floor() == 11
+
+    def test_an_answered_one_moves_the_slot_itself(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        primary.tell(ONE, Progress(7, 7))
+        assert primary.acknowledge(ONE, Progress(7, 7)).refused is None
+        assert primary.log.floor() == 7
+
+    def test_nobody_is_too_far_behind_who_has_told_otherwise(self, tmp_path):
+        cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=2000))
+        primary.register(ONE)
+        for last in range(1, 21):
+            primary.append(records(b"x" * 500))
+            assert primary.tell(ONE, Progress(last, last)) is None
+        primary.tick()
+        primary.prune(20)
+        assert [slot.invalid for slot in primary.log.slots()] == [None]
+        assert primary.log.bounds().first == 20
+        cluster.close()
+
+    def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        primary.log.prune(5, beyond_slots=True)
+        assert "invalidated (wal-removed)" in primary.tell(ONE, Progress(10, 10))
+        assert primary.registry.replica("r1").durable is None
+
+    def test_what_was_told_before_it_asked_to_go_on_further_back_moves_nothing(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        primary.tell(ONE, Progress(8, 8))
+        primary.resume(ONE, at(primary, 5))
+        primary.tick()
+        assert primary.log.floor() <= 5
+
+    def test_nor_does_what_was_told_before_a_bootstrap(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        primary.tell(ONE, Progress(8, 8))
+        primary.begin_snapshot(ONE, KIND)
+        primary.tick()
+        assert primary.log.floor() == 0
 
 
 class TestResuming:

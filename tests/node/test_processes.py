@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.errors import Fenced, NotReady, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.node.contract import Reached, TimedOut
-from tests.node.processes import ClusterOfProcesses, Nest
+from tests.node.processes import POLL, ClusterOfProcesses, Nest
 from tests.node.recording import Mark, Recorder, append, check, new_writer, value_of
 
 Start = Callable[..., ClusterOfProcesses]
@@ -353,6 +354,7 @@ class TestWallClocksThatJump:
             recorder.more()
             cluster.kill("b")
             recorder.more()
+            time.sleep(3 * POLL)  # until its slot, too, was last seen before the jump
             cluster.set_clock(leader, hours=5)
             cluster.until(lambda: cluster.logged(leader, "'b' of") and cluster.logged(leader, "(idle-timeout)"), "idle")
             cluster.start("b")

@@ -11,9 +11,11 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
 from strandline.model.head import WriterId
+from strandline.model.node import Beat
 from strandline.node import bootstrap, offers
 from strandline.node.arrivals import Verdict, judge
-from strandline.node.contract import Beat, Caller, Chunk
+from strandline.node.contract import Caller, Chunk
+from strandline.node.node import Node
 from tests.node.parts import Cluster, records
 
 LOG = UUID(int=3)
@@ -99,16 +101,49 @@ class TestFollowing:
             return answer
 
         def refuse(name):
-            del pair.before["acknowledge"]
+            del pair.before["tell"]
             pair.after["acknowledge"] = lose
             raise TransientStorageError("the acknowledgement was lost")
 
-        pair.before["acknowledge"] = refuse
+        pair.before["tell"] = refuse
         handle = pair.append(b"x")
         pair.until(handle.done)
         pair.settled("b")
         assert len(lost) > 1
         assert pair.content("b") == [(0, b"x")]
+
+    def test_one_that_nobody_heard_is_made_good_within_a_poll_interval(self, pair, monkeypatch):
+        monkeypatch.setattr(Node, "tell", lambda *_: None)
+        handle = pair.append(b"x")
+        pair.until(lambda: pair.end("b") == 1)
+        assert not handle.done()
+        since = pair.clock.monotonic()
+        pair.until(handle.done)
+        assert 0 < pair.clock.monotonic() - since < 2
+        assert pair.nodes["b"].condition == "following"
+
+    def test_it_tells_before_it_does_anything_else_with_what_is_durable(self, pair):
+        log = pair.nodes["b"].replica.copy.log
+        seen = []
+        pair.before["tell"] = lambda _: seen.append((log.bounds().next, registered(pair).durable))
+        pair.append(b"x")
+        pair.settled("b")
+        assert seen == [(0, 0)]
+        assert (log.bounds().next, registered(pair).durable) == (1, 1)
+
+    def test_it_asks_for_an_answer_once_in_a_poll_interval(self, pair):
+        asked = []
+        pair.before["tell"] = lambda _: asked.append("tell")
+        pair.before["acknowledge"] = lambda _: asked.append("acknowledge")
+        for _ in range(5):
+            pair.append(b"x")
+            pair.settled("b")
+        assert set(asked) == {"tell"}
+        pair.clock.advance(1.5)
+        for _ in range(5):
+            pair.append(b"x")
+            pair.settled("b")
+        assert asked.count("acknowledge") == 1
 
     def test_what_comes_twice_changes_nothing(self, pair):
         pair.append(b"x")
@@ -431,7 +466,8 @@ class TestReading:
         pair.step(40)
         assert pair.nodes["b"].replica.committed == 1
         pair.names = "abc"
-        pair.before["acknowledge"] = lambda _: (_ for _ in ()).throw(TransientStorageError("no"))
+        for name in ("tell", "acknowledge"):
+            pair.before[name] = lambda _: (_ for _ in ()).throw(TransientStorageError("no"))
         pair.append(b"y")
         pair.until(lambda: pair.end("b") == 2)
         assert [batch.num_rows for batch in pair.nodes["b"].replica.reading().read()] == [1]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
 
 from strandline.formats.node_state import decode_node, encode_node
 from strandline.model.errors import CorruptData, Fenced, InvalidInput
-from strandline.model.node import NodeState, Peer, Trouble
+from strandline.model.node import Beat, NodeState, Peer, Trouble
 from strandline.node.commits import Commits
+from strandline.node.flight.streams import SOON, TURN, next_turn
 from strandline.node.flow import FlowLimits, Proceed, Refuse, admit
 from strandline.node.gate import Gate
 from strandline.node.home import Home
@@ -25,7 +27,7 @@ ONE, TWO = AckN(1), AckN(2)
 class TestCommits:
     def test_each_waiter_is_woken_when_its_own_policy_has_reached_its_offset(self):
         marks = {ONE: 0, TWO: 0}
-        commits = Commits(lambda policy: marks[policy])
+        commits = Commits(lambda policy: marks[policy], lambda: 100)
         waiters = [commits.add(ONE, 5), commits.add(TWO, 5), commits.add(ONE, 7), commits.add(ONE, 3)]
         marks[ONE] = 6
         commits.moved()
@@ -35,14 +37,21 @@ class TestCommits:
         assert [waiter.done for waiter in waiters] == [True, True, False, True]
 
     def test_one_that_comes_too_late_to_be_woken_is_done_at_once(self):
-        commits = Commits(lambda _: 5)
+        commits = Commits(lambda _: 5, lambda: 100)
         waiter = commits.add(ONE, 5)
         assert waiter.done
         waiter.wait(60)
 
+    def test_what_is_not_even_durable_here_is_not_computed(self):
+        computed = []
+        commits = Commits(lambda policy: computed.append(policy) or 0, lambda: 4)
+        waiter = commits.add(ONE, 5)
+        assert not computed
+        assert not waiter.done
+
     def test_a_watermark_never_goes_back(self):
         mark = [5]
-        commits = Commits(lambda _: mark[0])
+        commits = Commits(lambda _: mark[0], lambda: 100)
         commits.raise_to(ONE, 3)
         assert commits.reached(ONE) == 5
         mark[0] = 2
@@ -50,7 +59,7 @@ class TestCommits:
 
     def test_nobody_is_left_waiting_beside_others_that_come_and_go(self):
         mark = [0]
-        commits = Commits(lambda _: mark[0])
+        commits = Commits(lambda _: mark[0], lambda: 100)
         missed = []
 
         def wait(number):
@@ -71,7 +80,7 @@ class TestCommits:
         assert not missed
 
     def test_giving_up_wakes_everybody(self):
-        commits = Commits(lambda _: 0)
+        commits = Commits(lambda _: 0, lambda: 100)
         waiter = commits.add(ONE, 1)
         commits.give_up()
         waiter.wait(60)
@@ -169,3 +178,21 @@ class TestRemembering:
         with Home.open(str(tmp_path), "b") as home:
             assert sorted(path.name for path in tmp_path.glob("data-*")) == ["data-00000002"]
             assert home.next_generation() == 3
+
+
+class TestTurns:
+    """How long a stream to a replica waits before it looks whether there is something to tell."""
+
+    BEHIND, EVEN = Beat(1, 0, 9, 8, 1), Beat(1, 0, 9, 9, 1)
+
+    def test_a_replica_that_knows_all_is_left_alone(self):
+        for told in (None, self.EVEN):
+            assert next_turn(SOON, told, is_news=True) == next_turn(TURN, told, is_news=False) == TURN
+
+    def test_one_that_waits_to_hear_of_a_commit_hears_of_it_soon_and_is_looked_after_ever_less_often(self):
+        turns = [next_turn(TURN, self.BEHIND, is_news=True)]
+        while turns[-1] < TURN:
+            turns.append(next_turn(turns[-1], self.BEHIND, is_news=False))
+        assert turns[0] == SOON
+        assert all(after == min(2 * before, TURN) for before, after in itertools.pairwise(turns))
+        assert next_turn(TURN, self.BEHIND, is_news=False) == TURN

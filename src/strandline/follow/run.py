@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event as StopEvent
-from typing import Literal, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 from uuid import UUID
 
 import pyarrow as pa
@@ -45,6 +45,7 @@ __all__ = ["Batching", "Start", "begin", "follow"]
 
 _POLL = 0.25
 _SEEN_EVERY = 60.0
+_APPLIED: Final = Applied()
 
 
 def follow(
@@ -177,6 +178,8 @@ class Follower:
         if self._event is None:
             raise AssertionError("it was not begun")
         action = self.engine.step(self._event, self.clock.monotonic())
+        if isinstance(action, Apply):  # the sink does both in one step
+            action = self.engine.step(_APPLIED, self.clock.monotonic())
         if isinstance(action, Finish) and action.cursor is not None:
             return action.cursor
         self._event = self._do(action)
@@ -188,8 +191,6 @@ class Follower:
                 return Opened()  # a log is planned anew each time
             case Receive(since, records, size, seconds) if since is not None:
                 return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
-            case Apply():
-                return Applied()  # the sink does both in one step
             case Store(Range(chunks, since, upto)) if since is not None:
                 pieces = [piece for chunk in chunks for piece in chunk]
                 if self._copies is not None:
@@ -206,12 +207,16 @@ class Follower:
         spans = self.log.plan(since, limit)
         if not spans:
             self._be_seen()
-            self.log.wait(since, min(seconds, _POLL))  # a short turn, so that a request to stop is heard soon
-            return Nothing()
+            # A short turn, so that a request to stop is heard soon.
+            if self.log.wait(since, min(seconds, _POLL)):
+                spans = self.log.plan(since, limit)
+            if not spans:
+                return Nothing()
         chunk: Chunk
         if self._copies is not None:
-            chunk = [cast("WholeSpan", span).batch() for span in spans]
-            size = sum(batch.size for batch in chunk)
+            wholes = cast("Sequence[WholeSpan]", spans)
+            chunk = [span.batch() for span in wholes]
+            size = sum([span.size for span in spans])
             upto = Cursor(since.log_id, spans[-1].next, chunk[-1].term)
         else:
             chunk, upto = self._fetched(since, spans, limit)

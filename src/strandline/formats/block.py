@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from strandline.formats.checksum import crc32c
 from strandline.model.errors import CorruptData, InvalidInput
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op, are_operations
 
@@ -36,6 +37,9 @@ _DECODED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
 
 _SMALL: Final = 64 << 10
 """A plain page of up to so many bytes is copied: that takes a sixth of the time that handing over its buffers does."""
+
+_HEAD = struct.Struct("<II")
+"""What an Arrow message begins with: a mark, and the length of its head."""
 
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
 _PLAIN_SCHEMA: Final = bytes(_SCHEMA_MESSAGE)
@@ -77,6 +81,21 @@ def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
     with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
         writer.write_batch(batch)
     return _without(_without(target.parts, len(_SCHEMA_MESSAGE), 0), len(_END), -1)
+
+
+def page_checksum(page: Parts) -> int:
+    """The CRC32C of a page's records: of the body of its message, if that is plain, and so whoever has encoded it.
+
+    Not of the message's head, which tells the same in words that may differ between versions of Arrow.
+    """
+    lead = page[0] if len(page[0]) >= _HEAD.size else b"".join(page[:2])
+    head = _HEAD.size + _HEAD.unpack_from(lead)[1]
+    checksum = 0
+    for part in page:
+        if head < len(part):
+            checksum = crc32c(part[head:] if head else part, checksum)
+        head = max(0, head - len(part))
+    return checksum
 
 
 def _is_small(batch: pa.RecordBatch) -> bool:

@@ -6,26 +6,24 @@ All numbers are little-endian and fit 63 bits. Every fixed part ends with its CR
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.formats.block import page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import LARGEST_NUMBER, Fields, write_fields
 from strandline.model import errors
 from strandline.model.errors import CorruptData, ExpectationFailed, StrandlineError
 from strandline.model.head import WriterId
+from strandline.model.node import Beat
 
 _VERSION: Final = 1
 _NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
-_PROGRESS = struct.Struct("<B3xQQQQQ")
+_PROGRESS = struct.Struct("<BB2xQQQQQ")
 _ANSWER = struct.Struct("<BB2xQQQQQ")
 _CHECKSUM = struct.Struct("<I")
-_HEAD = struct.Struct("<II")
-"""What an Arrow message begins with: a mark, and the length of its head."""
-
 NOTE_SIZE: Final = _NOTE.size + _CHECKSUM.size
 _LONGEST_REASON: Final = 4096
 _LONGEST_SENTENCE: Final = 1000
@@ -47,33 +45,19 @@ class Flag:
     ALL: Final = LAST | NUMBERED | BEAT | READ
 
 
-class Pulse(NamedTuple):
-    """A primary's word on how far it is, as the wire carries it."""
-
-    term: int
-    term_start: int
-    durable: int
-    committed: int
-    epoch: int
-
-
-NO_PULSE: Final = Pulse(0, 0, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """What goes with an Arrow batch. A log batch goes as one or more of them, whose notes differ in ``LAST`` alone."""
 
     flags: int
     first: int
     """The offset of the first record of the *log* batch."""
-    count: int
-    """How many records the log batch has, in all its parts."""
+    records: int
+    """How many the log batch has, in all its parts."""
     term: int
     timestamp: int
     """When it was written, in milliseconds."""
     append: tuple[WriterId, int] | None
-    pulse: Pulse
+    beat: Beat
     content: int = 0
     """Of the Arrow batch that it goes with: :func:`content_checksum`; 0 for one without records."""
 
@@ -83,27 +67,26 @@ def content_checksum(batch: pa.RecordBatch) -> int:
 
     Not of the message's head, which tells the same in words that may differ between versions of Arrow.
     """
-    message = memoryview(batch.serialize())
-    return crc32c(message[_HEAD.size + _HEAD.unpack_from(message)[1] :])
+    return page_checksum([memoryview(batch.serialize()).cast("B")])
 
 
 def encode_note(note: Note) -> bytes:
     """The bytes of a note, always as many."""
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
     flags = note.flags | (Flag.NUMBERED if note.append else 0)
-    what = (note.first, note.count, note.term, note.timestamp, writer, number)
-    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.pulse, note.content))
+    what = (note.first, note.records, note.term, note.timestamp, writer, number)
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.beat, note.content))
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
     """The note in these bytes; ``CorruptData`` for any others."""
-    found = _opened(_NOTE, data, f"A note of {where}")
-    version, flags, first, count, term, timestamp, writer, number, *pulse, content = found
-    _check(where, version, first + count, term, timestamp, number, *pulse)
+    found = _opened(_NOTE, data, "A note", where)
+    version, flags, first, count, term, timestamp, writer, number, *beat, content = found
+    _check(where, version, first + count, term, timestamp, number, *beat)
     if flags & ~Flag.ALL:
         raise CorruptData(f"A note of {where} has unknown flags ({flags}): both ends need the same version.")
     append = (WriterId(UUID(bytes=writer)), number) if flags & Flag.NUMBERED else None
-    return Note(flags, first, count, term, timestamp, append, Pulse(*pulse), content)
+    return Note(flags, first, count, term, timestamp, append, Beat(*beat), content)
 
 
 class Advance(NamedTuple):
@@ -115,52 +98,57 @@ class Advance(NamedTuple):
     durable: int
     apply_errors: int
     divergences: int
+    is_answered: bool = True
+    """Whether an answer is waited for; without, there is one only if it did not count."""
 
 
 def encode_advance(advance: Advance) -> bytes:
     """The bytes of a progress report."""
-    return _sealed(_PROGRESS.pack(_VERSION, *advance))
+    *numbers, is_answered = advance
+    return _sealed(_PROGRESS.pack(_VERSION, not is_answered, *numbers))
 
 
 def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
     """The report in these bytes; ``CorruptData`` for any others."""
-    version, *numbers = _opened(_PROGRESS, data, f"A progress report of {where}")
+    version, quiet, *numbers = _opened(_PROGRESS, data, "A progress report", where)
     _check(where, version, *numbers)
-    return Advance(*numbers)
+    if quiet > 1:
+        raise CorruptData(f"A progress report of {where} has unknown flags ({quiet}): both ends need the same version.")
+    term, applied, durable, apply_errors, divergences = numbers
+    return Advance(term, applied, durable, apply_errors, divergences, not quiet)
 
 
-def encode_answer(pulse: Pulse, refused: str | None) -> bytes:
+def encode_answer(beat: Beat, refused: str | None) -> bytes:
     """The bytes of the answer to a progress report: a fixed part, and why it counted for nothing."""
     reason = b"" if refused is None else refused.encode()[:_LONGEST_REASON]
-    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *pulse) + reason)
+    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *beat) + reason)
 
 
-def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Pulse, str | None]:
+def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Beat, str | None]:
     """The answer in these bytes; ``CorruptData`` for any others."""
-    what = f"An acknowledgement of {where}"
-    body = _unsealed(data, what, smallest=_ANSWER.size, largest=_ANSWER.size + _LONGEST_REASON)
-    version, refused, *pulse = _ANSWER.unpack_from(body)
-    _check(where, version, *pulse)
+    body = _unsealed(data, "An acknowledgement", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
+    version, refused, *beat = _ANSWER.unpack_from(body)
+    _check(where, version, *beat)
     reason = bytes(body[_ANSWER.size :]).decode(errors="replace")
-    return Pulse(*pulse), reason if refused else None
+    return Beat(*beat), reason if refused else None
 
 
 def _sealed(body: bytes) -> bytes:
     return body + _CHECKSUM.pack(crc32c(body))
 
 
-def _opened(layout: struct.Struct, data: bytes | memoryview | None, what: str) -> tuple[Any, ...]:
-    body = _unsealed(data, what, smallest=layout.size, largest=layout.size)
-    found: tuple[Any, ...] = layout.unpack(body)
+def _opened(layout: struct.Struct, data: bytes | memoryview | None, what: str, where: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = layout.unpack(_unsealed(data, what, where, layout.size, layout.size))
     return found
 
 
-def _unsealed(data: bytes | memoryview | None, what: str, *, smallest: int, largest: int) -> bytes:
+def _unsealed(data: bytes | memoryview | None, what: str, where: str, smallest: int, largest: int) -> bytes:
     if data is None or not smallest <= len(data) - _CHECKSUM.size <= largest:
-        raise CorruptData(f"{what} has {0 if data is None else len(data)} bytes, which is not its size: ask again.")
+        size = 0 if data is None else len(data)
+        raise CorruptData(f"{what} of {where} has {size} bytes, which is not its size: ask again.")
     body = bytes(data[: -_CHECKSUM.size])
-    if crc32c(body) != _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0]:
-        raise CorruptData(f"{what} is damaged: its checksum is wrong. Ask again.")
+    if crc32c(body) != _CHECKSUM.unpack_from(data, len(body))[0]:
+        raise CorruptData(f"{what} of {where} is damaged: its checksum is wrong. Ask again.")
     return body
 
 

@@ -1,8 +1,24 @@
-"""What a node remembers of itself across restarts, as a value."""
+"""What a primary says of itself, and what a node remembers of itself across restarts, as values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+
+class Beat(NamedTuple):
+    """A primary's word on how far it is; comes with every batch, and about once a poll interval without any."""
+
+    term: int
+    term_start: int
+    durable: int
+    committed: int
+    epoch: int
+    """The topology's."""
+
+
+NO_BEAT: Final = Beat(0, 0, 0, 0, 0)
+"""Of who is no primary."""
 
 
 @dataclass(frozen=True, slots=True)

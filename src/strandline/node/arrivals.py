@@ -14,8 +14,9 @@ from strandline.log.planning import clipped, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit
 from strandline.model.errors import CorruptData, Diverged, Fenced, Gap
+from strandline.model.node import Beat
 from strandline.model.records import with_offsets
-from strandline.node.contract import Beat, Feed
+from strandline.node.contract import Feed
 
 
 class Verdict(Enum):

@@ -44,9 +44,10 @@ class Waiter:
 class Commits:
     """Watermarks by policy, which never go back, and who waits for them. Safe in threads."""
 
-    def __init__(self, watermark: Callable[[CommitPolicy], int]) -> None:
-        """``watermark`` computes a policy's from who is how far now."""
+    def __init__(self, watermark: Callable[[CommitPolicy], int], end: Callable[[], int]) -> None:
+        """``watermark`` computes a policy's from who is how far now; none is above ``end``."""
         self._watermark = watermark
+        self._end = end
         self._reached: dict[CommitPolicy, int] = {}
         self._waiting: dict[CommitPolicy, list[tuple[int, int, Waiter]]] = {}
         self._lock = threading.Lock()
@@ -76,7 +77,7 @@ class Commits:
         with self._lock:
             heapq.heappush(self._waiting.setdefault(policy, []), (upto, next(_TICKETS), waiter))
         # After it is in the queue: who moves the watermark now wakes it, and who did before is seen here.
-        if self.reached(policy) >= upto:
+        if self._end() >= upto and self.reached(policy) >= upto:
             self.remove(waiter)
             waiter.wake(done=True)
         return waiter

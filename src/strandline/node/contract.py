@@ -13,6 +13,7 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.model.errors import CommitTimedOut
 from strandline.model.head import WriterId
+from strandline.model.node import Beat
 from strandline.model.records import RecordSource
 from strandline.node.registry import Progress
 
@@ -83,18 +84,6 @@ class Rewind:
 
 
 Resume: TypeAlias = PartialResync | Rewind | FullRebootstrap
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A primary's word on how far it is; comes with every batch, and about once a poll interval without any."""
-
-    term: int
-    term_start: int
-    durable: int
-    committed: int
-    epoch: int
-    """The topology's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +228,12 @@ class Leading(Protocol):
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """Report how far the caller is. ``NotFound`` if it is not registered, ``Diverged`` past the end of the log."""
+
+    def tell(self, caller: Caller, progress: Progress) -> str | None:
+        """The same for who does not wait for the answer; why it did not count, if that is known at once.
+
+        Over a network it is not: what was wrong with it, or that it was lost, is said by a later acknowledgement.
+        """
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""

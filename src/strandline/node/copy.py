@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
 from uuid import UUID
 
@@ -62,6 +62,8 @@ class LogCopy:
         self.term = 0
         """The term of the primary that it follows."""
         self.generation = home.state.generation
+        self.on_durable: Callable[[int], object] | None = None
+        """Told each new end as soon as it is durable; what is told must not raise."""
         self._leads = False
         """Whether many append at once, for whom a thread commits. A follower is one, and quicker without."""
         self.log = self._open()
@@ -71,10 +73,15 @@ class LogCopy:
             self._home.data(self.generation),
             create=False,
             background=self._background and self._leads,
+            durable=None if self._leads else self._is_durable,
             disk=self._home.disk,
             clock=self._clock,
             chance=self._chance,
         )
+
+    def _is_durable(self, upto: int) -> None:
+        if self.on_durable is not None:
+            self.on_durable(upto)
 
     # --- as a sink ---------------------------------------------------------------------------------------------
 
@@ -87,8 +94,9 @@ class LogCopy:
 
     def end(self) -> Cursor:
         """The cursor behind everything that it holds, in the term of its last record."""
-        bounds = self.log.bounds()
-        return Cursor(self.log.log_id, bounds.next, self.log.term_at(bounds.next - 1) or 0)
+        end, first = self.log.end(), self.log.bounds().first
+        # A log that holds nothing is in a term all the same: that of no record.
+        return end if end.next > first else Cursor(end.log_id, end.next, self.log.term_at(end.next - 1) or 0)
 
     def take(self, batches: Sequence[LogBatch], *, since: Cursor, upto: Cursor) -> None:
         """Append what it does not have yet, and return when that is durable; one sync for all of it."""

@@ -10,10 +10,12 @@ from strandline.log.wal.span import whole_batches
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
-from strandline.node.contract import Beat
+from strandline.model.node import Beat
 
-TAKEN: Final = Limit(bytes=2 << 20)
+TAKEN_BYTES: Final = 2 << 20
 """About so much is taken at once."""
+
+_TAKEN: Final = Limit(bytes=TAKEN_BYTES)
 
 
 @final
@@ -30,6 +32,7 @@ class LogFeed:
         self._now = beat
         self._sent = sent
         self._beat = beat()
+        self._is_ours = False
         self._closed = False
 
     @property
@@ -42,12 +45,18 @@ class LogFeed:
         if self._closed:
             raise NotReady("The feed is closed.")
         is_there = self._log.view().bounds.next > self._at.next or (timeout > 0 and self._log.wait(self._at, timeout))
-        batches = whole_batches(self._log.plan(self._at, TAKEN)) if is_there else []
+        batches = self._next() if is_there else []
         self._beat = self._now()
         if batches:
             self._at = Cursor(self._at.log_id, batches[-1].next, batches[-1].term)
+            self._is_ours = True
             self._sent(self._at.next)
         return batches
+
+    def _next(self) -> list[LogBatch]:
+        # A position that this feed has come to by itself is the log's own, and need not be compared with it.
+        newest = self._log.newest(self._at.next, TAKEN_BYTES) if self._is_ours else []
+        return newest or whole_batches(self._log.plan(self._at, _TAKEN))
 
     def close(self) -> None:
         """End the feed."""

@@ -24,6 +24,11 @@ class FlowLimits:
         if self.slow_at < 0 or self.longest < 0 or (self.refuse_at and self.refuse_at < max(1, self.slow_at)):
             raise InvalidInput("Flow limits are not negative, and writers are slowed before they are refused.")
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is ever slowed or refused."""
+        return bool(self.slow_at or self.refuse_at)
+
 
 @dataclass(frozen=True, slots=True)
 class Proceed:

@@ -46,14 +46,15 @@ class CommitHandle:
 
     def done(self) -> bool:
         """Whether asking for the result would not block."""
-        return self._handle.done() and (
-            self._policy == Local() or not self._gate.is_open or self._commits.reached(self._policy) >= self._upto()
-        )
+        if not self._handle.done():
+            return False
+        is_decided = isinstance(self._policy, Local) or not self._gate.is_open
+        return is_decided or self._commits.reached(self._policy) >= self._upto()
 
     def result(self, timeout: float) -> Commit:
         """Block until it is durable here, and until the policy is satisfied or the time is over."""
         outcome: Outcome = NotRequired()
-        if self._policy != Local():
+        if not isinstance(self._policy, Local):
             deadline = self._clock.monotonic() + timeout
             if self._handle.first is None or not self._handle.is_driven:
                 self._handle.result()
@@ -77,8 +78,7 @@ class CommitHandle:
         return Cursor(self._log.log_id, upto, term)
 
     def _wait(self, deadline: float, timeout: float) -> Outcome:
-        upto = self._upto()
-        waiter = self._commits.add(self._policy, upto)
+        waiter = self._commits.add(self._policy, self._upto())
         try:
             waiter.wait(deadline - self._clock.monotonic())
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from strandline.model.errors import InvalidInput, NotReady
 
@@ -89,8 +89,7 @@ class Every:
 CommitPolicy: TypeAlias = Local | AckN | Quorum | Regions | Every
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPosition:
+class ReplicaPosition(NamedTuple):
     """How far a replica is: everything below ``durable`` is stored there; None before its first acknowledgement."""
 
     name: str
@@ -98,8 +97,7 @@ class ReplicaPosition:
     region: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """Who is how far, as a policy sees it."""
 
     primary: str

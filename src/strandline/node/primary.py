@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Final, final
@@ -10,9 +11,9 @@ from strandline.log.contract import Slot
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Cursor
-from strandline.model.errors import Fenced, Overloaded, SlotInvalid
+from strandline.model.errors import Fenced, NotFound, Overloaded, SlotInvalid
 from strandline.model.head import WriterId
-from strandline.model.node import Peer
+from strandline.model.node import Beat, Peer
 from strandline.model.records import RecordSource
 from strandline.model.slots import SlotState
 from strandline.node import registry as rules
@@ -21,7 +22,6 @@ from strandline.node.commits import Commits
 from strandline.node.committed import Committed
 from strandline.node.contract import (
     Acknowledgement,
-    Beat,
     Caller,
     Chunk,
     Commit,
@@ -90,7 +90,9 @@ class PrimaryRole:
         self._stood: tuple[Registry, Standing] = (self._registry, Standing(self.name, -1))
         """The last standing that was asked for, and of which registry: it is asked for several times per append."""
         self._slots: dict[str, Slot] = {}
-        self._commits = Commits(self._watermark)
+        self._told: dict[str, int] = {}
+        """How far replicas have said that they are, where their slots do not stand there yet."""
+        self._commits = Commits(self._watermark, self._durable)
         self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
         for peer in home.state.peers:
             if peer.name != self.name:
@@ -143,6 +145,8 @@ class PrimaryRole:
         return CommitHandle(handle, asked, self._commits, self.gate, self.log, self._clock, term_start=self.term_start)
 
     def _slow_down(self) -> None:
+        if not self.options.flow.is_on:
+            return
         match admit(self._slowest(), self.options.flow):
             case Refuse(lag):
                 raise Overloaded(
@@ -232,7 +236,7 @@ class PrimaryRole:
         name = caller.name
         with self._lock:
             self._registry = rules.unregister(self._registry, name)
-            self._slots.pop(name, None)
+            self._forget_slot(name)
             self._remember_peers()
             if not keep_slot and self._slot(name) is not None:
                 self.log.drop_slot(name)
@@ -266,6 +270,7 @@ class PrimaryRole:
     def _bootstraps(self, name: str) -> None:
         with self._lock:
             self._sent_upto.pop(name, None)  # what it was sent, it has no more
+            self._told.pop(name, None)
             self._registry = rules.bootstrapping(self._registry, name, flag=True)
 
     def _plan_resume(self, name: str, since: Cursor | None) -> Resume:
@@ -280,14 +285,19 @@ class PrimaryRole:
 
     def _stand_at(self, name: str, position: int) -> None:
         """Let a slot pin what its replica asks for, which may be behind what it had let go of."""
+        self._told.pop(name, None)
         state = self._slot(name)
         if state is not None and state.position > position:
             self._reset(name, position)
 
     def _reset(self, name: str, position: int) -> None:
-        self._slots.pop(name, None)  # first: if something fails from here on, it is claimed anew
+        self._forget_slot(name)  # first: if something fails from here on, it is claimed anew
         self.log.reset_slot(name, position)
         self._slots[name] = self.log.claim_slot(name, name)
+
+    def _forget_slot(self, name: str) -> None:
+        self._slots.pop(name, None)
+        self._told.pop(name, None)
 
     def feed(self, caller: Caller, since: Cursor) -> LogFeed:
         """Everything from a position on, up to the durable end and following it."""
@@ -296,11 +306,17 @@ class PrimaryRole:
         return LogFeed(self.log, since, self.beat, lambda upto: self._sent(caller.name, upto))
 
     def _sent(self, name: str, upto: int) -> None:
-        self.gate.check("nothing more is sent")
         self._sent_upto[name] = upto
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""
+        refused = self.tell(caller, progress)
+        if refused is None:
+            refused = self._move_slot(caller.name)
+        return Acknowledgement(self.beat(), refused)
+
+    def tell(self, caller: Caller, progress: Progress) -> str | None:
+        """The same for who wants to hear only why it did not count; its slot is moved a little later."""
         self._check_term(caller)
         name = caller.name
         if caller.term != self.term:
@@ -314,19 +330,30 @@ class PrimaryRole:
             slot = self._slots.get(name)
             if slot is None:
                 slot = self._slots[name] = self.log.claim_slot(name, name)
-            state = slot.state()
-            if state.pins:
-                self._registry = after
-        refused = None
-        self._commits.moved()  # first: somebody waits for it
+            if not slot.state().pins:
+                return self._move_slot(name)  # which tells why it cannot be
+            self._registry = after
+            self._told[name] = progress.durable
+        self._commits.moved()
+        return None
+
+    def _move_slot(self, name: str) -> str | None:
+        """Let a slot stand where its replica has said that it is; or why it cannot."""
+        slot, upto = self._slots.get(name), self._told.pop(name, 0)
         try:
-            if progress.durable > state.position:
-                slot.advance(Cursor(self.log.log_id, progress.durable))
-            else:
+            if slot is not None and upto > slot.state().position:
+                slot.advance(Cursor(self.log.log_id, upto))
+            elif slot is not None:
                 slot.touch()
         except SlotInvalid as error:
-            refused = str(error)
-        return Acknowledgement(self.beat(), refused)
+            return str(error)
+        return None
+
+    def _move_slots(self) -> None:
+        """The same for all: before it is judged which slots are too far behind."""
+        for name in list(self._told):
+            with contextlib.suppress(Fenced, NotFound):  # it is somebody else's, or gone: its replica will be told
+                self._move_slot(name)
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
 
@@ -410,6 +437,7 @@ class PrimaryRole:
         now = self._time()
         with self._lock:
             self._registry = rules.judge_health(self._registry, poll_seconds=self.options.poll_seconds, now=now)
+        self._move_slots()
         self.log.sweep(self.options.retention, self.options.limits)
         log = str(self.log.log_id)
         registry = self.registry
@@ -419,6 +447,7 @@ class PrimaryRole:
 
     def prune(self, upto: int) -> int:
         """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
+        self._move_slots()
         return self.log.prune(upto, limits=self.options.limits)
 
     def step_down(self, why: str) -> None:

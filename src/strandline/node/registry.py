@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from strandline.model.cursor import SECOND
 from strandline.model.errors import Diverged, InvalidInput, NotFound
@@ -16,8 +16,7 @@ SILENT_SECONDS: Final = 5
 """A replica that was silent for so many poll intervals, and at least so long, is unhealthy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+class Replica(NamedTuple):
     """What a primary knows of one replica. Positions are next offsets; times are microseconds."""
 
     name: str
@@ -95,8 +94,8 @@ def register(registry: Registry, name: str, *, region: str | None, now: int) -> 
     known = registry.replicas.get(name)
     if known is None:
         return _with(registry, [Replica(name, now, now, region)], is_change=True)
-    seen = replace(known, last_seen=max(known.last_seen, now), region=known.region if region is None else region)
-    return _with(registry, [replace(seen, healthy=True)], is_change=not known.healthy)
+    seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
+    return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
 
 
 def unregister(registry: Registry, name: str) -> Registry:
@@ -110,7 +109,7 @@ def unregister(registry: Registry, name: str) -> Registry:
 def sent_upto(registry: Registry, name: str, offset: int) -> Registry:
     """Everything below this offset was sent to a replica; never back."""
     known = registry.replica(name)
-    return _with(registry, [replace(known, sent=max(known.sent, offset))], is_change=False)
+    return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
 
 
 def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int, now: int) -> Registry:
@@ -124,7 +123,7 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
             f"Replica {name!r} says that it has applied all below {progress.applied}, and the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
-    after = Replica(  # every field by itself: each append comes here, and replacing takes three times as long
+    after = Replica(
         name=known.name,
         connected_at=known.connected_at,
         last_seen=max(known.last_seen, now),
@@ -146,9 +145,9 @@ def bootstrapping(registry: Registry, name: str, *, flag: bool) -> Registry:
     One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
     """
     known = registry.replica(name)
-    after = replace(known, bootstrapping=flag)
+    after = known._replace(bootstrapping=flag)
     if flag:
-        after = replace(after, sent=0, applied=None, durable=None)
+        after = after._replace(sent=0, applied=None, durable=None)
     return _with(registry, [after], is_change=known.bootstrapping != flag)
 
 
@@ -156,7 +155,7 @@ def judge_health(registry: Registry, *, poll_seconds: float, now: int) -> Regist
     """The registry after a look at who was silent for too long; all who are found so at once are one change."""
     patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
     silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
-    return _with(registry, [replace(each, healthy=False) for each in silent], is_change=bool(silent))
+    return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
 
 
 def _with(registry: Registry, changed: Iterable[Replica], *, is_change: bool) -> Registry:

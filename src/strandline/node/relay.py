@@ -47,6 +47,10 @@ class Relay(ABC):
         """Report how far the caller is."""
         return self._leading().acknowledge(caller, progress)
 
+    def tell(self, caller: Caller, progress: Progress) -> str | None:
+        """The same without an answer."""
+        return self._leading().tell(caller, progress)
+
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log where it ends, and seal a snapshot behind that."""
         return self._leading().begin_snapshot(caller, kind)

@@ -31,7 +31,7 @@ from strandline.node.agreement import stepped_back
 from strandline.node.arrivals import Arrivals
 from strandline.node.bootstrap import bring_over
 from strandline.node.committed import Committed
-from strandline.node.contract import Beat, Caller, Feed, Rewind, Topology, Upstream
+from strandline.node.contract import Caller, Feed, Rewind, Topology, Upstream
 from strandline.node.copy import LogCopy
 from strandline.node.home import SNAPSHOTS, Home
 from strandline.node.registry import Progress
@@ -107,6 +107,12 @@ class ReplicaRole:
         """The highest watermark that it was told, and the one up to which its own records are known to be those."""
         self._compared: int | None = None
         """The offset of the last record, while it is not known yet whether that is the primary's."""
+        self._answered = 0.0
+        """When the primary last answered an acknowledgement."""
+        self._told = -1
+        """What it told the primary last."""
+        self._untold: StrandlineError | None = None
+        """Why it could not tell."""
         self._kept = clock.monotonic()
         """When the watermark was last written down: after a restart its readers see no less than that."""
         self._fresh: float | None = None
@@ -203,8 +209,11 @@ class ReplicaRole:
         self._commit(topology.committed)
         # Snapshots that this node took when it led are old now: who brought one over may have acknowledged more since.
         self._home.disk.remove_folder(self._home.path(SNAPSHOTS))
-        self._adopt(topology.term, topology.term_start)
-        self._acknowledge(upstream)
+        durable = copy.bounds().next
+        self._adopt(topology.term, topology.term_start, durable)
+        self._untold = None
+        self._acknowledge(upstream, durable)
+        copy.on_durable = self._tell
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
         arrivals = Arrivals(since.log_id, self._feed, lambda: self._home.state.seen, self._holds)
         follower = Follower(
@@ -300,9 +309,9 @@ class ReplicaRole:
         self._epoch = topology.epoch
         self._heard = max(self._heard, topology.committed)
 
-    def _adopt(self, term: int, start: int) -> None:
+    def _adopt(self, term: int, start: int, durable: int) -> None:
         """Note, before anything is acknowledged, that this copy has everything from before the primary's term."""
-        if self.copy is not None and self._home.state.adopted < term and self.copy.bounds().next >= start:
+        if self._home.state.adopted < term and durable >= start:
             self._home.remember(adopted=term)
 
     def _hear_beat(self) -> None:
@@ -331,30 +340,55 @@ class ReplicaRole:
         if self.copy is not None:
             self.copy.log.prune(min(upstream.topology(self._caller()).first, self.committed))
 
-    def _progress(self) -> Progress:
-        durable = 0 if self.copy is None else self.copy.bounds().next
+    def _progress(self, durable: int) -> Progress:
         if self._compared is not None:
             durable = min(durable, self._compared)
         return Progress(durable, durable, self._apply_errors, self._divergences)
 
-    def _acknowledge(self, upstream: Upstream) -> None:
-        answer = upstream.acknowledge(self._caller(), self._progress())
+    def _acknowledge(self, upstream: Upstream, durable: int) -> None:
+        progress = self._progress(durable)
+        answer = upstream.acknowledge(self._caller(), progress)
+        self._answered, self._told = self._clock.monotonic(), progress.durable
         self._commit(answer.beat.committed)
-        if answer.refused is not None:
-            raise SlotInvalid(answer.refused)
+        _count(answer.refused)
+
+    def _tell(self, durable: int) -> None:
+        """Tell the primary what has just become durable here, before anything else is done with it: somebody waits.
+
+        It asks for no answer, since that costs both as much again. What became of it is known when the next one is
+        answered, which is a poll interval later at the latest.
+        """
+        upstream = self._upstream
+        if upstream is None or self._clock.monotonic() - self._answered >= self._poll_seconds:
+            return
+        try:
+            self._adopt_by_beat(durable)
+            progress = self._progress(durable)
+            _count(upstream.tell(self._caller(), progress))
+            self._told = progress.durable
+        except StrandlineError as error:
+            self._untold = error  # raised where following can be ended
 
     def acknowledge(self) -> None:
         """Tell the primary how far this copy is; raises if that did not count, or nobody knows."""
-        beat = None if self._feed is None else self._feed.beat
-        if self._upstream is None:
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+        if self._upstream is None or self.copy is None:
             return
-        if beat is not None:
-            self._adopt_by(beat)
-        self._acknowledge(self._upstream)
+        durable = self.copy.bounds().next
+        self._adopt_by_beat(durable)
+        self._acknowledge(self._upstream, durable)
 
-    def _adopt_by(self, beat: Beat) -> None:
-        if beat.term == self._term:
-            self._adopt(beat.term, beat.term_start)
+    def acknowledge_once(self) -> None:
+        """The same, unless it was told as soon as it was durable."""
+        if self._untold is not None or self.copy is None or self._told != self.copy.bounds().next:
+            self.acknowledge()
+
+    def _adopt_by_beat(self, durable: int) -> None:
+        beat = None if self._feed is None else self._feed.beat
+        if beat is not None and beat.term == self._term:
+            self._adopt(beat.term, beat.term_start, durable)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -423,7 +457,13 @@ class _Acknowledging:
 
     def advance(self, to: Cursor) -> None:
         del to  # what the copy says counts, and it has just been asked
-        self._replica.acknowledge()
+        self._replica.acknowledge_once()
 
     def touch(self) -> None:
         self._replica.acknowledge()
+
+
+def _count(refused: str | None) -> None:
+    """Raise why an acknowledgement did not count, if it did not."""
+    if refused is not None:
+        raise SlotInvalid(refused)

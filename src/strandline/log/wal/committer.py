@@ -167,7 +167,7 @@ class Committer(Generic[W]):
         A copy's number is not judged, only remembered: this log may have forgotten writers that the other one has not.
         """
         judged = None if is_copy else writer
-        batches, pages, size = content
+        batches, pages, size, checksums = content
         count = sum(batch.num_rows for batch in batches)
         with self._lock:
             if self._refusal is not None:
@@ -181,7 +181,7 @@ class Committer(Generic[W]):
                 if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                     return repeated
             group, first = self._group, self._next
-            group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp))
+            group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp, checksums))
             group.run = None
             group.size += size
             self._next = first + count

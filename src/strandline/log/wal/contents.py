@@ -49,7 +49,8 @@ def contents_of(items: Sequence[Item]) -> Iterator[Content]:
 
 def _batch(whole: Whole) -> Content:
     metadata = None if whole.writer is None else batch_metadata(*whole.writer)
-    kept = Records(whole.batches, append=whole.writer) if _is_compact(whole.batches) else None
+    records = Records(whole.batches, append=whole.writer, checksums=whole.checksums)
+    kept = records if _is_compact(whole.batches) else None
     return Content(whole.first, whole.term, whole.count, whole.pages, metadata, whole.timestamp, whole.writer, kept)
 
 

@@ -46,6 +46,8 @@ class Whole:
     """Whose append it is, and its number; None if nobody numbered it."""
     timestamp: int | None
     """When the frame says that it was written, in milliseconds; None for when it is."""
+    checksums: tuple[int, ...] | None = None
+    """Of the records of each page, if they are known."""
 
 
 Item = Run | Whole
@@ -119,7 +121,7 @@ class Group:
         self._error = error
         self.items, self.run = [], None
         self.done = True  # before the waiters are gone through: who comes later sees it
-        for _ in range(_AT_ONCE):
+        for _ in range(min(_AT_ONCE, len(self._waiters))):
             self._pass_on()
         for loop, waiting in list(self._futures.items()):
             with contextlib.suppress(RuntimeError):  # nobody awaits in a loop that was closed

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from strandline.formats.block import Compression, Parts, encode_page
+from strandline.formats.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.frame import MAX_PAYLOAD
 from strandline.model.errors import InvalidInput
 from strandline.model.records import RecordSource, conform
@@ -25,16 +25,21 @@ class Encoded(NamedTuple):
     batches: tuple[pa.RecordBatch, ...]
     pages: Sequence[Parts]
     size: int
+    checksums: tuple[int, ...] | None = None
+    """Of the records of each page, where they are small: for who sends them on, and has no pages then."""
 
 
 def encoded(batch: RecordSource, *, now: int) -> Encoded:
     """The batch as the pages of a frame; ``InvalidInput`` if it is none, or over 256 MiB."""
-    return encoded_copy(tuple(conform(batch, now=now)))
+    content = encoded_copy(tuple(conform(batch, now=now)))
+    is_small = all(len(page) == 1 for page in content.pages)
+    return content._replace(checksums=tuple(map(page_checksum, content.pages))) if is_small else content
 
 
-def encoded_copy(batches: tuple[pa.RecordBatch, ...]) -> Encoded:
-    """The same for records that are known to be such; ``InvalidInput`` if they are over 256 MiB."""
-    pages = [encode_page(page, Compression.NONE) for page in batches]
+def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | None = None) -> Encoded:
+    """The same for records that are known to be such, or even encoded; ``InvalidInput`` if they are over 256 MiB."""
+    if pages is None:
+        pages = [encode_page(page, Compression.NONE) for page in batches]
     size = sum(len(part) for page in pages for part in page)
     _check_size(size, "batch")
     return Encoded(batches, pages, size)

@@ -25,6 +25,7 @@ from strandline.log.wal.published import Published, View
 from strandline.log.wal.repair import drop_below, repair
 from strandline.log.wal.rewind import finish_rewind
 from strandline.log.wal.slots import WalSlots
+from strandline.log.wal.span import batch_of
 from strandline.log.wal.tail import Held, Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.batch import LogBatch
@@ -65,6 +66,7 @@ class WalLog(WalKeeping):
         tail_bytes: int,
         pending_bytes: int,
         background: bool,
+        durable: Callable[[int], object] | None,
         boot: UUID,
         disk: Disk,
         clock: Clock,
@@ -72,6 +74,7 @@ class WalLog(WalKeeping):
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self._clock, self._opened = clock, clock.now()
+        self._durable = durable
         self._held = contextlib.ExitStack()
         self._process = os.getpid()
         self._closed = False
@@ -115,6 +118,7 @@ class WalLog(WalKeeping):
         tail_bytes: int = TAIL_BYTES,
         pending_bytes: int = PENDING_BYTES,
         background: bool = True,
+        durable: Callable[[int], object] | None = None,
         disk: Disk = DISK,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
@@ -129,7 +133,8 @@ class WalLog(WalKeeping):
 
         A file is followed by a new one when it has ``roll_bytes``; ``tail_bytes`` of the newest records stay in
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
-        started, and whoever waits for a handle commits.
+        started, and whoever waits for a handle commits. ``durable`` is told each new durable end before anybody else,
+        by who commits; it must not raise.
         """
         _check_options(roll_bytes, tail_bytes, pending_bytes)
         if create:
@@ -150,6 +155,7 @@ class WalLog(WalKeeping):
                 tail_bytes=tail_bytes,
                 pending_bytes=pending_bytes,
                 background=background,
+                durable=durable,
                 boot=boot_id() if boot is None else boot,
                 disk=disk,
                 clock=clock,
@@ -202,7 +208,7 @@ class WalLog(WalKeeping):
         What the other log has judged is not judged again: neither the records, nor whether the number follows. Raises
         as :meth:`append_batch` does where it does not fit this log.
         """
-        content = encoded_copy(batch.batches)
+        content = encoded_copy(batch.batches, batch.pages)
         self._begin_at(batch.first)
         return self._committer.add_batch(
             content,
@@ -244,6 +250,7 @@ class WalLog(WalKeeping):
                 # Not before: who opens the log after a kill takes the published end for one that files reach.
                 self._published.retain(offset)
                 self._published.advance(upto=offset, active=offset, term=self._journal.place.term)
+                self._published.write()
                 self._committer.go_on_at(offset)
             except BaseException as error:
                 self._committer.fail(error)
@@ -252,6 +259,8 @@ class WalLog(WalKeeping):
 
     def _finish(self, written: Written) -> None:
         held = self._journal.finish(written)
+        if self._durable is not None:
+            self._durable(held[-1].next)
         # First the frames, then the end: who sees the end finds the frames.
         self._tail.add(held)
         place = self._journal.place
@@ -260,6 +269,8 @@ class WalLog(WalKeeping):
         BATCHES_WRITTEN.inc(len(held))
         ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
         BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
+        # Last: it needs no interpreter, and so who waits for the new end goes on meanwhile.
+        self._published.write()
 
     @property
     def clock(self) -> Clock:
@@ -295,6 +306,23 @@ class WalLog(WalKeeping):
                 for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
                     yield Held(frame)
                     since = frame.next
+
+    def newest(self, since: int, size: int) -> list[LogBatch]:
+        """The next few durable batches from the one with an offset on, up to ``size`` bytes, while they are in memory.
+
+        What :meth:`plan` and their spans give, in a fraction of the time: for who follows the log closely. Where it
+        gives nothing, they tell why.
+        """
+        batches: list[LogBatch] = []
+        bounds = self.bounds()
+        if since < bounds.first:
+            return batches
+        for frame, records in self._tail.some(since):
+            size -= frame.size
+            if records is None or frame.first >= bounds.next or (batches and size < 0):
+                break
+            batches.append(batch_of(frame, records))
+        return batches
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
@@ -339,6 +367,7 @@ class WalLog(WalKeeping):
         try:
             self._journal.begin_file(start)
             self._published.advance(upto=start, active=start, term=place.term)
+            self._published.write()
         except BaseException as error:
             self._committer.fail(error)
             raise

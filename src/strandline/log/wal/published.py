@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from strandline.formats.wal_mark import MARK_SIZE, Mark, decode_mark, encode_mar
 from strandline.log.wal.names import MARK
 from strandline.model.cursor import Bounds
 from strandline.model.errors import NotFound
+from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import AppendFile, Disk
 
 
@@ -37,10 +39,14 @@ class Published:
     def __init__(self, file: AppendFile, mark: Mark) -> None:
         """Publish what was found on opening."""
         self._file = file
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []
+        """Of those who wait: each has its own, since who is woken from a condition takes turns once more."""
         self._refusal: Callable[[], Exception] | None = None
-        with self._changed:
-            self._publish(mark)
+        self._writing = threading.Lock()
+        with self._lock:
+            self._show(mark)
+        self.write()
 
     @classmethod
     def open(cls, folder: str, mark: Mark, *, disk: Disk) -> Published:
@@ -54,21 +60,29 @@ class Published:
         return published
 
     def advance(self, *, upto: int, active: int, term: int) -> None:
-        """Everything below ``upto`` is durable."""
-        with self._changed:
+        """Everything below ``upto`` is durable. Others than this process see it after :meth:`write`."""
+        with self._lock:
             mark = self._mark
-            self._publish(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
+            self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
 
     def retain(self, start: int) -> None:
         """Nothing below ``start`` is to be had any more."""
-        with self._changed:
-            self._publish(replace(self._mark, start=start, next=max(start, self._mark.next)))
+        with self._lock:
+            self._show(replace(self._mark, start=start, next=max(start, self._mark.next)))
+        self.write()
 
-    def _publish(self, mark: Mark) -> None:
-        self._file.rewrite(0, [encode_mark(mark)])
+    def _show(self, mark: Mark) -> None:
+        """Let this process see it. That need not wait for the file: what is durable is found without it, too."""
         self._mark = mark
         self.view = View(Bounds(mark.start, mark.next), mark.term)
-        self._changed.notify_all()
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.release()
+
+    def write(self) -> None:
+        """Let other processes see what this one does: the latest, whoever writes last."""
+        with self._writing:
+            self._file.rewrite(0, [encode_mark(self._mark)])
 
     def wait(self, past: int, timeout: float) -> bool:
         """Block until the durable end is above ``past`` (True) or the time is over (False)."""
@@ -76,18 +90,35 @@ class Published:
             return True
         if self._refusal is not None:
             raise self._refusal()
-        with self._changed:
-            return self._changed.wait_for(lambda: self.view.bounds.next > past, timeout)
+        deadline = CLOCK.monotonic() + timeout
+        while (left := deadline - CLOCK.monotonic()) > 0:
+            bell = threading.Lock()
+            bell.acquire()
+            with self._lock:
+                if self.view.bounds.next > past:
+                    return True
+                self._bells.append(bell)
+            if not bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                self._leave(bell)
+            if self.view.bounds.next > past:
+                return True
+        return False
+
+    def _leave(self, bell: threading.Lock) -> None:
+        with self._lock, contextlib.suppress(ValueError):  # it was rung just now
+            self._bells.remove(bell)
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
         """In a child, where the lock may be held by nobody and nothing is published: let go of the file as it is."""
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._bells = []
+        self._writing = threading.Lock()
         self._refusal = refusal
         self._file.close()
 
     def close(self, *, clean: bool) -> None:
         """Let go of the file. A clean end is synced: it is known to be the end even after the machine restarted."""
-        with self._changed:
+        with self._lock, self._writing:
             try:
                 if clean:
                     self._file.rewrite(0, [encode_mark(replace(self._mark, clean=True))])

@@ -66,12 +66,11 @@ class WalSpan:
     def _batch(self, block: Block | None) -> LogBatch:
         frame = self.frame
         if self.cached is not None:
-            batches, append = self.cached.batches(), self.cached.append
-        elif block is not None:
-            batches, append = tuple(block.batches), append_of(block.metadata, f"{frame.path} at byte {frame.position}")
-        else:
+            return batch_of(frame, self.cached)
+        if block is None:
             raise AssertionError("it was neither kept nor read")
-        return LogBatch(frame.first, frame.term, frame.timestamp, append, tuple(map(_plain, batches)))
+        append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
+        return batch_of(frame, Records(tuple(block.batches), append=append))
 
     def _read(self) -> Block:
         frame = self.frame
@@ -102,6 +101,12 @@ class WalSpan:
             and self.frame.path == before.path
             and self.frame.position == before.position + before.size
         )
+
+
+def batch_of(frame: Located, records: Records) -> LogBatch:
+    """The batch of a frame whose records are in memory."""
+    batches = tuple(map(_plain, records.batches()))
+    return LogBatch(frame.first, frame.term, frame.timestamp, records.append, batches, checksums=records.checksums)
 
 
 def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:

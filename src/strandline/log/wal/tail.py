@@ -20,12 +20,17 @@ _TAKEN: Final = 64
 class Records:
     """The records of a frame, in memory: the same for every reader, and copied for none."""
 
-    __slots__ = ("_batches", "_page", "append")
+    __slots__ = ("_batches", "_page", "append", "checksums")
 
     def __init__(
-        self, batches: tuple[pa.RecordBatch, ...] | None, page: bytes = b"", append: tuple[WriterId, int] | None = None
+        self,
+        batches: tuple[pa.RecordBatch, ...] | None,
+        page: bytes = b"",
+        append: tuple[WriterId, int] | None = None,
+        checksums: tuple[int, ...] | None = None,
     ) -> None:
         """Records as they were appended, or as the page that they were made into."""
+        self.checksums = checksums
         self.append = append
         """Whose append they are, and its number; None if nobody numbered it."""
         self._batches = batches
@@ -100,14 +105,16 @@ class Tail:
 
     def since(self, offset: int) -> Iterator[Held]:
         """The frames with this offset, which it begins at or before, and later ones, as long as it has them."""
-        while True:
-            with self._lock:
-                at = bisect_right(self._firsts, offset) - 1
-                taken = self._frames[at : at + _TAKEN] if at >= 0 else []
-            if not taken or taken[-1].next <= offset:
-                return
+        while taken := self.some(offset):
             yield from taken
             offset = taken[-1].next
+
+    def some(self, offset: int) -> list[Held]:
+        """The first few of them; none where there is nothing from that offset on."""
+        with self._lock:
+            at = bisect_right(self._firsts, offset) - 1
+            taken = self._frames[at : at + _TAKEN] if at >= 0 else []
+        return taken if taken and taken[-1].next > offset else []
 
 
 def _weight(held: Held) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, Self, TypeVar, final
 
 import pyarrow as pa
 
@@ -24,13 +24,12 @@ from strandline.node.contract import (
     Topology,
 )
 from strandline.node.flight.channel import TIMEOUT, Channel
-from strandline.node.flight.failures import asking
+from strandline.node.flight.failures import arrived, asking
 from strandline.node.flight.receiving import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.streams import CHUNK_SCHEMA
 from strandline.node.flight.values import (
     answer,
-    beat_of,
     read_registration,
     read_report,
     read_resume,
@@ -45,6 +44,10 @@ _FETCHED: Final = 64 << 20
 
 _SLOWEST: Final = 1 << 20
 """And at least so many bytes in a second have to come."""
+
+_WHAT: Final = "an acknowledgement"
+
+T = TypeVar("T")
 
 
 @final
@@ -115,10 +118,16 @@ class FlightUpstream:
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """Report how far the caller is, on a stream that stays open: that takes less than half of a call's time."""
-        report = Advance(caller.term, progress.applied, progress.durable, progress.apply_errors, progress.divergences)
+        return self._report(caller, progress, _Reports.ask)
+
+    def tell(self, caller: Caller, progress: Progress) -> None:
+        """The same without waiting for the answer; an error of it is raised by a later one."""
+        self._report(caller, progress, _Reports.tell)
+
+    def _report(self, caller: Caller, progress: Progress, how: Callable[[_Reports, Caller, Progress], T]) -> T:
         with self._acknowledging:
             try:
-                return self._reports_of(caller.name).send(report)
+                return how(self._reports_of(caller.name), caller, progress)
             except BaseException:
                 # A late answer to this report must not be taken for that to the next.
                 self._drop_reports()
@@ -204,7 +213,7 @@ class FlightUpstream:
 
 
 class _Reports:
-    """A stream of progress reports, each answered before the next.
+    """A stream of progress reports, and of the answers to those that ask for one.
 
     Its deadline is that of the whole stream, and so it is used for the first half of that only: each report has
     between a half and the whole of the channel's timeout to be answered.
@@ -214,23 +223,37 @@ class _Reports:
         self.name = name
         self.fresh_until = now + channel.timeout / 2
         self._url = channel.url
-        with asking(self._url, "an acknowledgement"):
+        with asking(self._url, _WHAT):
             self._writer, self._reader = channel.exchange(name.encode(), channel.timeout)
 
-    def send(self, report: Advance) -> Acknowledgement:
+    def tell(self, caller: Caller, progress: Progress) -> None:
+        """Send a report that is answered only if it does not count."""
+        self._send(caller, progress, is_answered=False)
+
+    def ask(self, caller: Caller, progress: Progress) -> Acknowledgement:
+        """Send a report; returns its answer, or that to one before it that did not count."""
+        self._send(caller, progress, is_answered=True)
+        data = self._next().app_metadata
+        beat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)
+        return Acknowledgement(beat, refused)
+
+    def _send(self, caller: Caller, progress: Progress, *, is_answered: bool) -> None:
+        report = Advance(
+            caller.term, progress.applied, progress.durable, progress.apply_errors, progress.divergences, is_answered
+        )
         try:
-            with asking(self._url, "an acknowledgement"):
-                try:
-                    self._writer.write_metadata(pa.py_buffer(encode_advance(report)))
-                except pa.ArrowException:
-                    self._reader.read_chunk()  # raises why the node ended the stream, if it said so
-                    raise
-                chunk = self._reader.read_chunk()
+            self._writer.write_metadata(pa.py_buffer(encode_advance(report)))
+        except pa.ArrowException as error:
+            self._next()  # raises why the node ended the stream, if it said so
+            raise arrived(error, self._url, _WHAT) from error
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.read_chunk()
         except StopIteration as error:
             raise TransientStorageError(f"{self._url} answered no acknowledgement: send it again.") from error
-        data = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
-        pulse, refused = decode_answer(data, self._url)
-        return Acknowledgement(beat_of(pulse), refused)
+        except pa.ArrowException as error:
+            raise arrived(error, self._url, _WHAT) from error
 
     def cancel(self) -> None:
         self._reader.cancel()

@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,10 +60,16 @@ class Turnstile:
         with self._lock:
             return self._all > self._idle
 
-    def idle(self, change: int) -> None:
-        """One more of them waits for its client (1), or does so no longer (-1)."""
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """One more of them only waits for its client, within the block."""
         with self._lock:
-            self._idle += change
+            self._idle += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle -= 1
 
     def enter(self) -> None:
         """One more; ``Overloaded`` if there are too many, and then it is not in."""

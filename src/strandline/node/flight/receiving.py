@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, final
 
 import pyarrow as pa
 
+from strandline.formats.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.wire import Flag, Note, content_checksum, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.errors import CorruptData, StrandlineError, TransientStorageError
+from strandline.model.node import Beat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
-from strandline.node.contract import Beat
 from strandline.node.flight.failures import arrived
-from strandline.node.flight.values import beat_of
 from strandline.storage.ambient import CLOCK, Clock
 
 QUEUE_BYTES: Final = 64 << 20
 TAKE_BYTES: Final = 16 << 20
 _JOIN_SECONDS: Final = 1.0
+
+_TIMESTAMP: Final = RECORD_SCHEMA.get_field_index("timestamp")
+_OP: Final = RECORD_SCHEMA.get_field_index("op")
 
 T = TypeVar("T")
 
@@ -38,10 +42,11 @@ class Assembler:
         self._next: int | None = None
         self._note: Note | None = None
         self._parts: list[pa.RecordBatch] = []
+        self._pages: list[Parts] = []
         self._rows = self._size = 0
 
-    def add(self, part: pa.RecordBatch, note: Note) -> LogBatch | None:
-        """The log batch, if this was its last part. A beat is none."""
+    def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
+        """The log batch, if this was its last part, of which ``page`` is the encoding. A beat is none."""
         if note.flags & Flag.BEAT:
             if part.num_rows or self._parts:
                 raise self._damaged("a beat came with records, or among the parts of a batch")
@@ -54,17 +59,18 @@ class Assembler:
             raise self._damaged(f"parts of the batches at {self._note.first} and {note.first} are mixed")
         check_records(part, self._url)
         self._parts.append(part)
+        self._pages.append(page)
         self._rows += part.num_rows
         self._size += size_of(part)
         is_last = bool(note.flags & Flag.LAST)
-        if self._rows > note.count or is_last != (self._rows == note.count) or self._size > 2 * MAX_BATCH_BYTES:
+        if self._rows > note.records or is_last != (self._rows == note.records) or self._size > 2 * MAX_BATCH_BYTES:
             raise self._damaged(
-                f"the batch at {note.first} should have {note.count} records, and has {self._rows} so far"
+                f"the batch at {note.first} should have {note.records} records, and has {self._rows} so far"
             )
         return self._finish(note) if is_last else None
 
     def _begin(self, note: Note) -> None:
-        after = note.first + note.count
+        after = note.first + note.records
         fits = note.first <= self._since < after if self._next is None else note.first == self._next
         if not fits:
             expected = self._since if self._next is None else self._next
@@ -72,9 +78,9 @@ class Assembler:
         self._note = note
 
     def _finish(self, note: Note) -> LogBatch:
-        batch = LogBatch(note.first, note.term, note.timestamp, note.append, tuple(self._parts))
-        self._next = note.first + note.count
-        self._note, self._parts = None, []
+        batch = LogBatch(note.first, note.term, note.timestamp, note.append, tuple(self._parts), tuple(self._pages))
+        self._next = note.first + note.records
+        self._note, self._parts, self._pages = None, [], []
         self._rows = self._size = 0
         return batch
 
@@ -88,8 +94,14 @@ def size_of(batch: pa.RecordBatch) -> int:
     return size
 
 
+def _held(batch: LogBatch) -> int:
+    """How much memory a batch takes with its pages: those of a single piece are copies, and others are not."""
+    copies = [page[0] for page in batch.pages or () if len(page) == 1]
+    return batch.size + sum(map(len, copies))
+
+
 def _same(note: Note) -> tuple[object, ...]:
-    return (note.first, note.count, note.term, note.timestamp, note.append)
+    return (note.first, note.records, note.term, note.timestamp, note.append)
 
 
 def check_records(batch: pa.RecordBatch, url: str) -> None:
@@ -99,14 +111,17 @@ def check_records(batch: pa.RecordBatch, url: str) -> None:
     except pa.ArrowInvalid as error:
         why = str(error).splitlines()[0][:200]
         raise CorruptData(f"Records that {url} sent are damaged: {why}. Connect again.") from error
-    timestamps, ops = batch.column("timestamp"), batch.column("op")
+    timestamps, ops = batch.column(_TIMESTAMP), batch.column(_OP)
     if timestamps.null_count or ops.null_count or not are_operations(ops):
         raise CorruptData(f"Records that {url} sent have no timestamp or no operation. Connect again.")
 
 
 @final
 class Receiver(Generic[T]):
-    """Receives in a thread of its own, up to about ``QUEUE_BYTES`` ahead of who takes. Any thread may close it."""
+    """Receives in a thread of its own, up to about ``QUEUE_BYTES`` ahead of who takes.
+
+    One thread takes, any may close it.
+    """
 
     def __init__(
         self,
@@ -130,11 +145,16 @@ class Receiver(Generic[T]):
         self._silence = silence
         self._clock = clock
         self._limit = queue_bytes
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[T, int]] = deque()
-        self._bytes = 0
+        self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
+        """What has come; None where something was heard, and nothing is to be taken."""
+        self._left: tuple[T, int] | None = None
+        """What came out of the queue, and was too much for who took."""
+        self._received = self._taken = 0
+        """Bytes, each counted by one thread."""
+        self._room = threading.Condition()
+        self._crowded = False
+        """Whether there is no room for what has come."""
         self._heard = clock.monotonic()
-        self._news = False
         self._ended: BaseException | None = None
         self._done = False
         self._closed = False
@@ -146,7 +166,7 @@ class Receiver(Generic[T]):
     def _receive(self) -> None:
         try:
             reader = self._begin()
-            with self._changed:
+            with self._room:
                 self._reader = reader
                 closed = self._closed
             if closed:
@@ -164,71 +184,90 @@ class Receiver(Generic[T]):
             self._end(error)
 
     def _put(self, item: tuple[T, int] | None) -> bool:
-        with self._changed:
-            self._heard = self._clock.monotonic()
-            if item is None:
-                self._news = True
-            else:
-                # At least one, however large it is.
-                self._changed.wait_for(lambda: self._closed or not self._bytes or self._bytes + item[1] <= self._limit)
-                if self._closed:
-                    return False
-                self._queue.append(item)
-                self._bytes += item[1]
-                self._heard = self._clock.monotonic()
-            self._changed.notify_all()
-            return not self._closed
+        self._heard = self._clock.monotonic()
+        if item is not None:
+            if not self._has_room(item[1]):
+                self._wait_for_room(item[1])
+            self._received += item[1]
+        self._queue.put(item)
+        return not self._closed
+
+    def _has_room(self, size: int) -> bool:
+        ahead = self._received - self._taken
+        return not ahead or ahead + size <= self._limit  # at least one, however large it is
+
+    def _wait_for_room(self, size: int) -> None:
+        with self._room:
+            self._crowded = True
+            self._room.wait_for(lambda: self._closed or self._has_room(size))
+            self._crowded = False
+        self._heard = self._clock.monotonic()
 
     def _end(self, error: BaseException | None) -> None:
-        with self._changed:
-            self._ended, self._done = error, True
-            self._changed.notify_all()
+        self._ended, self._done = error, True
+        self._queue.put(None)
 
     def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[T]:
         """What has come, about ``most`` bytes of it; empty if nothing did in time. Raises why the stream ended."""
-        with self._changed:
-            deadline = self._clock.monotonic() + timeout
-            while not (self._queue or self._done or self._closed or self._news):
-                now = self._clock.monotonic()
-                turn = min(deadline, self._heard + self._silence) - now
-                if turn <= 0:
-                    break
-                self._changed.wait(turn)
-            self._news = False
-            taken: list[T] = []
-            size = 0
-            while self._queue and (not taken or size + self._queue[0][1] <= most):
-                item, length = self._queue.popleft()
-                taken.append(item)
-                size += length
-            if taken:
-                self._bytes -= size
-                self._changed.notify_all()
-                return taken
-            if self._closed:
-                raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
-            if self._ended is not None:
-                raise self._ended
-            if not self._done and self._clock.monotonic() - self._heard >= self._silence:
-                raise TransientStorageError(
-                    f"{self._url} has sent nothing for {self._silence:g} s, not even that it is there: connect again."
-                )
-            return taken
+        taken: list[T] = []
+        size = 0
+        item = self._first(timeout)
+        while item is not None and not self._closed:
+            if taken and size + item[1] > most:
+                self._left = item
+                break
+            taken.append(item[0])
+            size += item[1]
+            item = self._next()
+        if self._closed:
+            raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
+        if taken:
+            self._taken += size
+            if self._crowded:
+                with self._room:
+                    self._room.notify_all()
+        elif self._is_over() and self._ended is not None:
+            raise self._ended
+        elif not self._done and self._clock.monotonic() - self._heard >= self._silence:
+            raise TransientStorageError(
+                f"{self._url} has sent nothing for {self._silence:g} s, not even that it is there: connect again."
+            )
+        return taken
+
+    def _first(self, timeout: float) -> tuple[T, int] | None:
+        """The next thing to take, waited for until something is heard, whatever that is."""
+        if self._left is not None or not self._queue.empty() or self._done or self._closed:
+            return self._next()
+        now = self._clock.monotonic()
+        turn = min(now + timeout, self._heard + self._silence) - now
+        if turn > 0:
+            with contextlib.suppress(Empty):
+                item = self._queue.get(timeout=turn)
+                return self._next() if item is None else item
+        return None
+
+    def _next(self) -> tuple[T, int] | None:
+        """The next thing to take, if it is there."""
+        item, self._left = self._left, None
+        while item is None and not self._queue.empty():  # who takes is the only one
+            item = self._queue.get_nowait()
+        return item
+
+    def _is_over(self) -> bool:
+        return self._done and self._left is None and self._queue.empty()
 
     @property
     def done(self) -> bool:
         """Whether the stream came to its end, and all of it was taken."""
-        with self._changed:
-            return self._done and self._ended is None and not self._queue
+        return self._is_over() and self._ended is None
 
     def close(self) -> None:
         """End the stream and its thread; closing twice is fine."""
-        with self._changed:
+        with self._room:
             self._closed = True
             reader = self._reader
-            self._queue.clear()
-            self._bytes = 0
-            self._changed.notify_all()
+            self._room.notify_all()
+        self._queue.put(None)  # wakes who takes
         if reader is not None:
             reader.cancel()
             if self._thread is not threading.current_thread():
@@ -272,10 +311,12 @@ class RemoteFeed:
         )
 
     def _accept(self, chunk: Any) -> tuple[LogBatch, int] | None:
-        note = read_note(chunk, self._url)
-        batch = self._assembler.add(chunk.data, note)
-        self._beat = beat_of(note.pulse)
-        return None if batch is None else (batch, sum(map(size_of, batch.batches)))
+        # Encoded once, for the checksum and for the log that it goes into.
+        page = [] if chunk.data is None or not chunk.data.num_rows else encode_page(chunk.data, Compression.NONE)
+        note = read_note(chunk, self._url, page)
+        batch = self._assembler.add(chunk.data, note, page)
+        self._beat = note.beat
+        return None if batch is None else (batch, _held(batch))
 
     @property
     def beat(self) -> Beat | None:
@@ -294,11 +335,16 @@ class RemoteFeed:
         self._receiver.close()
 
 
-def read_note(chunk: Any, url: str) -> Note:
-    """The note of a chunk, whose records are those that were sent; ``CorruptData`` otherwise."""
+def read_note(chunk: Any, url: str, page: Parts | None = None) -> Note:
+    """The note of a chunk, whose records are those that were sent; ``CorruptData`` otherwise.
+
+    ``page`` is their encoding, if there is one already.
+    """
     if chunk.data is None:
         raise CorruptData(f"{url} sent a note without records: connect again.")
     note = decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)
-    if chunk.data.num_rows and content_checksum(chunk.data) != note.content:
-        raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
+    if chunk.data.num_rows:
+        content = content_checksum(chunk.data) if page is None else page_checksum(page)
+        if content != note.content:
+            raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
     return note

@@ -16,6 +16,7 @@ import pyarrow.flight as fl
 from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, decode_ticket, encode_ticket
 from strandline.formats.wire import decode_advance, encode_answer
 from strandline.model.errors import NotReady, StrandlineError
+from strandline.model.node import NO_BEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
@@ -24,7 +25,7 @@ from strandline.node.flight.failures import answering, leaving, stopping, unknow
 from strandline.node.flight.limits import ServerLimits, Turnstile, share_heaps
 from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
-from strandline.node.flight.values import pulse_of, write_commit
+from strandline.node.flight.values import write_commit
 from strandline.node.registry import Progress
 from strandline.storage.ambient import CLOCK, Clock
 
@@ -303,28 +304,29 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             writer.write(pa.py_buffer(write_commit(commit)))
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Progress reports of one replica, each answered before the next: a call of its own each would cost twice."""
+        """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
         with answering("The acknowledgement"):
             name = (descriptor.command or b"").decode(errors="replace")
             session = self._session(context, name)
             where = f"replica {name!r}"
-            while (report := self._next_report(reader)) is not None:
-                self._refuse_when_stopping()
-                advance = decode_advance(report, where)
-                progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
-                answer = self._served.acknowledge(session.replica(name, advance.term), progress)
-                writer.write_metadata(pa.py_buffer(encode_answer(pulse_of(answer.beat), answer.refused)))
+            with self._turnstile.idle():  # it waits for its client, all but a moment now and then
+                while (chunk := _next_chunk(reader)) is not None:
+                    self._refuse_when_stopping()
+                    if chunk.app_metadata is None:
+                        continue
+                    advance = decode_advance(chunk.app_metadata.to_pybytes(), where)
+                    progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
+                    answer = self._answer(session.replica(name, advance.term), progress, is_wanted=advance.is_answered)
+                    if answer is not None:
+                        writer.write_metadata(pa.py_buffer(answer))
 
-    def _next_report(self, reader: Any) -> bytes | None:
-        self._turnstile.idle(1)
-        try:
-            while (chunk := _next_chunk(reader)) is not None:
-                if chunk.app_metadata is not None:
-                    report: bytes = chunk.app_metadata.to_pybytes()
-                    return report
-            return None
-        finally:
-            self._turnstile.idle(-1)
+    def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
+        """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
+        if is_wanted:
+            answer = self._served.acknowledge(caller, progress)
+            return encode_answer(answer.beat, answer.refused)
+        refused = self._served.tell(caller, progress)
+        return None if refused is None else encode_answer(NO_BEAT, refused)
 
 
 def _let_exit(server: Any) -> None:

@@ -9,18 +9,21 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket
-from strandline.formats.wire import NO_PULSE, Flag, Note, content_checksum, encode_note
+from strandline.formats.wire import Flag, Note, content_checksum, encode_note
 from strandline.log.planning import behind, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotFound, NotReady
+from strandline.model.node import NO_BEAT, Beat
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA
-from strandline.node.contract import Beat, Caller, CommittedLog, Served
-from strandline.node.flight.values import pulse_of
+from strandline.node.contract import Caller, CommittedLog, Served
 from strandline.storage.ambient import Clock
 
 TURN: Final = 0.2
 """For so many seconds a stream waits before it looks whether it is still wanted."""
+
+SOON: Final = 0.005
+"""The same, at first, while replicas have yet to be told that what they were sent is committed."""
 
 _PLANNED: Final = Limit(batches=64, bytes=32 << 20)
 
@@ -96,8 +99,8 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
 
 
 def _read_note(flags: int, first: int, upto: int, log: CommittedLog, content: int = 0) -> bytes:
-    pulse = NO_PULSE._replace(committed=log.bounds().next)
-    return encode_note(Note(flags, first, upto - first, 0, 0, None, pulse, content))
+    beat = NO_BEAT._replace(committed=log.bounds().next)
+    return encode_note(Note(flags, first, upto - first, 0, 0, None, beat, content))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -111,29 +114,45 @@ def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace
     """Log batches up to the durable end, without an end; beats while there is nothing, and when one says more."""
     with contextlib.closing(served.feed(caller, ticket.since)) as feed:
         told: Beat | None = None
+        turn = TURN
         while live():
-            batches = feed.take(TURN)
+            batches = feed.take(turn)
             for batch in batches:
                 told = feed.beat
                 yield from parts(batch, told)
             beat = feed.beat
-            if beat is not None and (beat != told or (pace.is_due() and not batches)):
+            is_news = beat is not None and (beat != told or (pace.is_due() and not batches))
+            if beat is not None and is_news:
                 told = beat
-                yield _NO_RECORDS, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, pulse_of(beat)))
+                yield _NO_RECORDS, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, beat))
+            if batches or is_news:
                 pace.said()
-            elif batches:
-                pace.said()
+            turn = next_turn(turn, told, is_news=bool(batches) or is_news)
+
+
+def next_turn(turn: float, told: Beat | None, *, is_news: bool) -> float:
+    """How long to wait for more: briefly while the last word was of records that are not committed yet.
+
+    The acknowledgement that commits them may come right now, and readers of the replica wait to hear of it. The longer
+    it does not, the less often it is looked for.
+    """
+    if told is None or told.committed >= told.durable:
+        return TURN
+    return SOON if is_news else min(TURN, 2 * turn)
 
 
 def parts(batch: LogBatch, beat: Beat | None) -> Iterator[Part]:
     """A log batch as it goes over the wire: its Arrow batches one after another, each with its note."""
-    pulse = pulse_of(beat)
-    count = batch.count
-    filled = [part for part in batch.batches if part.num_rows]
-    for index, part in enumerate(filled, start=1):
-        flags = Flag.LAST if index == len(filled) else 0
-        content = content_checksum(part)
-        note = Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, pulse, content)
+    word = NO_BEAT if beat is None else beat
+    left = count = batch.count
+    checksums = batch.checksums
+    for index, part in enumerate(batch.batches):
+        if not part.num_rows:
+            continue
+        left -= part.num_rows
+        content = content_checksum(part) if checksums is None else checksums[index]
+        flags = 0 if left else Flag.LAST
+        note = Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, word, content)
         yield part, encode_note(note)
 
 

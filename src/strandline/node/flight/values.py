@@ -6,13 +6,11 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from strandline.formats.json_fields import Fields, write_fields
-from strandline.formats.wire import NO_PULSE, Pulse
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.errors import CorruptData
 from strandline.node.contract import (
-    Beat,
     Commit,
     Member,
     NotRequired,
@@ -33,16 +31,6 @@ _LARGEST_ANSWER: Final = 16 << 20
 def answer(data: bytes | memoryview, url: str) -> Fields:
     """The fields of an answer; whatever is wrong with them is ``CorruptData``."""
     return Fields.parse(data, f"An answer of {url}", largest=_LARGEST_ANSWER, wrong=CorruptData)
-
-
-def pulse_of(beat: Beat | None) -> Pulse:
-    """A beat as the wire carries it."""
-    return NO_PULSE if beat is None else Pulse(beat.term, beat.term_start, beat.durable, beat.committed, beat.epoch)
-
-
-def beat_of(pulse: Pulse) -> Beat:
-    """And back."""
-    return Beat(*pulse)
 
 
 def write_topology(topology: Topology) -> bytes:

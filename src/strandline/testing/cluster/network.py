@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +13,9 @@ from strandline.formats.checksum import crc32c
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.errors import StrandlineError, TransientStorageError
+from strandline.model.node import Beat
 from strandline.node.contract import (
     Acknowledgement,
-    Beat,
     Caller,
     Chunk,
     Feed,
@@ -31,7 +32,7 @@ from strandline.testing.cluster.machine import Machine, Time
 
 R = TypeVar("R")
 
-_LATE: Final = frozenset({"acknowledge", "report", "register", "resume", "end_snapshot"})
+_LATE: Final = frozenset({"acknowledge", "tell", "report", "register", "resume", "end_snapshot"})
 """Calls that may arrive when nobody waits for their answer any more."""
 
 
@@ -173,6 +174,11 @@ class Link:
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """Over the network."""
         return self._call("acknowledge", lambda node: node.acknowledge(caller, progress))
+
+    def tell(self, caller: Caller, progress: Progress) -> None:
+        """Over the network; nobody hears what became of it."""
+        with contextlib.suppress(StrandlineError):
+            self._call("tell", lambda node: node.tell(caller, progress))
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Over the network."""

@@ -1,0 +1,96 @@
+"""Following a write-ahead log closely: what a primary's feeds and a replica's acknowledgements are made of."""
+
+from itertools import product
+
+from strandline.formats.block import Compression, encode_page
+from strandline.formats.wire import content_checksum
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.span import whole_batches
+from strandline.model.batch import LogBatch
+from strandline.model.cursor import Cursor
+from strandline.testing.disks import RecordingDisk
+from strandline.testing.logs import records, writer_named
+from strandline.testing.logs.parts import SOON
+from tests.log.wal_parts import HeldSyncs
+
+
+def told(batches):
+    return [(found.first, found.next, found.term, found.timestamp, found.append, found.batches) for found in batches]
+
+
+def test_the_newest_batches_are_those_that_a_plan_gives(tmp_path):
+    with WalLog.open(str(tmp_path / "log")) as log:
+        for number in range(100):
+            log.append(records(b"a" * number, b"b"), writer=writer_named(1), number=number).result(SOON)
+            log.append_value(b"%d" % number).result(SOON)
+        for since, size in product((0, 1, 2, 3, 150, 299), (1, 700, 5000, 1 << 20)):
+            planned = whole_batches(log.plan(Cursor(log.log_id, since)))
+            newest = []
+            while not newest or newest[-1].next < 300:
+                some = log.newest(newest[-1].next if newest else since, size)
+                assert len(some) == 1 or sum(batch.size for batch in some) <= size
+                newest += some
+            assert told(newest) == told(planned)
+
+
+def test_what_is_not_in_memory_or_not_retained_is_left_to_a_plan(tmp_path):
+    with WalLog.open(str(tmp_path / "log"), tail_bytes=3000, roll_bytes=1000) as log:
+        for _ in range(30):
+            log.append_batch(records(b"x" * 100)).result(SOON)
+        assert log.newest(0, 1 << 20) == []
+        assert log.newest(29, 1 << 20)[0].first == 29
+        assert log.newest(30, 1 << 20) == []
+        log.prune(30)
+        assert log.newest(29, 1 << 20) == []
+
+
+def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
+    disk = HeldSyncs()
+    with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
+        log.append_batch(records(b"a")).result(SOON)
+        disk.hold()
+        handle = log.append_batch(records(b"b"))
+        assert disk.waiting.wait(SOON)
+        assert [batch.next for batch in log.newest(0, 1 << 20)] == [1]
+        disk.release()
+        handle.result(SOON)
+
+
+def test_the_checksums_that_it_sends_on_are_those_of_the_records(tmp_path):
+    with WalLog.open(str(tmp_path / "log")) as log:
+        small, large = records(b"a", b""), records(bytes(1 << 17))
+        for batch in (small, small.slice(1, 1), large):
+            log.append_batch(batch).result(SOON)
+        found = log.newest(0, 1 << 20)
+        assert [batch.checksums for batch in found] == [
+            (content_checksum(small),),
+            (content_checksum(small.slice(1, 1)),),
+            None,
+        ]
+
+
+def test_a_new_end_is_told_when_it_is_durable_and_before_anybody_sees_it(tmp_path):
+    told = []
+
+    def durable(upto):
+        told.append((upto, log.bounds().next, disk.events[-1]))
+
+    disk = RecordingDisk()
+    with WalLog.open(str(tmp_path / "log"), background=False, durable=durable, disk=disk) as log:
+        log.append_batch(records(b"a", b"b")).result(SOON)
+        handles = [log.append_batch(records(b"c")) for _ in range(3)]
+        handles[-1].result(SOON)
+    assert [row[:2] for row in told] == [(2, 0), (5, 2)]
+    assert {event.action for *_, event in told} == {"sync"}
+
+
+def test_a_copy_is_written_as_the_pages_that_came_with_it(tmp_path):
+    batch = records(b"a", b"b")
+    page = encode_page(batch, Compression.NONE)
+    with WalLog.open(str(tmp_path / "one")) as one, WalLog.open(str(tmp_path / "two")) as two:
+        one.append_copy(LogBatch(0, 3, 77, None, (batch,))).result(SOON)
+        two.append_copy(LogBatch(0, 3, 77, None, (batch,), (page,))).result(SOON)
+        (first,), (second,) = (whole_batches(log.plan(log.start())) for log in (one, two))
+        assert first.batches == second.batches == (batch,)
+        sizes = {log.plan(log.start())[0].size for log in (one, two)}
+        assert len(sizes) == 1
