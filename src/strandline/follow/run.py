@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.follow.engine import Engine
-from strandline.follow.sink import BatchSink, Sink, WholeSpan
+from strandline.follow.sink import BatchSink, Sink
 from strandline.follow.steps import (
     Action,
     Applied,
@@ -36,6 +36,7 @@ from strandline.follow.steps import (
 from strandline.log.contract import Log, Slot
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
+from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.errors import AlreadyExists, NotFound
 from strandline.model.records import READ_SCHEMA
@@ -46,6 +47,8 @@ __all__ = ["Batching", "Start", "begin", "follow"]
 _POLL = 0.25
 _SEEN_EVERY = 60.0
 _APPLIED: Final = Applied()
+_STORED: Final = Stored()
+_NOTHING: Final = Nothing()
 
 
 def follow(
@@ -121,6 +124,20 @@ class Followed(Protocol):
         """Block until the log reaches past the cursor (True) or the time is over (False)."""
 
 
+class Arriving(Protocol):
+    """A log whose batches come by themselves, for who keeps a copy of it."""
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+
+    def arrived(self, since: Cursor) -> Sequence[LogBatch]:
+        """All batches after a cursor that are here; the first may hold records from before it."""
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
+
+
 class Position(Protocol):
     """The part of a slot that following needs."""
 
@@ -131,27 +148,99 @@ class Position(Protocol):
         """Say that the follower is alive although it has nothing to acknowledge."""
 
 
+class _Route(Protocol):
+    """From what is followed into what follows it."""
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        """What comes next, if there is something."""
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        """Store it, with the cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoTable:
+    """Records, read from a log and stored as a table."""
+
+    log: Followed
+    sink: Sink
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        spans = self.log.plan(since, limit)
+        if not spans:
+            return None
+        chunk, upto = self._fetched(since, spans, limit)
+        size = sum(batch.nbytes for batch in chunk)
+        return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+
+    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
+        """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
+
+        What was moved since, from a hot tier to a cold one, is read from there.
+        """
+        while True:
+            chunk: list[pa.RecordBatch] = []
+            upto = since
+            try:
+                for span, part in fetch_in_order(spans):
+                    chunk += part
+                    upto = behind(upto, span)
+            except NotFound:
+                if upto.next > since.next:
+                    return chunk, upto  # the rest is planned anew
+                # If it was trimmed, this says so; if it is still to be found there, it is really missing.
+                again = self.log.plan(since, limit)
+                if not again or any(span == again[0] for span in spans):
+                    raise
+                spans = again
+            else:
+                return chunk, upto
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        pieces = [piece for chunk in chunks for piece in chunk]
+        self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoCopy:
+    """Batches, as they arrive."""
+
+    log: Arriving
+    sink: BatchSink
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        del limit  # they are in memory already
+        batches = self.log.arrived(since)
+        if not batches:
+            return None
+        last, size = batches[-1], sum([batch.size for batch in batches])
+        return Received(batches, last.next - since.next, Cursor(since.log_id, last.next, last.term), since, size)
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        self.sink.take([batch for chunk in chunks for batch in chunk], since=since, upto=upto)
+
+
 @dataclass(slots=True)
 class Follower:
-    """The engine and what it works on: one step after another, by a thread or by a simulator."""
+    """The engine and what it works on: one step after another, by a thread or by a simulator.
+
+    A :class:`~strandline.follow.sink.BatchSink` follows what is :class:`Arriving`, every other sink a log.
+    """
 
     engine: Engine
-    log: Followed
+    log: Followed | Arriving
     sink: Sink | BatchSink
     slot: Position | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
     _seen: float = 0.0
     _event: Event | None = None
-    _sink: Sink | None = None
-    _copies: BatchSink | None = None
+    _route: _Route = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, and not for each batch: it takes longer than most of what is done with one.
-        if isinstance(self.sink, BatchSink):
-            self._copies = self.sink
-        else:
-            self._sink = self.sink
+        is_copy = isinstance(self.sink, BatchSink)
+        self._route = _IntoCopy(self.log, self.sink) if is_copy else _IntoTable(self.log, self.sink)  # type: ignore[arg-type]
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at this cursor, which is the sink's own."""
@@ -192,59 +281,21 @@ class Follower:
             case Receive(since, records, size, seconds) if since is not None:
                 return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
             case Store(Range(chunks, since, upto)) if since is not None:
-                pieces = [piece for chunk in chunks for piece in chunk]
-                if self._copies is not None:
-                    self._copies.take(pieces, since=since, upto=upto)
-                elif self._sink is not None:
-                    self._sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
-                return Stored()
+                self._route.store(chunks, since, upto)
+                return _STORED
             case Report():
                 self._advance()
                 return Reported()
         raise AssertionError(f"a log's follower has no use for {action}")
 
     def _receive(self, since: Cursor, limit: Limit, seconds: float) -> Event:
-        spans = self.log.plan(since, limit)
-        if not spans:
+        found = self._route.look(since, limit)
+        if found is None:
             self._be_seen()
             # A short turn, so that a request to stop is heard soon.
             if self.log.wait(since, min(seconds, _POLL)):
-                spans = self.log.plan(since, limit)
-            if not spans:
-                return Nothing()
-        chunk: Chunk
-        if self._copies is not None:
-            wholes = cast("Sequence[WholeSpan]", spans)
-            chunk = [span.batch() for span in wholes]
-            size = sum([span.size for span in spans])
-            upto = Cursor(since.log_id, spans[-1].next, chunk[-1].term)
-        else:
-            chunk, upto = self._fetched(since, spans, limit)
-            size = sum(batch.nbytes for batch in chunk)
-        return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
-
-    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
-        """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
-
-        What was moved since, from a hot tier to a cold one, is read from there.
-        """
-        while True:
-            chunk: list[pa.RecordBatch] = []
-            upto = since
-            try:
-                for span, part in fetch_in_order(spans):
-                    chunk += part
-                    upto = behind(upto, span)
-            except NotFound:
-                if upto.next > since.next:
-                    return chunk, upto  # the rest is planned anew
-                # If it was trimmed, this says so; if it is still to be found there, it is really missing.
-                again = self.log.plan(since, limit)
-                if not again or any(span == again[0] for span in spans):
-                    raise
-                spans = again
-            else:
-                return chunk, upto
+                found = self._route.look(since, limit)
+        return _NOTHING if found is None else found
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours

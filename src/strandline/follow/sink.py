@@ -36,14 +36,6 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class WholeSpan(Protocol):
-    """A span that knows the batch that it is of."""
-
-    def batch(self) -> LogBatch:
-        """The whole batch, as its log holds it."""
-
-
-@runtime_checkable
 class BatchSink(Protocol):
     """A copy of a log: takes batches as they are, with what was written down beside their records.
 

@@ -29,13 +29,12 @@ class LogBatch:
     """The same as Arrow encodes them, each in pieces; None if nobody needed that yet."""
     checksums: tuple[int, ...] | None = None
     """The CRC32C of each of ``batches`` as Arrow encodes them; None if nobody needed that yet."""
-
     next: int = field(init=False)
     """One past the offset of its last record."""
 
     def __post_init__(self) -> None:
         # Asked for several times on its way, and small batches have a lot of it.
-        self.next = self.first + sum(batch.num_rows for batch in self.batches)
+        self.next = self.first + sum([batch.num_rows for batch in self.batches])
 
     @property
     def count(self) -> int:
@@ -44,6 +43,8 @@ class LogBatch:
 
     @property
     def size(self) -> int:
-        """About how many bytes its records take, with what they were cut from."""
+        """About how many bytes its records take."""
+        if self.pages is not None:
+            return sum([len(part) for page in self.pages for part in page])
         size: int = sum(batch.get_total_buffer_size() for batch in self.batches)
         return size

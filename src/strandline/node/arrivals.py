@@ -1,21 +1,16 @@
-"""What arrives at a replica, and whether it may be applied: a feed looked at as a log to follow."""
+"""What arrives at a replica, and whether it may be applied: a feed to follow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import final
 from uuid import UUID
 
-import pyarrow as pa
-
-from strandline.log.planning import clipped, known_columns
 from strandline.model.batch import LogBatch
-from strandline.model.cursor import NO_LIMIT, Cursor, Limit
+from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, Diverged, Fenced, Gap
 from strandline.model.node import Beat
-from strandline.model.records import with_offsets
 from strandline.node.contract import Feed
 
 
@@ -66,37 +61,12 @@ def diverged(at: Cursor) -> Diverged:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedSpan:
-    """Offsets ``first`` up to ``next`` of a batch that is here already."""
-
-    whole: LogBatch
-    first: int
-    next: int
-
-    @property
-    def size(self) -> int:
-        """About how many bytes its batch has."""
-        return self.whole.size
-
-    @property
-    def term(self) -> int:
-        """The term of its records."""
-        return self.whole.term
-
-    def batch(self) -> LogBatch:
-        """The batch as it arrived."""
-        return self.whole
-
-    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """The span's records with their offsets."""
-        numbered = clipped(with_offsets(self.whole.batches, self.whole.first), self.first, self.next)
-        return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
-
-
 @final
 class Arrivals:
-    """A feed as a log to follow: what is planned has arrived, was judged, and follows the sink's position."""
+    """A feed to follow: what it gives has arrived, was judged, and follows the sink's position.
+
+    Satisfies :class:`~strandline.follow.run.Arriving`.
+    """
 
     def __init__(
         self, log_id: UUID, feed: Feed, seen: Callable[[], int], compare: Callable[[LogBatch, Cursor], bool]
@@ -106,23 +76,20 @@ class Arrivals:
         self._feed = feed
         self._seen = seen
         self._compare = compare
-        self._arrived: list[LogBatch] = []
+        self._arrived: Sequence[LogBatch] = ()
 
     @property
     def log_id(self) -> UUID:
         """The log's identity."""
         return self._log_id
 
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[ArrivedSpan]:
+    def arrived(self, since: Cursor) -> list[LogBatch]:
         """All that has arrived from a position on; what does not follow raises, before any of it is applied."""
-        del limit  # it is in memory already
-        if not self._arrived:
-            self._arrived = list(self._feed.take(0.0))
-        arrived, self._arrived = self._arrived, []
+        arrived, self._arrived = self._arrived or self._feed.take(0.0), ()
         beat = self._feed.beat
         if beat is None or not arrived:
             return []
-        spans, at, seen = [], since, self._seen()
+        found, at, seen = [], since, self._seen()
         for batch in arrived:
             verdict = judge(batch, at, beat, seen=seen)
             is_compared = verdict in (Verdict.COMPARE, Verdict.COMPARE_AND_APPLY)
@@ -130,13 +97,13 @@ class Arrivals:
             if is_compared and at == since and not self._compare(batch, at):
                 raise diverged(at)
             if verdict in (Verdict.APPLY, Verdict.COMPARE_AND_APPLY):
-                spans.append(ArrivedSpan(batch, at.next, batch.next))
+                found.append(batch)
                 at = Cursor(at.log_id, batch.next, batch.term)
-        return spans
+        return found
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
         del past
         if not self._arrived:
-            self._arrived = list(self._feed.take(timeout))
+            self._arrived = self._feed.take(timeout)
         return bool(self._arrived)

@@ -61,7 +61,7 @@ class Assembler:
         self._parts.append(part)
         self._pages.append(page)
         self._rows += part.num_rows
-        self._size += size_of(part)
+        self._size += sum(map(len, page))
         is_last = bool(note.flags & Flag.LAST)
         if self._rows > note.records or is_last != (self._rows == note.records) or self._size > 2 * MAX_BATCH_BYTES:
             raise self._damaged(
@@ -96,8 +96,8 @@ def size_of(batch: pa.RecordBatch) -> int:
 
 def _held(batch: LogBatch) -> int:
     """How much memory a batch takes with its pages: those of a single piece are copies, and others are not."""
-    copies = [page[0] for page in batch.pages or () if len(page) == 1]
-    return batch.size + sum(map(len, copies))
+    copies = [len(page[0]) for page in batch.pages or () if len(page) == 1]
+    return batch.size + sum(copies)
 
 
 def _same(note: Note) -> tuple[object, ...]:

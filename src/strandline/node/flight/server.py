@@ -309,6 +309,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             name = (descriptor.command or b"").decode(errors="replace")
             session = self._session(context, name)
             where = f"replica {name!r}"
+            caller = Caller(name, -1)
             with self._turnstile.idle():  # it waits for its client, all but a moment now and then
                 while (chunk := _next_chunk(reader)) is not None:
                     self._refuse_when_stopping()
@@ -316,7 +317,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
                         continue
                     advance = decode_advance(chunk.app_metadata.to_pybytes(), where)
                     progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
-                    answer = self._answer(session.replica(name, advance.term), progress, is_wanted=advance.is_answered)
+                    if caller.term != advance.term:
+                        caller = session.replica(name, advance.term)
+                    answer = self._answer(caller, progress, is_wanted=advance.is_answered)
                     if answer is not None:
                         writer.write_metadata(pa.py_buffer(answer))
 
