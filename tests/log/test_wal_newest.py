@@ -1,5 +1,6 @@
 """Following a write-ahead log closely: what a primary's feeds and a replica's acknowledgements are made of."""
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 from strandline.formats.block import Compression, encode_page
@@ -54,6 +55,31 @@ def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
         assert [batch.next for batch in log.newest(0, 1 << 20)] == [1]
         disk.release()
         handle.result(SOON)
+
+
+def test_nor_what_is_durable_and_nobody_was_shown_yet(tmp_path, monkeypatch):
+    given = []
+    with WalLog.open(str(tmp_path / "log")) as log:
+        add = log._tail.add
+
+        def adding(frames):
+            add(frames)
+            given.append((log.bounds().next, [batch.next for batch in log.newest(0, 1 << 20)]))
+
+        monkeypatch.setattr(log._tail, "add", adding)
+        for _ in range(2):
+            log.append_batch(records(b"a")).result(SOON)
+    assert given == [(0, []), (1, [1])]
+
+
+def test_who_waits_for_the_next_one_is_woken_by_it(tmp_path):
+    with WalLog.open(str(tmp_path / "log")) as log, ThreadPoolExecutor() as pool:
+        for end in range(1, 50):
+            waiting = [pool.submit(log.wait, Cursor(log.log_id, end - 1), 100 * SOON) for _ in range(3)]
+            log.append_batch(records(b"a")).result(SOON)
+            assert [each.result(SOON) for each in waiting] == [True] * 3
+        assert not log.wait(log.end(), 0)
+        assert not log.wait(log.end(), 0.01)
 
 
 def test_the_checksums_that_it_sends_on_are_those_of_the_records(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -119,7 +120,7 @@ class Cluster:
             background=False,
             home=Home.open(str(self.folder / name), name, disk=self.disk),
             clock=self.clock,
-            chance=SeededChance(hash(name) % 1000),
+            chance=SeededChance(crc32(name.encode())),
             **more,
         )
         self.nodes[name] = node

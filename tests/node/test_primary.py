@@ -210,6 +210,12 @@ class TestTelling:
         assert primary.log.bounds().first == 20
         cluster.close()
 
+    def test_what_it_has_told_of_can_be_pruned_at_once(self, primary):
+        fill(primary)
+        primary.resume(ONE, at(primary, 0, term=0))
+        primary.tell(ONE, Progress(7, 7))
+        assert primary.prune(10) == 7
+
     def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))

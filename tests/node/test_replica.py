@@ -131,6 +131,19 @@ class TestFollowing:
         assert seen == [(0, 0)]
         assert (log.bounds().next, registered(pair).durable) == (1, 1)
 
+    def test_one_that_cannot_be_told_is_followed_by_another_try_to_reach_the_primary(self, pair):
+        resumed = []
+
+        def refuse(name):
+            del pair.before["tell"]
+            pair.before["resume"] = lambda _: resumed.append(pair.end("b"))
+            raise TransientStorageError("nobody is there")
+
+        pair.before["tell"] = refuse
+        pair.append(b"x")
+        pair.settled("b")
+        assert resumed == [1]
+
     def test_it_asks_for_an_answer_once_in_a_poll_interval(self, pair):
         asked = []
         pair.before["tell"] = lambda _: asked.append("tell")
