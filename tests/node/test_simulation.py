@@ -20,8 +20,9 @@ from strandline.node.handles import CommitHandle
 from strandline.node.home import Home
 from strandline.node.node import Node
 from strandline.node.primary import PrimaryRole
-from strandline.node.registry import Progress, Registry
+from strandline.node.registry import Progress, Registry, bootstrapping
 from strandline.node.replica import ReplicaRole
+from strandline.node.replicas import Replicas
 from strandline.testing.cluster import Broken, Climate, World, check, play
 from strandline.testing.cluster.clients import read
 from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Wiped
@@ -167,11 +168,15 @@ def resumes_at_the_slot(patch):
     """Broken: a replica goes on at the higher of its own position and its slot's."""
 
     def feed(self, caller, since):
-        slot = self._slot(caller.name)
+        slot = self.replicas.slot(caller.name)
         since = Cursor(since.log_id, max(since.next, slot.position))
-        return LogFeed(self.log, since, self.beat, lambda upto: self._sent(caller.name, upto))
+        return LogFeed(self.log, since, self.beat, lambda upto: self.replicas.sent(caller.name, upto))
 
-    patch.setattr(PrimaryRole, "_stand_at", lambda *_: None)
+    def goes_on(self, name, at):
+        del at
+        self.now = bootstrapping(self.now, name, flag=False)
+
+    patch.setattr(Replicas, "goes_on", goes_on)
     patch.setattr(PrimaryRole, "feed", feed)
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
-from strandline.log.contract import Slot
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
-from strandline.model.cursor import SECOND, Cursor
-from strandline.model.errors import Fenced, NotFound, Overloaded, SlotInvalid
+from strandline.model.cursor import Cursor
+from strandline.model.errors import Fenced, Overloaded
 from strandline.model.head import WriterId
 from strandline.model.node import Beat, Peer
 from strandline.model.records import RecordSource
-from strandline.model.slots import SlotState
-from strandline.node import registry as rules
 from strandline.node.agreement import agreement
 from strandline.node.commits import Commits
 from strandline.node.committed import Committed
@@ -48,6 +43,7 @@ from strandline.node.policies import (
     watermark,
 )
 from strandline.node.registry import Progress, Registry
+from strandline.node.replicas import Replicas
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
@@ -82,23 +78,12 @@ class PrimaryRole:
         self._home = home
         self._clock = clock
         self._offers = Offers(home, log, exports)
-        self._lock = threading.Lock()
-        """Held to change the registry."""
-        self._registry = Registry()
-        self._sent_upto: dict[str, int] = {}
-        """How far each replica was sent, where the registry does not say so yet: every batch moves it, few look."""
-        self._stood: tuple[Registry, Standing] = (self._registry, Standing(self.name, -1))
+        peers = [peer for peer in home.state.peers if peer.name != home.state.name]
+        self.replicas = Replicas(log, peers, self._remember, clock=clock)
+        self._stood: tuple[Registry, Standing] = (self.replicas.now, Standing(self.name, -1))
         """The last standing that was asked for, and of which registry: it is asked for several times per append."""
-        self._slots: dict[str, Slot] = {}
-        self._told: dict[str, int] = {}
-        """How far replicas have said that they are, where their slots do not stand there yet."""
         self._commits = Commits(self._watermark, self._durable)
         self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
-        for peer in home.state.peers:
-            if peer.name != self.name:
-                self._registry = rules.register(self._registry, peer.name, region=peer.region, now=self._time())
-                if self._slot(peer.name) is None:
-                    log.create_slot(peer.name, log.bounds().first)  # where it is, it has yet to say
 
     @property
     def name(self) -> str:
@@ -160,7 +145,7 @@ class PrimaryRole:
     def _slowest(self) -> int:
         applied = [
             each.applied
-            for each in self._registry.replicas.values()
+            for each in self.replicas.now.replicas.values()
             if each.healthy and not each.bootstrapping and each.applied is not None
         ]
         return self.log.bounds().next - min(applied) if applied else 0
@@ -168,7 +153,7 @@ class PrimaryRole:
     # --- what is committed -------------------------------------------------------------------------------------
 
     def _standing(self) -> Standing:
-        registry, durable = self._registry, self.log.bounds().next
+        registry, durable = self.replicas.now, self.log.bounds().next
         of, standing = self._stood
         if of is not registry or standing.durable != durable:
             standing = registry.standing(self.name, durable, term_start=self.term_start)
@@ -216,31 +201,14 @@ class PrimaryRole:
         A new one's slot pins the log where it ends now: what a snapshot taken after this does not hold is kept.
         """
         self._check_term(caller)
-        position = self._register(caller.name, region, self.log.bounds().next)
+        position = self.replicas.register(caller.name, region=region, at=self.log.bounds().next)
         return Registration(self.topology(caller), position)
-
-    def _register(self, name: str, region: str | None, at: int) -> int | None:
-        with self._lock:
-            state = self._slot(name)
-            if state is None:
-                state = self.log.create_slot(name, at)
-            if name not in self._slots:
-                self._slots[name] = self.log.claim_slot(name, name)
-            self._registry = rules.register(self._registry, name, region=region, now=self._time())
-            self._remember_peers()
-        return state.position if state.invalid is None else None
 
     def unregister(self, caller: Caller, *, keep_slot: bool = False) -> None:
         """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
         self._check_term(caller)
-        name = caller.name
-        with self._lock:
-            self._registry = rules.unregister(self._registry, name)
-            self._forget_slot(name)
-            self._remember_peers()
-            if not keep_slot and self._slot(name) is not None:
-                self.log.drop_slot(name)
-        self._offers.end(name)
+        self.replicas.unregister(caller.name, keep_slot=keep_slot)
+        self._offers.end(caller.name)
         self._commits.moved()
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
@@ -252,29 +220,22 @@ class PrimaryRole:
         bounds = self.log.bounds()
         name = caller.name
         retained = since is not None and since.log_id == self.log.log_id and bounds.first <= since.next <= bounds.next
-        self._register(name, None, since.next if retained and since is not None else bounds.next)
+        at = since.next if retained and since is not None else bounds.next
+        self.replicas.register(name, region=None, at=at)
         mode = self._plan_resume(name, since)
         match mode:
             case FullRebootstrap(cause):
                 REBOOTSTRAPS.labels(str(cause)).inc()
-                self._bootstraps(name)
-            case PartialResync(at):
-                with self._lock:
-                    self._stand_at(name, at.next)
-                    self._registry = rules.bootstrapping(self._registry, name, flag=False)
+                self.replicas.bootstraps(name)
+            case PartialResync(resumed):
+                self.replicas.goes_on(name, resumed.next)
                 # A snapshot that is still kept for it must not be its next one: it may have acknowledged more since.
                 self._offers.end(name)
                 PARTIAL_RESYNCS.inc()
         return mode
 
-    def _bootstraps(self, name: str) -> None:
-        with self._lock:
-            self._sent_upto.pop(name, None)  # what it was sent, it has no more
-            self._told.pop(name, None)
-            self._registry = rules.bootstrapping(self._registry, name, flag=True)
-
     def _plan_resume(self, name: str, since: Cursor | None) -> Resume:
-        slot, bounds = self._slot(name), self.log.bounds()
+        slot, bounds = self.replicas.slot(name), self.log.bounds()
         is_mine = since is not None and since.log_id == self.log.log_id
         if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
             parting = agreement(since, self.log, bounds, term=self.term)
@@ -283,36 +244,17 @@ class PrimaryRole:
                 return FullRebootstrap(Cause.WAL_REMOVED) if nothing_left else parting
         return plan_resume(slot, since, self.log.start(), bounds)
 
-    def _stand_at(self, name: str, position: int) -> None:
-        """Let a slot pin what its replica asks for, which may be behind what it had let go of."""
-        self._told.pop(name, None)
-        state = self._slot(name)
-        if state is not None and state.position > position:
-            self._reset(name, position)
-
-    def _reset(self, name: str, position: int) -> None:
-        self._forget_slot(name)  # first: if something fails from here on, it is claimed anew
-        self.log.reset_slot(name, position)
-        self._slots[name] = self.log.claim_slot(name, name)
-
-    def _forget_slot(self, name: str) -> None:
-        self._slots.pop(name, None)
-        self._told.pop(name, None)
-
     def feed(self, caller: Caller, since: Cursor) -> LogFeed:
         """Everything from a position on, up to the durable end and following it."""
         self._check_term(caller)
-        self._registry.replica(caller.name)
-        return LogFeed(self.log, since, self.beat, lambda upto: self._sent(caller.name, upto))
-
-    def _sent(self, name: str, upto: int) -> None:
-        self._sent_upto[name] = upto
+        self.replicas.now.replica(caller.name)
+        return LogFeed(self.log, since, self.beat, lambda upto: self.replicas.sent(caller.name, upto))
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""
         refused = self.tell(caller, progress)
         if refused is None:
-            refused = self._move_slot(caller.name)
+            refused = self.replicas.move_slot(caller.name)
         return Acknowledgement(self.beat(), refused)
 
     def tell(self, caller: Caller, progress: Progress) -> str | None:
@@ -324,43 +266,16 @@ class PrimaryRole:
                 f"Replica {name!r} reports in term {caller.term}, and this primary leads in term {self.term}: what it "
                 "has may be another log. It has to register again."
             )
-        end = self.log.bounds().next
-        with self._lock:
-            after = rules.acknowledged(self._registry, name, progress, end=end, now=self._time())
-            slot = self._slots.get(name)
-            if slot is None:
-                slot = self._slots[name] = self.log.claim_slot(name, name)
-            if not slot.state().pins:
-                return self._move_slot(name)  # which tells why it cannot be
-            self._registry = after
-            self._told[name] = progress.durable
+        refused = self.replicas.tell(name, progress)
         self._commits.moved()
-        return None
-
-    def _move_slot(self, name: str) -> str | None:
-        """Let a slot stand where its replica has said that it is; or why it cannot."""
-        slot, upto = self._slots.get(name), self._told.pop(name, 0)
-        try:
-            if slot is not None and upto > slot.state().position:
-                slot.advance(Cursor(self.log.log_id, upto))
-            elif slot is not None:
-                slot.touch()
-        except SlotInvalid as error:
-            return str(error)
-        return None
-
-    def _move_slots(self) -> None:
-        """The same for all: before it is judged which slots are too far behind."""
-        for name in list(self._told):
-            with contextlib.suppress(Fenced, NotFound):  # it is somebody else's, or gone: its replica will be told
-                self._move_slot(name)
+        return refused
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""
         self._check_term(caller)
-        self._bootstraps(caller.name)
+        self.replicas.bootstraps(caller.name)
         return self._offers.begin(caller.name, kind)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
@@ -372,11 +287,8 @@ class PrimaryRole:
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
         """The bootstrap is complete and durable at this cursor: the replica's slot is valid again, and stands there."""
         self._check_term(caller)
-        name = caller.name
-        with self._lock:
-            self._reset(name, cursor.next)
-            self._registry = rules.bootstrapping(self._registry, name, flag=False)
-        self._offers.end(name)
+        self.replicas.bootstrapped(caller.name, cursor.next)
+        self._offers.end(caller.name)
 
     # --- what others are told ----------------------------------------------------------------------------------
 
@@ -384,12 +296,12 @@ class PrimaryRole:
         """How far this primary is. ``Fenced`` when it is none any more."""
         self.gate.check("nothing more is told")
         durable = self.log.bounds().next
-        return Beat(self.term, self.term_start, durable, min(durable, self.committed), self._registry.epoch)
+        return Beat(self.term, self.term_start, durable, min(durable, self.committed), self.replicas.now.epoch)
 
     def topology(self, caller: Caller) -> Topology:
         """Who replicates the log, and how far each is."""
         self._check_term(caller)
-        jump = self._clock.now() - self._time()
+        jump = self._clock.now() - self.replicas.time()
         members = tuple(
             Member(
                 each.name,
@@ -423,21 +335,14 @@ class PrimaryRole:
     @property
     def registry(self) -> Registry:
         """All replicas, as a value."""
-        with self._lock:
-            while self._sent_upto:
-                name, upto = self._sent_upto.popitem()
-                if name in self._registry.replicas:
-                    self._registry = rules.sent_upto(self._registry, name, upto)
-            return self._registry
+        return self.replicas.with_sent()
 
     # --- keeping house -----------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Judge who is silent, and forget what nobody needs; called about once a poll interval."""
-        now = self._time()
-        with self._lock:
-            self._registry = rules.judge_health(self._registry, poll_seconds=self.options.poll_seconds, now=now)
-        self._move_slots()
+        self.replicas.judge(poll_seconds=self.options.poll_seconds)
+        self.replicas.move_slots()
         self.log.sweep(self.options.retention, self.options.limits)
         log = str(self.log.log_id)
         registry = self.registry
@@ -447,7 +352,7 @@ class PrimaryRole:
 
     def prune(self, upto: int) -> int:
         """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
-        self._move_slots()
+        self.replicas.move_slots()
         return self.log.prune(upto, limits=self.options.limits)
 
     def step_down(self, why: str) -> None:
@@ -461,15 +366,6 @@ class PrimaryRole:
             self.step_down(f"{caller.name} has seen term {caller.term}")
         self.gate.check("nothing was done")
 
-    def _time(self) -> int:
-        """Microseconds on a clock that never jumps, which the registry goes by: who was heard in a future that a wall
-        clock has left again would not be missed for as long.
-        """
-        return round(self._clock.monotonic() * SECOND)
-
-    def _slot(self, name: str) -> SlotState | None:
-        return next((slot for slot in self.log.slots() if slot.name == name), None)
-
-    def _remember_peers(self) -> None:
-        peers = tuple(Peer(each.name, each.region) for each in self._registry.replicas.values())
+    def _remember(self, registry: Registry) -> None:
+        peers = tuple(Peer(each.name, each.region) for each in registry.replicas.values())
         self._home.remember(peers=peers, policy=str(self.options.policy), primary=self.name)
