@@ -23,7 +23,6 @@ from strandline.model.errors import (
     LogClosed,
     LogFailed,
     NotReady,
-    SlotInvalid,
     StrandlineError,
 )
 from strandline.model.node import Peer, Trouble
@@ -35,6 +34,7 @@ from strandline.node.contract import Caller, Feed, Rewind, Topology, Upstream
 from strandline.node.copy import LogCopy
 from strandline.node.home import SNAPSHOTS, Home
 from strandline.node.registry import Progress
+from strandline.node.telling import Telling
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
@@ -107,12 +107,9 @@ class ReplicaRole:
         """The highest watermark that it was told, and the one up to which its own records are known to be those."""
         self._compared: int | None = None
         """The offset of the last record, while it is not known yet whether that is the primary's."""
-        self._answered = 0.0
-        """When the primary last answered an acknowledgement."""
-        self._told = -1
-        """What it told the primary last."""
-        self._untold: StrandlineError | None = None
-        """Why it could not tell."""
+        self._telling = Telling(
+            self._caller, self._progress, end=self._end, heard=self._commit, poll_seconds=poll_seconds, clock=clock
+        )
         self._kept = clock.monotonic()
         """When the watermark was last written down: after a restart its readers see no less than that."""
         self._fresh: float | None = None
@@ -182,6 +179,7 @@ class ReplicaRole:
         """Let go of the primary; the next step looks for it again."""
         feed, self._feed, self._follower = self._feed, None, None
         upstream, self._upstream = self._upstream, None
+        self._telling.stop()
         if feed is not None:
             feed.close()
         if upstream is not None:
@@ -209,16 +207,12 @@ class ReplicaRole:
         self._commit(topology.committed)
         # Snapshots that this node took when it led are old now: who brought one over may have acknowledged more since.
         self._home.disk.remove_folder(self._home.path(SNAPSHOTS))
-        durable = copy.bounds().next
-        self._adopt(topology.term, topology.term_start, durable)
-        self._untold = None
-        self._acknowledge(upstream, durable)
-        copy.on_durable = self._tell
+        self._adopt(topology.term, topology.term_start, copy.bounds().next)
+        self._telling.begin(upstream)
+        copy.on_durable = self._telling.durable
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
         arrivals = Arrivals(since.log_id, self._feed, lambda: self._home.state.seen, self._holds)
-        follower = Follower(
-            Engine(_AT_ONCE), arrivals, copy, _Acknowledging(self), self._clock, seen_every=self._poll_seconds
-        )
+        follower = Follower(Engine(_AT_ONCE), arrivals, copy, self._telling, self._clock, seen_every=self._poll_seconds)
         follower.begin(since)
         self._follower = follower
         self.condition = Condition.FOLLOWING
@@ -341,54 +335,16 @@ class ReplicaRole:
             self.copy.log.prune(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int) -> Progress:
+        """What a durable end comes to; noted first, if with it this copy has everything from before a term."""
+        beat = None if self._feed is None else self._feed.beat
+        if beat is not None and beat.term == self._term:
+            self._adopt(beat.term, beat.term_start, durable)
         if self._compared is not None:
             durable = min(durable, self._compared)
         return Progress(durable, durable, self._apply_errors, self._divergences)
 
-    def _acknowledge(self, upstream: Upstream, durable: int) -> None:
-        progress = self._progress(durable)
-        answer = upstream.acknowledge(self._caller(), progress)
-        self._answered, self._told = self._clock.monotonic(), progress.durable
-        self._commit(answer.beat.committed)
-        _count(answer.refused)
-
-    def _tell(self, durable: int) -> None:
-        """Tell the primary what has just become durable here, before anything else is done with it: somebody waits.
-
-        It asks for no answer, since that costs both as much again. What became of it is known when the next one is
-        answered, which is a poll interval later at the latest.
-        """
-        upstream = self._upstream
-        if upstream is None or self._clock.monotonic() - self._answered >= self._poll_seconds:
-            return
-        try:
-            self._adopt_by_beat(durable)
-            progress = self._progress(durable)
-            _count(upstream.tell(self._caller(), progress))
-            self._told = progress.durable
-        except StrandlineError as error:
-            self._untold = error  # raised where following can be ended
-
-    def acknowledge(self) -> None:
-        """Tell the primary how far this copy is; raises if that did not count, or nobody knows."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            raise untold
-        if self._upstream is None or self.copy is None:
-            return
-        durable = self.copy.bounds().next
-        self._adopt_by_beat(durable)
-        self._acknowledge(self._upstream, durable)
-
-    def acknowledge_once(self) -> None:
-        """The same, unless it was told as soon as it was durable."""
-        if self._untold is not None or self.copy is None or self._told != self.copy.bounds().next:
-            self.acknowledge()
-
-    def _adopt_by_beat(self, durable: int) -> None:
-        beat = None if self._feed is None else self._feed.beat
-        if beat is not None and beat.term == self._term:
-            self._adopt(beat.term, beat.term_start, durable)
+    def _end(self) -> int:
+        return 0 if self.copy is None else self.copy.bounds().next
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -446,24 +402,3 @@ class ReplicaRole:
     def close(self) -> None:
         """Let go of the primary; the copy is the node's to close."""
         self.disconnect()
-
-
-@final
-class _Acknowledging:
-    """A replica's slot, which its primary holds: advancing it is acknowledging."""
-
-    def __init__(self, replica: ReplicaRole) -> None:
-        self._replica = replica
-
-    def advance(self, to: Cursor) -> None:
-        del to  # what the copy says counts, and it has just been asked
-        self._replica.acknowledge_once()
-
-    def touch(self) -> None:
-        self._replica.acknowledge()
-
-
-def _count(refused: str | None) -> None:
-    """Raise why an acknowledgement did not count, if it did not."""
-    if refused is not None:
-        raise SlotInvalid(refused)
