@@ -269,12 +269,20 @@ class ClusterOfProcesses:
             self.clients[name] = RemoteLog(self._url(port), security=security, timeout=2.0)
 
     def begin(self) -> str:
-        """Start all, the first of them as the one that makes the log, and wait until they follow it."""
+        """Start all, the first of them as the one that makes the log, and wait until they follow it.
+
+        And know of one another: a node that takes over before that has to wait until the others have registered.
+        """
         first, *others = self.names
         self.start(first, create=True)
         self.start(*others)
         self.settled()
+        self.until(lambda: all(self._knows(name) >= {*self.names} for name in self.names), "everybody knows everybody")
         return self.leader()
+
+    def _knows(self, name: str) -> set[str]:
+        home = self.home(name)
+        return {name, home.primary, *(peer.name for peer in home.peers)}
 
     def kill(self, *names: str) -> None:
         """``kill -9``: nothing is said to anybody."""
