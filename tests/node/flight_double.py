@@ -103,9 +103,11 @@ class Node:
         self.waits = 0
         self.at_wait = {}  # what to do when a reader waits for the n-th time
         self.closed_feeds = threading.Semaphore(0)
+        self.heard = threading.Semaphore(0)  # once for each thing that was asked
 
     def note(self, *what):
         self.asked.append(what)
+        self.heard.release()
         if self.error is not None:
             raise self.error
 

@@ -39,7 +39,6 @@ from tests.node.tcp import TcpProxy
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 LEASE = 1.0
-POLL = 0.2
 _LOOK = 0.02
 _TOLD = 3000
 _JUMP = struct.Struct("<q")
@@ -231,7 +230,7 @@ class ClusterOfProcesses:
             "lease": f"file://{folder}/lease",
             "lease_seconds": LEASE,
             "policy": f"quorum({','.join(names)})",
-            "poll_seconds": POLL,
+            "poll_seconds": 0.2,
             "timeout": 1.5,
             "nodes": {name: self._url(line.port) for name, line in self.lines.items()},
             **options,

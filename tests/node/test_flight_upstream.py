@@ -1,7 +1,6 @@
 """A replica's side of the wire: every call arrives as it was made, and every answer and error as it was given."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -50,11 +49,6 @@ def server(node):
 def upstream(server):
     with FlightUpstream(server.url) as upstream:
         yield upstream
-
-
-def waited_for(is_so):
-    while not is_so():
-        time.sleep(0.001)
 
 
 def taken(feed, count):
@@ -211,7 +205,7 @@ def test_what_is_told_is_heard_in_order_and_not_answered(node, upstream):
 def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node, upstream):
     node.refused = "The slot is invalid: wal-removed."
     upstream.tell(ME, Progress(1, 1))
-    waited_for(lambda: len(node.asked) == 1)
+    assert node.heard.acquire(timeout=30)
     node.refused = None
     assert upstream.acknowledge(ME, Progress(1, 1)).refused == "The slot is invalid: wal-removed."
 
@@ -219,7 +213,7 @@ def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node
 def test_an_error_of_what_was_told_is_raised_by_a_later_one_and_then_it_goes_on(node, upstream):
     node.error = NotFound("There is no replica 'replica-1'.")
     upstream.tell(ME, Progress(1, 1))
-    waited_for(lambda: len(node.asked) == 1)
+    assert node.heard.acquire(timeout=30)
     node.error = None
     with pytest.raises(NotFound, match="no replica"):
         upstream.acknowledge(ME, Progress(1, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,8 +16,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.errors import Fenced, NotReady, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.node.contract import Commit, Reached, TimedOut
-from strandline.node.flight.remote import RemoteLog
-from tests.node.processes import POLL, ClusterOfProcesses, Nest
+from tests.node.processes import ClusterOfProcesses, Nest
 from tests.node.recording import Mark, Recorder, append, check, new_writer, value_of
 
 Start = Callable[..., ClusterOfProcesses]
@@ -253,15 +251,17 @@ class TestTheNetwork:
         assert check(cluster, recorder) == [Mark(str(writer), each, 0) for each in range(number + 1)]
 
 
-def append_when_ready(log: RemoteLog, writer: WriterId, number: int) -> Commit:
+def append_when_ready(cluster: ClusterOfProcesses, name: str, writer: WriterId, number: int) -> Commit:
     """Append to a node that has just taken over: it may have to wait until the others have registered."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return append(log, writer, number, timeout=20.0)
-        except NotReady:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    found: list[Commit] = []
+
+    def tried() -> bool:
+        with contextlib.suppress(NotReady):
+            found.append(append(cluster.clients[name], writer, number, timeout=20.0))
+        return bool(found)
+
+    cluster.until(tried, "it is ready")
+    return found[0]
 
 
 def test_a_primary_that_sleeps_past_its_lease_acknowledges_nothing_when_it_wakes_and_follows(start):
@@ -278,7 +278,7 @@ def test_a_primary_that_sleeps_past_its_lease_acknowledges_nothing_when_it_wakes
         cluster.pause(old)
         new = cluster.leader()
         other = new_writer()
-        commit = append_when_ready(cluster.clients[new], other, 0)
+        commit = append_when_ready(cluster, new, other, 0)
         assert isinstance(commit.outcome, Reached)
         recorder.acknowledge(other, 0, commit)
         cluster.wake(old)
@@ -288,7 +288,7 @@ def test_a_primary_that_sleeps_past_its_lease_acknowledges_nothing_when_it_wakes
     with pytest.raises((Fenced, NotReady, TransientStorageError)):
         append(log, writer, 1)
     cluster.settled()
-    commit = append_when_ready(cluster.clients[new], writer, 1)
+    commit = append_when_ready(cluster, new, writer, 1)
     recorder.acknowledge(writer, 1, commit)
     found = check(cluster, recorder)
     assert [mark.writer for mark in found] == [str(writer), str(other), str(writer)]
@@ -366,7 +366,10 @@ class TestWallClocksThatJump:
             recorder.more()
             cluster.kill("b")
             recorder.more()
-            time.sleep(3 * POLL)  # until its slot, too, was last seen before the jump
+            # Its slot was last seen before the jump, too.
+            cluster.until(
+                lambda: not all(each.healthy for each in cluster.clients[leader].topology().members), "silent"
+            )
             cluster.set_clock(leader, hours=5)
             cluster.until(lambda: cluster.logged(leader, "'b' of") and cluster.logged(leader, "(idle-timeout)"), "idle")
             cluster.start("b")

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -124,6 +124,7 @@ class Followed(Protocol):
         """Block until the log reaches past the cursor (True) or the time is over (False)."""
 
 
+@runtime_checkable
 class Arriving(Protocol):
     """A log whose batches come by themselves, for who keeps a copy of it."""
 
@@ -239,8 +240,13 @@ class Follower:
 
     def __post_init__(self) -> None:
         # Once, and not for each batch: it takes longer than most of what is done with one.
-        is_copy = isinstance(self.sink, BatchSink)
-        self._route = _IntoCopy(self.log, self.sink) if is_copy else _IntoTable(self.log, self.sink)  # type: ignore[arg-type]
+        log, sink = self.log, self.sink
+        if isinstance(sink, BatchSink) and isinstance(log, Arriving):
+            self._route = _IntoCopy(log, sink)
+        elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
+            self._route = _IntoTable(log, sink)
+        else:
+            raise TypeError("A copy follows what arrives, and a table a log.")
 
     def begin(self, cursor: Cursor) -> None:
         """Go on at this cursor, which is the sink's own."""
