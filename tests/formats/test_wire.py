@@ -10,7 +10,7 @@ import pytest
 from strandline.formats.block import Compression, encode_page, page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import Fields, write_fields
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, decode_ticket, encode_ticket
+from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
 from strandline.formats.wire import (
     NOTE_SIZE,
     Advance,
@@ -47,6 +47,7 @@ TICKETS = [
     ReadTicket(),
     ReadTicket(SINCE, 99, follow=True, columns=("offset", "value")),
     FeedTicket("réplique", 4, SINCE),
+    ReportTicket("réplique"),
     FileTicket("r", 4, "snapshot-1", "data/a b", 1 << 40, 64 << 20),
 ]
 

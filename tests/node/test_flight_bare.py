@@ -98,7 +98,8 @@ def test_a_follower_that_has_an_end_comes_to_it(node, client):
         (b'{"upto": 9223372036854775808}', "'upto' is no whole number"),
         (b'{"folow": true}', "folow"),
         (b'{"columns": ["nope"]}', "no column"),
-        (b'{"replica": "r"}', "'term' is no whole number"),
+        (b'{"replica": "r", "since": ""}', "'term' is no whole number"),
+        (b'{"replica": "r"}', "for an exchange"),
     ],
 )
 def test_a_ticket_that_makes_no_sense_is_refused_with_a_sentence(client, asked, why):
@@ -132,8 +133,16 @@ def test_the_actions_are_listed_and_an_unknown_one_is_refused(client):
         list(client.do_action(fl.Action("register", b"\xff")))
 
 
+def test_what_is_no_exchange_is_refused_as_one(client):
+    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b'{"follow": true}'))
+    with pytest.raises(fl.FlightServerError, match="for a stream"):
+        reader.read_chunk()
+    with pytest.raises(fl.FlightServerError):
+        writer.close()
+
+
 def test_a_report_of_progress_that_is_none_is_refused(client):
-    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b"replica-1"))
+    writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(b'{"replica": "replica-1"}'))
     writer.write_metadata(b"nonsense")
     with pytest.raises(fl.FlightServerError, match="bytes"):
         reader.read_chunk()

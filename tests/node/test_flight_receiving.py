@@ -1,6 +1,7 @@
 """What a replica takes from the wire: whole batches, each behind the one before; anything else is damage."""
 
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -155,7 +156,7 @@ class Chunks:
 def receiver(chunks, **options):
     accept = lambda size: (size, size) if size else None
     defaults = {"url": "a node", "what": "it", "silence": 1000, "queue_bytes": 100}
-    return Receiver(lambda: chunks, accept, **(defaults | options))
+    return Receiver(lambda: nullcontext(chunks), accept, **(defaults | options))
 
 
 def test_it_receives_ahead_up_to_its_bytes_and_at_least_one():
@@ -216,7 +217,7 @@ def test_closing_does_not_wait_for_a_stream_that_has_not_begun():
     def begin():
         began.set()
         go.wait(30)
-        return chunks
+        return nullcontext(chunks)
 
     found = Receiver(begin, lambda size: (size, size), url="a node", what="it", silence=1000)
     assert began.wait(10)

@@ -37,6 +37,13 @@ class FeedTicket:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportTicket:
+    """A replica's reports of its progress."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileTicket:
     """A piece of a snapshot's file: from a byte on, about ``limit`` bytes."""
 
@@ -48,7 +55,7 @@ class FileTicket:
     limit: int
 
 
-Ticket: TypeAlias = ReadTicket | FeedTicket | FileTicket
+Ticket: TypeAlias = ReadTicket | FeedTicket | ReportTicket | FileTicket
 
 
 def encode_ticket(ticket: Ticket) -> bytes:
@@ -59,6 +66,8 @@ def encode_ticket(ticket: Ticket) -> bytes:
             fields = {"since": since and str(since), "upto": upto, "follow": follow, "columns": columns}
         case FeedTicket(replica, term, since):
             fields = {"replica": replica, "term": term, "since": str(since)}
+        case ReportTicket(replica):
+            fields = {"replica": replica}
         case FileTicket(replica, term, snapshot, path, offset, limit):
             fields = {"replica": replica, "term": term, "snapshot": snapshot, "path": path, "offset": offset}
             fields["limit"] = limit
@@ -80,6 +89,8 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
         )
     if "replica" in fields:
         fields.only("replica", "term", "since")
+        if "term" not in fields and "since" not in fields:
+            return ReportTicket(fields.text("replica"))
         return FeedTicket(fields.text("replica"), fields.natural("term"), fields.cursor("since"))
     fields.only("since", "upto", "follow", "columns")
     return ReadTicket(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -111,11 +112,31 @@ class Channel:
         return None if answer is None else answer.to_pybytes()
 
     def exchange(self, command: bytes, timeout: float) -> tuple[Any, Any]:
-        """Messages both ways."""
-        pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), self.options(timeout))
+        """Messages both ways: what writes them, and what reads them; to be ended by :func:`end_exchange`."""
+        return self._exchange(command, self.options(timeout))
+
+    @contextlib.contextmanager
+    def follow(self, command: bytes) -> Iterator[Any]:
+        """What the node sends in an exchange in which nothing goes the other way; blocks until it begins."""
+        writer, reader = self._exchange(command, self.options(None))
+        try:
+            writer.done_writing()
+            yield reader
+        finally:
+            end_exchange(writer, reader)
+
+    def _exchange(self, command: bytes, options: Any) -> tuple[Any, Any]:
+        pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), options)
         return pair
 
     def close(self) -> None:
         """Let go of the connection; closing twice is fine."""
         if self._process == os.getpid():
             self._client.close()
+
+
+def end_exchange(writer: Any, reader: Any) -> None:
+    """End both directions, whatever has become of them; whoever used them was told."""
+    with contextlib.suppress(pa.ArrowException):
+        reader.cancel()
+        writer.close()

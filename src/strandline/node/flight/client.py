@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypeVar, final
 
 import pyarrow as pa
 
-from strandline.formats.ticket import FeedTicket, FileTicket, encode_ticket
+from strandline.formats.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, TransientStorageError
@@ -23,7 +23,7 @@ from strandline.node.contract import (
     SnapshotOffer,
     Topology,
 )
-from strandline.node.flight.channel import TIMEOUT, Channel
+from strandline.node.flight.channel import TIMEOUT, Channel, end_exchange
 from strandline.node.flight.failures import arrived, asking
 from strandline.node.flight.receiving import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.security import ClientSecurity
@@ -108,7 +108,7 @@ class FlightUpstream:
         """Everything from a position on; what is wrong with asking for that is raised when it is taken."""
         ticket = encode_ticket(FeedTicket(caller.name, caller.term, since))
         return RemoteFeed(
-            lambda: self._channel.get(ticket, timeout=None),
+            lambda: self._channel.follow(ticket),
             since.next,
             url=self._channel.url,
             silence=self._channel.timeout,
@@ -224,7 +224,7 @@ class _Reports:
         self.fresh_until = now + channel.timeout / 2
         self._url = channel.url
         with asking(self._url, _WHAT):
-            self._writer, self._reader = channel.exchange(name.encode(), channel.timeout)
+            self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
 
     def tell(self, caller: Caller, progress: Progress) -> None:
         """Send a report that is answered only if it does not count."""
@@ -259,11 +259,7 @@ class _Reports:
         self._reader.cancel()
 
     def close(self) -> None:
-        try:
-            self._reader.cancel()
-            self._writer.close()
-        except pa.ArrowException:
-            pass  # it had ended; whoever reported was told why
+        end_exchange(self._writer, self._reader)
 
 
 def _asked(caller: Caller, **fields: Any) -> dict[str, Any]:

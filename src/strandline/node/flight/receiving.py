@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, final
 
@@ -125,7 +126,7 @@ class Receiver(Generic[T]):
 
     def __init__(
         self,
-        begin: Callable[[], Any],
+        begin: Callable[[], AbstractContextManager[Any]],
         accept: Callable[[Any], tuple[T, int] | None],
         *,
         url: str,
@@ -134,7 +135,7 @@ class Receiver(Generic[T]):
         clock: Clock = CLOCK,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """Open the stream by ``begin`` and pass each chunk to ``accept``, which gives what to take, and its size.
+        """Read the stream that ``begin`` opens, and pass each chunk to ``accept``: it gives what to take, and its size.
 
         If nothing comes for ``silence`` seconds the connection is taken for lost.
         """
@@ -165,15 +166,15 @@ class Receiver(Generic[T]):
 
     def _receive(self) -> None:
         try:
-            reader = self._begin()
-            with self._room:
-                self._reader = reader
-                closed = self._closed
-            if closed:
-                reader.cancel()
-                return
-            while self._put(self._accept(reader.read_chunk())):
-                pass
+            with self._begin() as reader:
+                with self._room:
+                    self._reader = reader
+                    closed = self._closed
+                if closed:
+                    reader.cancel()
+                    return
+                while self._put(self._accept(reader.read_chunk())):
+                    pass
         except StopIteration:
             self._end(None)
         except StrandlineError as error:
@@ -280,7 +281,7 @@ class RemoteFeed:
 
     def __init__(
         self,
-        begin: Callable[[], Any],
+        begin: Callable[[], AbstractContextManager[Any]],
         since: int,
         *,
         url: str,
@@ -293,12 +294,12 @@ class RemoteFeed:
         self._beat: Beat | None = None
         self._assembler = Assembler(url, since)
 
-        def opened() -> Any:
-            reader = begin()
-            if not reader.schema.equals(RECORD_SCHEMA):
-                reader.cancel()
-                raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which are no records.")
-            return reader
+        @contextlib.contextmanager
+        def opened() -> Iterator[Any]:
+            with begin() as reader:
+                if not reader.schema.equals(RECORD_SCHEMA):
+                    raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which are no records.")
+                yield reader
 
         self._receiver = Receiver(
             opened,

@@ -90,12 +90,13 @@ class RemoteLog:
         schema = read_schema(columns)
         ticket = encode_ticket(ReadTicket(since, upto, follow, None if columns is None else tuple(columns)))
 
-        def begin() -> Any:
+        @contextlib.contextmanager
+        def begin() -> Iterator[Any]:
             reader = self._channel.get(ticket, timeout=None)
             if not reader.schema.equals(schema):
                 reader.cancel()
                 raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
-            return reader
+            yield reader
 
         def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
             note = read_note(chunk, url)

@@ -13,9 +13,9 @@ from typing import Any, Final, Self, final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, decode_ticket, encode_ticket
+from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
 from strandline.formats.wire import decode_advance, encode_answer
-from strandline.model.errors import NotReady, StrandlineError
+from strandline.model.errors import InvalidInput, NotReady, StrandlineError
 from strandline.model.node import NO_BEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Caller, Served
@@ -255,12 +255,11 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
                     self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
                     schema = read_schema(asked.columns)
                     return _stream(schema, reading(self._served.reading(), asked, live, pace))
-                case FeedTicket() as asked:
-                    caller = self._replica(context, asked)
-                    return _stream(RECORD_SCHEMA, feeding(self._served, asked, caller, live, pace))
                 case FileTicket() as asked:
                     caller = self._replica(context, asked)
                     return _stream(CHUNK_SCHEMA, pieces(self._served, asked, caller, live))
+                case FeedTicket() | ReportTicket():
+                    raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
 
     def _replica(self, context: Any, asked: FeedTicket | FileTicket) -> Caller:
         return self._session(context, asked.replica).replica(asked.replica, asked.term)
@@ -303,25 +302,43 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
             writer.write(pa.py_buffer(write_commit(commit)))
 
+    # --- streams of replicas -----------------------------------------------------------------------------------
+
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        with answering("The exchange"):
+            self._refuse_when_stopping()
+            match decode_ticket(descriptor.command or b""):
+                case FeedTicket() as asked:
+                    self._feed(context, asked, writer)
+                case ReportTicket(name):
+                    self._hear(self._session(context, name), name, reader, writer)
+                case _:
+                    raise InvalidInput("This ticket is for a stream: ask for that.")
+
+    def _feed(self, context: Any, asked: FeedTicket, writer: Any) -> None:
+        """Log batches for a replica. Flight would begin a Python thread anew for each one that it asks a stream for."""
+        caller = self._replica(context, asked)
+        live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
+        writer.begin(RECORD_SCHEMA)
+        for batch, note in feeding(self._served, asked, caller, live, pace):
+            writer.write_with_metadata(batch, note)
+
+    def _hear(self, session: Session, name: str, reader: Any, writer: Any) -> None:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
-        with answering("The acknowledgement"):
-            name = (descriptor.command or b"").decode(errors="replace")
-            session = self._session(context, name)
-            where = f"replica {name!r}"
-            caller = Caller(name, -1)
-            with self._turnstile.idle():  # it waits for its client, all but a moment now and then
-                while (chunk := _next_chunk(reader)) is not None:
-                    self._refuse_when_stopping()
-                    if chunk.app_metadata is None:
-                        continue
-                    advance = decode_advance(chunk.app_metadata.to_pybytes(), where)
-                    progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
-                    if caller.term != advance.term:
-                        caller = session.replica(name, advance.term)
-                    answer = self._answer(caller, progress, is_wanted=advance.is_answered)
-                    if answer is not None:
-                        writer.write_metadata(pa.py_buffer(answer))
+        where = f"replica {name!r}"
+        caller = Caller(name, -1)
+        with self._turnstile.idle():  # it waits for its client, all but a moment now and then
+            while (chunk := _next_chunk(reader)) is not None:
+                self._refuse_when_stopping()
+                if chunk.app_metadata is None:
+                    continue
+                advance = decode_advance(chunk.app_metadata.to_pybytes(), where)
+                progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
+                if caller.term != advance.term:
+                    caller = session.replica(name, advance.term)
+                answer = self._answer(caller, progress, is_wanted=advance.is_answered)
+                if answer is not None:
+                    writer.write_metadata(pa.py_buffer(answer))
 
     def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
         """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
