@@ -57,6 +57,41 @@ def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
         handle.result(SOON)
 
 
+def test_what_is_being_synced_is_to_be_had_by_who_asks_for_that(tmp_path):
+    disk = HeldSyncs()
+    with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
+        log.append_batch(records(b"a")).result(SOON)
+        assert log.ahead(1, 1 << 20) == []
+        disk.hold()
+        handle = log.append(records(b"b", b"c"), writer=writer_named(1), number=0)
+        assert disk.waiting.wait(SOON)
+        (found,) = log.ahead(1, 1 << 20)
+        assert [log.ahead(since, 1 << 20) for since in (0, 2, 3)] == [[], [], []]
+        assert log.bounds().next == 1
+        disk.release()
+        handle.result(SOON)
+        assert told([found]) == told(log.newest(1, 1 << 20))
+        assert log.ahead(1, 1 << 20) == log.ahead(3, 1 << 20) == []
+
+
+def test_who_waits_for_what_is_written_need_not_wait_for_the_sync_and_others_do(tmp_path):
+    disk = HeldSyncs()
+    with WalLog.open(str(tmp_path / "log"), disk=disk) as log, ThreadPoolExecutor() as pool:
+        disk.hold()
+        early = pool.submit(log.wait_past, 0, SOON, written=0)
+        late = pool.submit(log.wait_past, 0, SOON)
+        handle = log.append_batch(records(b"a"))
+        assert early.result(SOON)
+        assert log.wait_past(0, SOON, written=0)
+        assert not log.wait_past(0, 0.01, written=1)
+        assert not late.done()
+        next_one = pool.submit(log.wait_past, 0, SOON, written=1)
+        disk.release()
+        handle.result(SOON)
+        assert late.result(SOON)
+        assert next_one.result(SOON)
+
+
 def test_nor_what_is_durable_and_nobody_was_shown_yet(tmp_path, monkeypatch):
     given = []
     with WalLog.open(str(tmp_path / "log")) as log:

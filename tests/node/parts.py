@@ -92,6 +92,8 @@ class Cluster:
     clock: ManualClock = field(default_factory=ManualClock)
     store: PlainStore = field(default_factory=PlainStore)
     disk: Disk = DISK
+    disks: dict[str, Disk] = field(default_factory=dict)
+    """Those of nodes that have one of their own."""
     nodes: dict[str, Node] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     before: dict[str, Callable[[str], None]] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class Cluster:
             connect=lambda url: Link(self, url.removeprefix("to:")),
             lease=lease,
             background=False,
-            home=Home.open(str(self.folder / name), name, disk=self.disk),
+            home=Home.open(str(self.folder / name), name, disk=self.disks.get(name, self.disk)),
             clock=self.clock,
             chance=SeededChance(crc32(name.encode())),
             **more,

@@ -38,7 +38,13 @@ def wired(log_batch):
 
 
 def assembled(assembler, pairs):
-    return [found for part, note in pairs if (found := assembler.add(part, note, page_of(part))) is not None]
+    found = []
+    for part, note in pairs:
+        if part is None:
+            assembler.hear(note)
+        elif (whole := assembler.add(part, note, page_of(part))) is not None:
+            found.append(whole)
+    return found
 
 
 def test_parts_become_the_batch_that_they_were():
@@ -50,7 +56,7 @@ def test_parts_become_the_batch_that_they_were():
 
 def test_batches_follow_one_another_and_beats_may_come_between():
     assembler = Assembler("a node", 5)
-    beat = (records(b"a").slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))
+    beat = (None, Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))
     pairs = [*wired(batch(4, b"a", b"b")), beat, *wired(batch(6, b"c")), beat, *wired(batch(7, b"d", term=3))]
     assert [found.first for found in assembled(assembler, pairs)] == [4, 6, 7]
 
@@ -96,9 +102,9 @@ def with_note(index, **changes):
         pytest.param(with_note(0, flags=Flag.READ), id="a reader's part"),
         pytest.param(with_note(0, flags=Flag.BEAT), id="a beat with records"),
         pytest.param([(WHOLE[0][0].slice(0, 0), WHOLE[0][1])], id="a part without records"),
-        pytest.param(
-            [WHOLE[0], (WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat among parts"
-        ),
+        pytest.param([(WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat with a batch"),
+        pytest.param([WHOLE[0], (None, Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat among parts"),
+        pytest.param([(None, WHOLE[0][1])], id="a note without its part"),
     ],
 )
 def test_anything_else_is_damage(pairs):

@@ -53,6 +53,7 @@ class TestHistories:
             "crashes": 300,
             "stalls": 50,
             "wipes": 5,
+            "sent ahead": 500,
             "reads": 2000,
         }.items():
             assert total[what] >= least, f"{what} happened {total[what]} times only, in {dict(total)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import final
+from typing import Final, final
 from uuid import UUID
 
 from strandline.model.batch import LogBatch
@@ -12,6 +12,9 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, Diverged, Fenced, Gap
 from strandline.model.node import Beat
 from strandline.node.contract import Feed
+
+AHEAD_BYTES: Final = 64 << 20
+"""A replica keeps no more than so much, or one batch, that its primary's disk does not have yet."""
 
 
 class Verdict(Enum):
@@ -77,6 +80,7 @@ class Arrivals:
         self._seen = seen
         self._compare = compare
         self._arrived: Sequence[LogBatch] = ()
+        """What was not given yet: it came while it was waited for, or the primary's disk may not have it."""
 
     @property
     def log_id(self) -> UUID:
@@ -85,10 +89,12 @@ class Arrivals:
 
     def arrived(self, since: Cursor) -> list[LogBatch]:
         """All that has arrived from a position on; what does not follow raises, before any of it is applied."""
-        arrived, self._arrived = self._arrived or self._feed.take(0.0), ()
+        if not self._arrived:
+            self._arrived = self._feed.take(0.0)
         beat = self._feed.beat
-        if beat is None or not arrived:
+        if beat is None or not self._arrived:
             return []
+        arrived = self._durable(beat)
         found, at, seen = [], since, self._seen()
         for batch in arrived:
             verdict = judge(batch, at, beat, seen=seen)
@@ -101,9 +107,29 @@ class Arrivals:
                 at = Cursor(at.log_id, batch.next, batch.term)
         return found
 
+    def _durable(self, beat: Beat) -> Sequence[LogBatch]:
+        """What the primary's disk has of what has arrived; the rest is kept."""
+        arrived = self._arrived
+        count = len(arrived)
+        while count and arrived[count - 1].next > beat.durable:
+            count -= 1
+        self._arrived = arrived[count:]
+        if len(self._arrived) > 1 and sum(batch.size for batch in self._arrived) > AHEAD_BYTES:
+            raise CorruptData(
+                f"A primary whose disk has everything below {beat.durable} has sent all below {arrived[-1].next}, and "
+                "that is too much to be kept: nothing of it was applied. Connect again."
+            )
+        return arrived[:count]
+
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
+        """Block until something can be applied (True), perhaps nothing new, or the time is over (False)."""
         del past
         if not self._arrived:
             self._arrived = self._feed.take(timeout)
-        return bool(self._arrived)
+        if self._arrived and not self._can_apply():  # the primary's word that its disk has it is on its way
+            self._arrived = [*self._arrived, *self._feed.take(timeout)]
+        return self._can_apply()
+
+    def _can_apply(self) -> bool:
+        beat = self._feed.beat
+        return bool(self._arrived) and (beat is None or self._arrived[0].next <= beat.durable)

@@ -93,6 +93,11 @@ class Commits:
                 heapq.heapify(kept)
                 self._waiting[waiter.policy] = kept
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits."""
+        return any(list(self._waiting.values()))  # others may add a policy
+
     def moved(self) -> None:
         """Somebody has got further: wake those whose policy is satisfied now."""
         for policy in [policy for policy, queue in list(self._waiting.items()) if queue]:

@@ -204,6 +204,9 @@ class Feed(Protocol):
     def take(self, timeout: float) -> Sequence[LogBatch]:
         """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat.
 
+        Nothing above the durable end of the latest beat may be applied yet: the primary's disk may not have it, and it
+        may be lost, and something else be written in its place. It is on its way meanwhile.
+
         Raises why the stream ended: ``TransientStorageError`` if the connection broke, ``CursorExpired``, ``Fenced``.
         """
 

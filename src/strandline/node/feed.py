@@ -25,12 +25,21 @@ class LogFeed:
     Batches in the log's tail are the same for every feed, and copied for none.
     """
 
-    def __init__(self, log: WalLog, since: Cursor, beat: Callable[[], Beat], sent: Callable[[int], None]) -> None:
-        """From ``since`` on; ``sent`` is told how far it got."""
+    def __init__(
+        self,
+        log: WalLog,
+        since: Cursor,
+        beat: Callable[[], Beat],
+        sent: Callable[[int], None],
+        *,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """From ``since`` on; ``sent`` is told how far it got, ``is_awaited`` whether somebody waits for replicas."""
         self._log = log
         self._at = since
         self._now = beat
         self._sent = sent
+        self._is_awaited = is_awaited
         self._beat = beat()
         self._is_ours = False
         self._closed = False
@@ -41,11 +50,16 @@ class LogFeed:
         return self._beat
 
     def take(self, timeout: float) -> Sequence[LogBatch]:
-        """What comes next, waiting for it no longer than ``timeout`` seconds; empty if nothing did."""
+        """What comes next, waiting for it no longer than ``timeout`` seconds; empty if nothing did.
+
+        While somebody waits for replicas that is also a little of what is being synced, and then, with nothing, that
+        it is durable.
+        """
         if self._closed:
             raise NotReady("The feed is closed.")
-        is_there = self._log.view().bounds.next > self._at.next or (timeout > 0 and self._log.wait(self._at, timeout))
-        batches = self._next() if is_there else []
+        batches = self._next()
+        if not batches and self._beat.durable >= self._log.bounds().next:
+            batches = self._wait(timeout)
         self._beat = self._now()
         if batches:
             self._at = Cursor(self._at.log_id, batches[-1].next, batches[-1].term)
@@ -53,7 +67,21 @@ class LogFeed:
             self._sent(self._at.next)
         return batches
 
-    def _next(self) -> list[LogBatch]:
+    def _wait(self, timeout: float) -> Sequence[LogBatch]:
+        log, at, durable = self._log, self._at.next, self._log.bounds().next
+        if at == durable:
+            if not log.wait_past(at, timeout, written=at):
+                return []
+            if self._is_awaited() and (batches := log.ahead(at, TAKEN_BYTES)):
+                return batches
+        # What was sent ahead is durable before more of that is sent; and what nobody waits for is in no hurry.
+        log.wait_past(min(at, durable), timeout)
+        return self._next()
+
+    def _next(self) -> Sequence[LogBatch]:
+        """What is durable and was not taken yet."""
+        if self._log.bounds().next <= self._at.next:
+            return []
         # A position that this feed has come to by itself is the log's own, and need not be compared with it.
         newest = self._log.newest(self._at.next, TAKEN_BYTES) if self._is_ours else []
         return newest or whole_batches(self._log.plan(self._at, _TAKEN))

@@ -248,7 +248,14 @@ class PrimaryRole:
         """Everything from a position on, up to the durable end and following it."""
         self._check_term(caller)
         self.replicas.now.replica(caller.name)
-        return LogFeed(self.log, since, self.beat, lambda upto: self.replicas.sent(caller.name, upto))
+        replicas, commits = self.replicas, self._commits
+        return LogFeed(
+            self.log,
+            since,
+            self.beat,
+            lambda upto: replicas.sent(caller.name, upto),
+            is_awaited=lambda: not self._is_local or commits.is_awaited,
+        )
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
@@ -16,7 +16,7 @@ from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.examine import Examined, examine
-from strandline.log.wal.groups import Group, WalHandle
+from strandline.log.wal.groups import Group, Item, WalHandle
 from strandline.log.wal.intake import check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.keeping import WalKeeping
@@ -25,7 +25,7 @@ from strandline.log.wal.published import Published, View
 from strandline.log.wal.repair import drop_below, repair
 from strandline.log.wal.rewind import finish_rewind
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.span import batch_of
+from strandline.log.wal.span import some_batches
 from strandline.log.wal.tail import Held, Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.batch import LogBatch
@@ -95,9 +95,11 @@ class WalLog(WalKeeping):
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
         self._published = Published.open(folder, mark, disk=disk)
         self._slots = WalSlots(folder, found.kept, self.bounds, disk=disk, clock=clock)
+        self._unsynced: list[Held] = []
+        """What is written, and not known to be durable."""
         self._committer = Committer(
             folder,
-            write=self._journal.write,
+            write=self._write,
             finish=self._finish,
             tidy=self._journal.write_index,
             next_offset=place.next,
@@ -257,6 +259,13 @@ class WalLog(WalKeeping):
                 raise
             self._drop_files(offset)
 
+    def _write(self, items: Sequence[Item]) -> Written:
+        written = self._journal.write(items)
+        self._unsynced = written.held
+        # Now, since they run while the sync does.
+        self._published.wrote(written.held[-1].next)
+        return written
+
     def _finish(self, written: Written) -> None:
         held = self._journal.finish(written)
         if self._durable is not None:
@@ -265,6 +274,7 @@ class WalLog(WalKeeping):
         self._tail.add(held)
         place = self._journal.place
         self._published.advance(upto=place.next, active=place.first, term=place.term)
+        self._unsynced = []
         COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
         BATCHES_WRITTEN.inc(len(held))
         ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
@@ -313,20 +323,26 @@ class WalLog(WalKeeping):
         What :meth:`plan` and their spans give, in a fraction of the time: for who follows the log closely. Where it
         gives nothing, they tell why.
         """
-        batches: list[LogBatch] = []
         bounds = self.bounds()
         if since < bounds.first:
-            return batches
-        for frame, records in self._tail.some(since):
-            size -= frame.size
-            if records is None or frame.first >= bounds.next or (batches and size < 0):
-                break
-            batches.append(batch_of(frame, records))
-        return batches
+            return []
+        return some_batches((held for held in self._tail.some(since) if held.first < bounds.next), size)
+
+    def ahead(self, since: int, size: int) -> list[LogBatch]:
+        """The next few batches behind the durable end, which is at ``since``: they are being synced, and may get lost.
+
+        For who sends them on to where nothing is done with them before they are durable here.
+        """
+        frames = self._unsynced
+        return some_batches(frames, size) if frames and frames[0].first == since == self.bounds().next else []
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
         return self._published.wait(past.next, timeout)
+
+    def wait_past(self, durable: int, timeout: float, *, written: int | None = None) -> bool:
+        """The same for an offset; or until more than ``written`` is at least being synced, if that is given."""
+        return self._published.wait(durable, timeout, written=written)
 
     def verify(self, told: Told | None = None) -> Verification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""

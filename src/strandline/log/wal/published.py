@@ -42,6 +42,9 @@ class Published:
         self._lock = threading.Lock()
         self._bells: list[threading.Lock] = []
         """Of those who wait: each has its own, since who is woken from a condition takes turns once more."""
+        self._early: list[threading.Lock] = []
+        """Of those who are woken as soon as something is written."""
+        self._written = mark.next
         self._refusal: Callable[[], Exception] | None = None
         self._writing = threading.Lock()
         with self._lock:
@@ -65,6 +68,14 @@ class Published:
             mark = self._mark
             self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
 
+    def wrote(self, upto: int) -> None:
+        """Everything below ``upto`` is written, and will be durable if nothing fails."""
+        with self._lock:
+            self._written = upto
+            early, self._early = self._early, []
+        for bell in early:
+            bell.release()
+
     def retain(self, start: int) -> None:
         """Nothing below ``start`` is to be had any more."""
         with self._lock:
@@ -75,7 +86,7 @@ class Published:
         """Let this process see it. That need not wait for the file: what is durable is found without it, too."""
         self._mark = mark
         self.view = View(Bounds(mark.start, mark.next), mark.term)
-        bells, self._bells = self._bells, []
+        bells, self._bells, self._early = self._bells + self._early, [], []
         for bell in bells:
             bell.release()
 
@@ -84,9 +95,12 @@ class Published:
         with self._writing:
             self._file.rewrite(0, [encode_mark(self._mark)])
 
-    def wait(self, past: int, timeout: float) -> bool:
-        """Block until the durable end is above ``past`` (True) or the time is over (False)."""
-        if self.view.bounds.next > past:
+    def wait(self, past: int, timeout: float, *, written: int | None = None) -> bool:
+        """Block until the durable end is above ``past`` (True) or the time is over (False).
+
+        Or until everything up to ``written``, and more, is written, if that is given.
+        """
+        if self._is_past(past, written):
             return True
         if self._refusal is not None:
             raise self._refusal()
@@ -95,23 +109,28 @@ class Published:
             bell = threading.Lock()
             bell.acquire()
             with self._lock:
-                if self.view.bounds.next > past:
+                if self._is_past(past, written):
                     return True
-                self._bells.append(bell)
+                (self._bells if written is None else self._early).append(bell)
             if not bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                 self._leave(bell)
-            if self.view.bounds.next > past:
+            if self._is_past(past, written):
                 return True
         return False
 
+    def _is_past(self, durable: int, written: int | None) -> bool:
+        return self.view.bounds.next > durable or (written is not None and self._written > written)
+
     def _leave(self, bell: threading.Lock) -> None:
-        with self._lock, contextlib.suppress(ValueError):  # it was rung just now
-            self._bells.remove(bell)
+        with self._lock:
+            for bells in (self._bells, self._early):  # or in neither: it was rung just now
+                with contextlib.suppress(ValueError):
+                    bells.remove(bell)
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
         """In a child, where the lock may be held by nobody and nothing is published: let go of the file as it is."""
         self._lock = threading.Lock()
-        self._bells = []
+        self._bells, self._early = [], []
         self._writing = threading.Lock()
         self._refusal = refusal
         self._file.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from strandline.formats.frame import Frame, FrameScanner, decode_frame
 from strandline.formats.wal_folder import append_of
 from strandline.log.planning import clipped, known_columns
 from strandline.log.wal.catalog import Located, damaged
-from strandline.log.wal.tail import Records
+from strandline.log.wal.tail import Held, Records
 from strandline.model.batch import LogBatch
 from strandline.model.errors import NotFound
 from strandline.model.records import with_offsets
@@ -107,6 +107,17 @@ def batch_of(frame: Located, records: Records) -> LogBatch:
     """The batch of a frame whose records are in memory."""
     batches = tuple(map(_plain, records.batches()))
     return LogBatch(frame.first, frame.term, frame.timestamp, records.append, batches, checksums=records.checksums)
+
+
+def some_batches(frames: Iterable[Held], size: int) -> list[LogBatch]:
+    """The batches of the first few frames, up to ``size`` bytes and at least one, as long as they are in memory."""
+    batches: list[LogBatch] = []
+    for frame, records in frames:
+        size -= frame.size
+        if records is None or (batches and size < 0):
+            break
+        batches.append(batch_of(frame, records))
+    return batches
 
 
 def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:

@@ -46,13 +46,14 @@ class Assembler:
         self._pages: list[Parts] = []
         self._rows = self._size = 0
 
+    def hear(self, note: Note) -> None:
+        """Something came without records."""
+        if not note.flags & Flag.BEAT or self._parts:
+            raise self._damaged("a note came without its records, or a beat among the parts of a batch")
+
     def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
-        """The log batch, if this was its last part, of which ``page`` is the encoding. A beat is none."""
-        if note.flags & Flag.BEAT:
-            if part.num_rows or self._parts:
-                raise self._damaged("a beat came with records, or among the parts of a batch")
-            return None
-        if note.flags & Flag.READ or not part.num_rows:
+        """The log batch, if this was its last part, of which ``page`` is the encoding."""
+        if note.flags & (Flag.BEAT | Flag.READ) or not part.num_rows:
             raise self._damaged("a part of a batch holds no records, or not those of a log")
         if self._note is None:
             self._begin(note)
@@ -312,10 +313,15 @@ class RemoteFeed:
         )
 
     def _accept(self, chunk: Any) -> tuple[LogBatch, int] | None:
-        # Encoded once, for the checksum and for the log that it goes into.
-        page = [] if chunk.data is None or not chunk.data.num_rows else encode_page(chunk.data, Compression.NONE)
-        note = read_note(chunk, self._url, page)
-        batch = self._assembler.add(chunk.data, note, page)
+        part = chunk.data
+        if part is None:
+            note, batch = _note_of(chunk, self._url), None
+            self._assembler.hear(note)
+        else:
+            # Encoded once, for the checksum and for the log that it goes into.
+            page = encode_page(part, Compression.NONE) if part.num_rows else []
+            note = read_note(chunk, self._url, page)
+            batch = self._assembler.add(part, note, page)
         self._beat = note.beat
         return None if batch is None else (batch, _held(batch))
 
@@ -343,9 +349,13 @@ def read_note(chunk: Any, url: str, page: Parts | None = None) -> Note:
     """
     if chunk.data is None:
         raise CorruptData(f"{url} sent a note without records: connect again.")
-    note = decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)
+    note = _note_of(chunk, url)
     if chunk.data.num_rows:
         content = content_checksum(chunk.data) if page is None else page_checksum(page)
         if content != note.content:
             raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
     return note
+
+
+def _note_of(chunk: Any, url: str) -> Note:
+    return decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)

@@ -321,7 +321,10 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
         writer.begin(RECORD_SCHEMA)
         for batch, note in feeding(self._served, asked, caller, live, pace):
-            writer.write_with_metadata(batch, note)
+            if batch is None:
+                writer.write_metadata(note)
+            else:
+                writer.write_with_metadata(batch, note)
 
     def _hear(self, session: Session, name: str, reader: Any, writer: Any) -> None:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""

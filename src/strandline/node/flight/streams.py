@@ -15,7 +15,7 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotFound, NotReady
 from strandline.model.node import NO_BEAT, Beat
-from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA
+from strandline.model.records import READ_SCHEMA
 from strandline.node.contract import Caller, CommittedLog, Served
 from strandline.storage.ambient import Clock
 
@@ -37,6 +37,8 @@ CHUNK_SCHEMA: Final = pa.schema(
 """A file of a snapshot, in pieces: where each begins, its bytes, and their CRC32C."""
 
 Part: TypeAlias = tuple[pa.RecordBatch, bytes]
+Word: TypeAlias = tuple[None, bytes]
+"""A note that goes by itself."""
 Live: TypeAlias = Callable[[], bool]
 """Whether the stream is still wanted. Raises if the node is stopping."""
 
@@ -107,11 +109,8 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-_NO_RECORDS: Final = _empty(RECORD_SCHEMA)
-
-
-def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace) -> Iterator[Part]:
-    """Log batches up to the durable end, without an end; beats while there is nothing, and when one says more."""
+def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace) -> Iterator[Part | Word]:
+    """Log batches without an end, and beats: while there is nothing, and when one says more than what went before."""
     with contextlib.closing(served.feed(caller, ticket.since)) as feed:
         told: Beat | None = None
         turn = TURN
@@ -124,7 +123,7 @@ def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace
             is_news = beat is not None and (beat != told or (pace.is_due() and not batches))
             if beat is not None and is_news:
                 told = beat
-                yield _NO_RECORDS, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, beat))
+                yield None, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, beat))
             if batches or is_news:
                 pace.said()
             turn = next_turn(turn, told, is_news=bool(batches) or is_news)

@@ -201,7 +201,7 @@ class Climate:
         def rate(highest: float, often: float = 0.6) -> float:
             return highest * dice.random() ** 2 if dice.random() < often else 0.0
 
-        weather = Weather(rate(0.1), rate(0.1), rate(0.1), rate(0.05), rate(0.7))
+        weather = Weather(rate(0.1), rate(0.1), rate(0.1), rate(0.05), rate(0.7), rate(1.0))
         store = Faults(rate(0.1), rate(0.1), rate(0.1), rate(0.05), rate(0.5, 0.3))
         kinds = {kind: weight for kind, weight in _HAPPENINGS.items() if dice.random() < 0.7}  # noqa: PLR2004
         return cls(weather, store, {**kinds, _mend: 1.0}, 0.02 + rate(0.1, 1.0), rate(0.03))
@@ -210,7 +210,7 @@ class Climate:
     def of_elections(cls) -> Climate:
         """Nodes come and go, and with them who leads; everything else works well."""
         kinds: dict[Happening, float] = {_kill: 0.5, _cut_power: 0.5, _pause: 1.0, _cut: 2.0, _mend: 3.0}
-        return cls(Weather(held=0.5), CALM, kinds, 0.05, 0.0)
+        return cls(Weather(held=0.5, ahead=0.5), CALM, kinds, 0.05, 0.0)
 
     @classmethod
     def of_pauses(cls) -> Climate:

@@ -80,6 +80,8 @@ class WatchedDisk(SimulatedDisk):
         """Begin empty; nobody is told."""
         super().__init__(seed)
         self.told: Callable[[], None] | None = None
+        self.asked: Callable[[], None] | None = None
+        """Told when something is about to be synced: what was written is seen by other threads meanwhile."""
 
     @property
     def is_armed(self) -> bool:
@@ -101,6 +103,8 @@ class WatchedDisk(SimulatedDisk):
         unsynced: Callable[[], object] = lambda: None,
         failed: Callable[[], object] = lambda: None,
     ) -> R:
+        if self.asked is not None and action == "sync":
+            self.asked()
         done = super()._call(action, path, work, half=half, unsynced=unsynced, failed=failed)
         if self.told is not None and action in _DURABLE:
             self.told()

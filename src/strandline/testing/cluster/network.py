@@ -50,6 +50,8 @@ class Weather:
     """A feed breaks; or a snapshot's piece is cut short, or spoiled."""
     held: float = 0.0
     """What was sent over a feed is still under way when it is looked for."""
+    ahead: float = 0.0
+    """What is written is sent over a feed before the disk has synced it."""
 
 
 FINE: Final = Weather()
@@ -79,6 +81,7 @@ class Network:
         self._dice = dice
         self._died = died
         self._late: list[tuple[str, str, Callable[[Node], object]]] = []
+        self._feeds: list[SimulatedFeed] = []
 
     def answers(self, name: str) -> bool:
         """Whether a machine is up, goes on, and is not in the middle of something."""
@@ -122,6 +125,15 @@ class Network:
             raise lost(f"{target} went down.") from None
         finally:
             self.acting.pop()
+
+    def opened(self, feed: SimulatedFeed) -> None:
+        """A feed has begun."""
+        self._feeds = [each for each in self._feeds if not each.closed]
+        self._feeds.append(feed)
+
+    def send_ahead(self, name: str) -> int:
+        """A machine has written something, and its disk syncs it: perhaps it is sent meanwhile; returns how often."""
+        return sum(feed.send_ahead() for feed in self._feeds if feed.target == name and self.chance(self.weather.ahead))
 
     def deliver_late(self) -> str | None:
         """Let a call arrive that was under way for long; says which, or None."""
@@ -225,14 +237,15 @@ class SimulatedFeed:
     def __init__(self, network: Network, source: str, target: str, inner: Feed) -> None:
         """What ``inner`` of ``target`` gives, as it arrives at ``source``."""
         self._network = network
-        self._source, self._target = source, target
+        self._source, self.target = source, target
         self._inner = inner
         self._life = network.machines[target].life
         self._under_way: deque[tuple[Sequence[LogBatch], Beat | None]] = deque()
         self._error: StrandlineError | None = None
-        self._closed = False
+        self.closed = False
         self.beat: Beat | None = inner.beat
         """The latest word that has arrived."""
+        network.opened(self)
 
     def take(self, timeout: float) -> Sequence[LogBatch]:
         """What has arrived; the error that broke it comes behind all that was under way."""
@@ -254,11 +267,23 @@ class SimulatedFeed:
             network.machines[self._source].idle = True
         return ()
 
+    def _is_broken(self) -> bool:
+        network, machine = self._network, self._network.machines[self.target]
+        is_gone = machine.life != self._life or machine.node is None
+        return self.closed or is_gone or network.is_cut(self._source, self.target)
+
+    def send_ahead(self) -> int:
+        """Send what is written, while the disk syncs it."""
+        batches: Sequence[LogBatch] = ()
+        if self._error is None and not self._is_broken():
+            with contextlib.suppress(StrandlineError):
+                batches = self._inner.take(0.0)
+        self._under_way.extend(([batch], self._inner.beat) for batch in batches)
+        return len(batches)
+
     def _send(self) -> None:
-        network, target = self._network, self._target
-        machine = network.machines[target]
-        broke = network.is_cut(self._source, target) or machine.life != self._life or machine.node is None
-        if self._closed or broke or network.chance(network.weather.broken):
+        network, target = self._network, self.target
+        if self._is_broken() or network.chance(network.weather.broken):
             raise lost(f"The connection to {target} broke.")
         if network.answers(target):  # or it stands still, and nothing comes
             batches = network.within(target, lambda _: self._inner.take(0.0))
@@ -271,7 +296,7 @@ class SimulatedFeed:
 
     def close(self) -> None:
         """End the feed."""
-        self._closed = True
+        self.closed = True
 
 
 def lost(what: str) -> TransientStorageError:

@@ -82,6 +82,7 @@ class World:
     def new_disk(self, name: str) -> WatchedDisk:
         """An empty disk for a machine."""
         disk = WatchedDisk(self.dice.getrandbits(64))
+        disk.asked = lambda: self._send_ahead(name)
         if self.climate.stall:
             disk.told = lambda: self._perhaps_stall(name)
         return disk
@@ -246,6 +247,10 @@ class World:
         machine.starts = self.time.now + self.dice.random() ** 2 * 3 * TERM
         self.counts["crashes"] += 1
         self.note(f"{machine.name} died ({mode.value})")
+
+    def _send_ahead(self, name: str) -> None:
+        """Something is about to be synced."""
+        self.counts["sent ahead"] += self.network.send_ahead(name)
 
     def _perhaps_stall(self, name: str) -> None:
         """Something has just become durable: perhaps the machine stands still before anybody is told."""
