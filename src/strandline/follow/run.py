@@ -264,9 +264,9 @@ class Follower:
                 return finished
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether the last step has only waited for the log."""
-        return isinstance(self._event, Nothing)
+    def is_between(self) -> bool:
+        """Whether nothing is under way: what was received is stored and reported, and the next step waits for more."""
+        return isinstance(self._event, Nothing | Reported)
 
     def step(self) -> Cursor | None:
         """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""

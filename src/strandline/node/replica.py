@@ -46,9 +46,6 @@ RETRIES: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=5.0)
 _KEPT_EVERY: Final = 5.0
 """So many seconds apart a replica writes down what is committed, and forgets what its primary has forgotten."""
 
-_STEPS: Final = 8
-"""What was received is applied, stored and acknowledged in so many steps of the engine, or fewer."""
-
 _AT_ONCE: Final = Batching(window=0.0, bytes=64 << 20)
 
 
@@ -138,10 +135,9 @@ class ReplicaRole:
 
     def _follow(self, follower: Follower) -> None:
         """Take what has come from its arrival to its acknowledgement; or wait for something."""
-        for _ in range(_STEPS):
+        follower.step()
+        while not follower.is_between:
             follower.step()
-            if follower.is_waiting:
-                break
         self._hear_beat()
         self._failures = 0
 

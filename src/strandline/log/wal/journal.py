@@ -122,20 +122,15 @@ class Journal:
         self._file.write(parts)
         return Written(held, appends, position, begun)
 
-    def finish(self, written: Written) -> list[Held]:
-        """Make what was written durable, with one sync, and remember it. Returns the frames."""
-        self._sync()
-        self._settle(written)
-        return written.held
-
-    def _sync(self) -> None:
+    def sync(self) -> None:
+        """Make durable what was written; then comes :meth:`settle`."""
         self._file.sync()
         if self._new:
             # A file that a power cut can take away, name and all, holds nothing that may be acknowledged.
             self._disk.sync_folder(self._folder)
             self._new = False
 
-    def _settle(self, written: Written) -> None:
+    def settle(self, written: Written) -> None:
         """Remember what has just become durable."""
         place = self.place
         for (frame, _), append in zip(written.held, written.appends, strict=True):
@@ -159,7 +154,7 @@ class Journal:
     def begin_file(self, first: int) -> None:
         """Durably go on in a new file that begins at this offset, with no records yet."""
         self._begin(first)
-        self._sync()
+        self.sync()
 
     def _begin(self, first: int) -> None:
         """Leave the file, all of which is durable, for a new one; it is durable, too, after the next sync."""

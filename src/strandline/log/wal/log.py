@@ -267,9 +267,11 @@ class WalLog(WalKeeping):
         return written
 
     def _finish(self, written: Written) -> None:
-        held = self._journal.finish(written)
+        held = written.held
+        self._journal.sync()
         if self._durable is not None:
             self._durable(held[-1].next)
+        self._journal.settle(written)
         # First the frames, then the end: who sees the end finds the frames.
         self._tail.add(held)
         place = self._journal.place

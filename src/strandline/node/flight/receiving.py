@@ -242,11 +242,13 @@ class Receiver(Generic[T]):
             return self._next()
         now = self._clock.monotonic()
         turn = min(now + timeout, self._heard + self._silence) - now
-        if turn > 0:
-            with contextlib.suppress(Empty):
-                item = self._queue.get(timeout=turn)
-                return self._next() if item is None else item
-        return None
+        if turn <= 0:
+            return None
+        try:
+            item = self._queue.get(timeout=turn)
+        except Empty:
+            return None
+        return self._next() if item is None else item
 
     def _next(self) -> tuple[T, int] | None:
         """The next thing to take, if it is there."""
