@@ -7,6 +7,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import final
 
 from strandline.node.policies import CommitPolicy
@@ -14,30 +15,50 @@ from strandline.node.policies import CommitPolicy
 _TICKETS = itertools.count()
 
 
+class _Line:
+    """Those who wait for one policy, and how far it has got. Everybody has the line at hand, and seldom looks it up."""
+
+    __slots__ = ("policy", "queue", "reached")
+
+    def __init__(self, policy: CommitPolicy) -> None:
+        self.policy = policy
+        self.reached = 0
+        self.queue: list[tuple[int, int, Waiter]] = []
+
+    def raise_to(self, found: int) -> int:
+        self.reached = max(self.reached, found)
+        return self.reached
+
+
 @final
 class Waiter:
     """One write that waits: done when everything below ``upto`` satisfies the policy."""
 
-    __slots__ = ("_bell", "done", "policy", "upto")
+    __slots__ = ("_bell", "done", "line", "upto")
 
-    def __init__(self, policy: CommitPolicy, upto: int) -> None:
-        """Wait for this policy to reach an offset."""
-        self.policy = policy
+    def __init__(self, line: _Line, upto: int) -> None:
+        """Wait for the policy of this line to reach an offset."""
+        self.line = line
         self.upto = upto
         self.done = False
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell: SimpleQueue[None] = SimpleQueue()
+        """What more than one may ring."""
+
+    @property
+    def reached(self) -> int:
+        """How far its policy had got when that was last computed."""
+        return self.line.reached
 
     def wake(self, *, done: bool) -> None:
         """Say that it is done, or that waiting is pointless."""
         self.done = self.done or done
-        with contextlib.suppress(RuntimeError):  # somebody else has rung it
-            self._bell.release()
+        self._bell.put(None)
 
     def wait(self, timeout: float) -> None:
         """Block until woken, or until the time is over."""
         if not self.done:
-            self._bell.acquire(timeout=max(0.0, timeout))
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=max(0.0, timeout))
 
 
 @final
@@ -48,36 +69,35 @@ class Commits:
         """``watermark`` computes a policy's from who is how far now; none is above ``end``."""
         self._watermark = watermark
         self._end = end
-        self._reached: dict[CommitPolicy, int] = {}
-        self._waiting: dict[CommitPolicy, list[tuple[int, int, Waiter]]] = {}
+        self._lines: dict[CommitPolicy, _Line] = {}
         self._lock = threading.Lock()
+
+    def _line(self, policy: CommitPolicy) -> _Line:
+        line = self._lines.get(policy)
+        return self._lines.setdefault(policy, _Line(policy)) if line is None else line
 
     def reached(self, policy: CommitPolicy) -> int:
         """The offset up to which the policy is satisfied, as far as is known; it never goes back."""
-        found = self._watermark(policy)
-        with self._lock:
-            return self._raise(policy, found)
+        return self._reached(self._line(policy))
 
-    def known(self, policy: CommitPolicy) -> int:
-        """The same as of when it was last computed."""
-        return self._reached.get(policy, 0)
+    def _reached(self, line: _Line) -> int:
+        found = self._watermark(line.policy)
+        with self._lock:
+            return line.raise_to(found)
 
     def raise_to(self, policy: CommitPolicy, upto: int) -> None:
         """Everything below was satisfied before: a primary takes over what was committed in earlier terms."""
         with self._lock:
-            self._raise(policy, upto)
-
-    def _raise(self, policy: CommitPolicy, found: int) -> int:
-        upto = self._reached[policy] = max(self._reached.get(policy, 0), found)
-        return upto
+            self._line(policy).raise_to(upto)
 
     def add(self, policy: CommitPolicy, upto: int) -> Waiter:
         """Wait for a policy to reach an offset; who was added has to be removed."""
-        waiter = Waiter(policy, upto)
+        line = self._line(policy)
+        waiter = Waiter(line, upto)
         with self._lock:
-            heapq.heappush(self._waiting.setdefault(policy, []), (upto, next(_TICKETS), waiter))
+            heapq.heappush(line.queue, (upto, next(_TICKETS), waiter))
         # After it is in the queue: who moves the watermark now wakes it, and who did before is seen here.
-        if self._end() >= upto and self.reached(policy) >= upto:
+        if self._end() >= upto and self._reached(line) >= upto:
             self.remove(waiter)
             waiter.wake(done=True)
         return waiter
@@ -87,34 +107,34 @@ class Commits:
         if waiter.done:
             return  # who woke it has taken it out of the queue
         with self._lock:
-            queue = self._waiting.get(waiter.policy, [])
-            kept = [row for row in queue if row[2] is not waiter]
-            if len(kept) < len(queue):
-                heapq.heapify(kept)
-                self._waiting[waiter.policy] = kept
+            queue = waiter.line.queue
+            queue[:] = [row for row in queue if row[2] is not waiter]
+            heapq.heapify(queue)
 
     @property
     def is_awaited(self) -> bool:
         """Whether somebody waits."""
-        return any(list(self._waiting.values()))  # others may add a policy
+        return any(line.queue for line in list(self._lines.values()))
 
     def moved(self) -> None:
         """Somebody has got further: wake those whose policy is satisfied now."""
-        for policy in [policy for policy, queue in list(self._waiting.items()) if queue]:
-            found = self._watermark(policy)
+        for line in list(self._lines.values()):
+            if not line.queue:
+                continue
+            found = self._watermark(line.policy)
             ready = []
             with self._lock:
-                upto = self._raise(policy, found)
-                queue = self._waiting[policy]
-                while queue and queue[0][0] <= upto:
-                    ready.append(heapq.heappop(queue)[2])
+                upto = line.raise_to(found)
+                while line.queue and line.queue[0][0] <= upto:
+                    ready.append(heapq.heappop(line.queue)[2])
             for waiter in ready:
                 waiter.wake(done=True)
 
     def give_up(self) -> None:
         """Wake everybody: this node is no primary any more, and each finds that out."""
         with self._lock:
-            queues, self._waiting = self._waiting, {}
-        for queue in queues.values():
-            for _, _, waiter in queue:
-                waiter.wake(done=False)
+            waiting = [row[2] for line in self._lines.values() for row in line.queue]
+            for line in self._lines.values():
+                line.queue.clear()
+        for waiter in waiting:
+            waiter.wake(done=False)

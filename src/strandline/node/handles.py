@@ -83,5 +83,5 @@ class CommitHandle:
             waiter.wait(deadline - self._clock.monotonic())
         finally:
             self._commits.remove(waiter)
-        reached = self._commits.known(self._policy)
+        reached = waiter.reached
         return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -159,5 +159,7 @@ def judge_health(registry: Registry, *, poll_seconds: float, now: int) -> Regist
 
 
 def _with(registry: Registry, changed: Iterable[Replica], *, is_change: bool) -> Registry:
-    replicas = {**registry.replicas, **{each.name: each for each in changed}}
+    replicas = dict(registry.replicas)
+    for each in changed:
+        replicas[each.name] = each
     return Registry(MappingProxyType(replicas), registry.epoch + is_change)
