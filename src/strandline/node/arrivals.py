@@ -94,17 +94,19 @@ class Arrivals:
         beat = self._feed.beat
         if beat is None or not self._arrived:
             return []
-        arrived = self._durable(beat)
-        found, at, seen = [], since, self._seen()
-        for batch in arrived:
+        found: list[LogBatch] = []
+        at, seen = since, self._seen()
+        for batch in self._durable(beat):
+            if found:
+                at = Cursor(at.log_id, found[-1].next, found[-1].term)
             verdict = judge(batch, at, beat, seen=seen)
-            is_compared = verdict in (Verdict.COMPARE, Verdict.COMPARE_AND_APPLY)
+            if verdict is Verdict.SKIP:
+                continue
             # Only the sink's own record can differ: what arrived together comes from one log.
-            if is_compared and at == since and not self._compare(batch, at):
+            if verdict is not Verdict.APPLY and at == since and not self._compare(batch, at):
                 raise diverged(at)
-            if verdict in (Verdict.APPLY, Verdict.COMPARE_AND_APPLY):
+            if verdict is not Verdict.COMPARE:
                 found.append(batch)
-                at = Cursor(at.log_id, batch.next, batch.term)
         return found
 
     def _durable(self, beat: Beat) -> Sequence[LogBatch]:

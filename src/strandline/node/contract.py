@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
 from strandline.log.contract import Receipt
@@ -18,8 +18,7 @@ from strandline.model.records import RecordSource
 from strandline.node.registry import Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who asks, and the highest term that it has seen: a primary of a lower one learns that it is none any more."""
 
     name: str

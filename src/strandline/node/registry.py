@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -49,11 +49,10 @@ class Progress:
             raise InvalidInput(f"A replica cannot have made {self.durable} durable and applied {self.applied}.")
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(NamedTuple):
     """All replicas of a log by name, and the topology's epoch, which grows with each real change of it."""
 
-    replicas: Mapping[str, Replica] = field(default_factory=lambda: MappingProxyType({}))
+    replicas: Mapping[str, Replica] = MappingProxyType({})
     epoch: int = 0
 
     def replica(self, name: str) -> Replica:

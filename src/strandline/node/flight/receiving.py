@@ -228,9 +228,10 @@ class Receiver(Generic[T]):
             if self._crowded:
                 with self._room:
                     self._room.notify_all()
-        elif self._is_over() and self._ended is not None:
-            raise self._ended
-        elif not self._done and self._clock.monotonic() - self._heard >= self._silence:
+        elif self._done:
+            if self._ended is not None and self._is_over():
+                raise self._ended
+        elif self._clock.monotonic() - self._heard >= self._silence:
             raise TransientStorageError(
                 f"{self._url} has sent nothing for {self._silence:g} s, not even that it is there: connect again."
             )
@@ -263,7 +264,7 @@ class Receiver(Generic[T]):
     @property
     def done(self) -> bool:
         """Whether the stream came to its end, and all of it was taken."""
-        return self._is_over() and self._ended is None
+        return self._done and self._ended is None and self._is_over()
 
     def close(self) -> None:
         """End the stream and its thread; closing twice is fine."""
