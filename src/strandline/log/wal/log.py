@@ -331,12 +331,12 @@ class WalLog(WalKeeping):
         return some_batches((held for held in self._tail.some(since) if held.first < bounds.next), size)
 
     def ahead(self, since: int, size: int) -> list[LogBatch]:
-        """The next few batches behind the durable end, which is at ``since``: they are being synced, and may get lost.
+        """The next few batches, if the first that is being synced is at ``since``: they may get lost.
 
         For who sends them on to where nothing is done with them before they are durable here.
         """
         frames = self._unsynced
-        return some_batches(frames, size) if frames and frames[0].first == since == self.bounds().next else []
+        return some_batches(frames, size) if frames and frames[0].first == since else []
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
