@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -81,10 +82,26 @@ class TestCommits:
 
     def test_giving_up_wakes_everybody(self):
         commits = Commits(lambda _: 0, lambda: 100)
-        waiter = commits.add(ONE, 1)
-        commits.give_up()
-        waiter.wait(60)
-        assert not waiter.done
+        waiters = [commits.add(ONE, 1), commits.add(TWO, 2)]
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(waiter.wait, 10_000) for waiter in waiters]
+            commits.give_up()
+            for each in waiting:
+                each.result(30)
+        assert not any(waiter.done for waiter in waiters)
+
+    def test_somebody_waits_until_it_is_woken_or_removed(self):
+        mark = [0]
+        commits = Commits(lambda _: mark[0], lambda: 100)
+        assert not commits.is_awaited
+        woken, removed = commits.add(ONE, 1), commits.add(TWO, 2)
+        assert commits.is_awaited
+        mark[0] = 1
+        commits.moved()
+        assert woken.done
+        assert commits.is_awaited
+        commits.remove(removed)
+        assert not commits.is_awaited
 
 
 class TestFlow:
