@@ -50,8 +50,9 @@ _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 class WalLog(WalKeeping):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
-    All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable. After a
-    failed write or sync every append raises until the log is opened again; what was durable can still be read.
+    All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
+    :meth:`ahead` gives it to who asks. After a failed write or sync every append raises until the log is opened again;
+    what was durable can still be read.
 
     Safe in threads; one process has it open at a time, others read it with
     :class:`~strandline.log.wal.reader.WalReader`.
@@ -262,7 +263,7 @@ class WalLog(WalKeeping):
     def _write(self, items: Sequence[Item]) -> Written:
         written = self._journal.write(items)
         self._unsynced = written.held
-        # Now, since they run while the sync does.
+        # Before the sync: who is woken by this runs beside it.
         self._published.wrote(written.held[-1].next)
         return written
 
