@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
@@ -19,17 +19,15 @@ from strandline.log.wal.examine import Examined, examine
 from strandline.log.wal.groups import Group, Item, WalHandle
 from strandline.log.wal.intake import check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.journal import IndexWriter, Journal, Written
-from strandline.log.wal.keeping import WalKeeping
 from strandline.log.wal.lock import hold_lock
-from strandline.log.wal.published import Published, View
+from strandline.log.wal.published import Published
 from strandline.log.wal.repair import drop_below, repair
 from strandline.log.wal.rewind import finish_rewind
+from strandline.log.wal.showing import WalShowing
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.span import some_batches
-from strandline.log.wal.tail import Held, Tail
+from strandline.log.wal.tail import Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.batch import LogBatch
-from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput, LogClosed, UsedAcrossFork
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -47,7 +45,7 @@ _OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
 
 @final
-class WalLog(WalKeeping):
+class WalLog(WalShowing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
@@ -96,8 +94,7 @@ class WalLog(WalKeeping):
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
         self._published = Published.open(folder, mark, disk=disk)
         self._slots = WalSlots(folder, found.kept, self.bounds, disk=disk, clock=clock)
-        self._unsynced: list[Held] = []
-        """What is written, and not known to be durable."""
+        self._unsynced = []
         self._committer = Committer(
             folder,
             write=self._write,
@@ -300,52 +297,7 @@ class WalLog(WalKeeping):
         """Whether a write failed, so that nothing more is appended until it is opened again."""
         return self._committer.failed
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
-    def view(self) -> View:
-        """What is durable and retained now."""
-        return self._published.view
-
-    def _frames(self, since: int, end: int) -> Iterator[Held]:
-        while since < end:
-            begins = self._tail.begins()
-            if begins is not None and begins <= since:
-                for held in self._tail.since(since):
-                    if held.first >= end:
-                        return
-                    yield held
-                    since = held.next
-            else:
-                for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
-                    yield Held(frame)
-                    since = frame.next
-
-    def newest(self, since: int, size: int) -> list[LogBatch]:
-        """The next few durable batches from the one with an offset on, up to ``size`` bytes, while they are in memory.
-
-        What :meth:`plan` and their spans give, in a fraction of the time: for who follows the log closely. Where it
-        gives nothing, they tell why.
-        """
-        bounds = self.bounds()
-        if since < bounds.first:
-            return []
-        return some_batches((held for held in self._tail.some(since) if held.first < bounds.next), size)
-
-    def ahead(self, since: int, size: int) -> list[LogBatch]:
-        """The next few batches, if the first that is being synced is at ``since``: they may get lost.
-
-        For who sends them on to where nothing is done with them before they are durable here.
-        """
-        frames = self._unsynced
-        return some_batches(frames, size) if frames and frames[0].first == since else []
-
-    def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something past the cursor is durable (True) or the time is over (False); does not poll."""
-        return self._published.wait(past.next, timeout)
-
-    def wait_past(self, durable: int, timeout: float, *, written: int | None = None) -> bool:
-        """The same for an offset; or until more than ``written`` is at least being synced, if that is given."""
-        return self._published.wait(durable, timeout, written=written)
+    # --- checking ----------------------------------------------------------------------------------------------
 
     def verify(self, told: Told | None = None) -> Verification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
