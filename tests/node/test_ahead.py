@@ -73,6 +73,17 @@ class TestWhatAFeedGives:
         handle.result(SOON)
         assert feed.take(0.01) == []
 
+    def test_is_told_to_be_durable_at_once_if_it_was_so_before_anybody_asked(self, log, disk):
+        feed = self.feed(log)
+        disk.hold()
+        handle = log.append_batch(records(b"a"))
+        assert ends(feed.take(SOON)) == [2]
+        disk.release()
+        handle.result(SOON)
+        with ThreadPoolExecutor() as pool:
+            assert pool.submit(feed.take, 100 * SOON).result(SOON) == []
+        assert feed.beat.durable == 2
+
     def test_is_durable_when_nobody_waits_for_replicas(self, log, disk):
         feed = self.feed(log, is_awaited=False)
         disk.hold()
