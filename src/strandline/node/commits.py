@@ -32,14 +32,13 @@ class _Line:
 
 @final
 class Waiter:
-    """One write that waits: done when everything below ``upto`` satisfies the policy."""
+    """One write that waits: done when its line's policy has reached the offset behind it."""
 
-    __slots__ = ("_bell", "done", "line", "upto")
+    __slots__ = ("_bell", "done", "line")
 
-    def __init__(self, line: _Line, upto: int) -> None:
-        """Wait for the policy of this line to reach an offset."""
+    def __init__(self, line: _Line) -> None:
+        """Wait in this line."""
         self.line = line
-        self.upto = upto
         self.done = False
         self._bell: SimpleQueue[None] = SimpleQueue()
         """What more than one may ring."""
@@ -93,7 +92,7 @@ class Commits:
     def add(self, policy: CommitPolicy, upto: int) -> Waiter:
         """Wait for a policy to reach an offset; who was added has to be removed."""
         line = self._line(policy)
-        waiter = Waiter(line, upto)
+        waiter = Waiter(line)
         with self._lock:
             heapq.heappush(line.queue, (upto, next(_TICKETS), waiter))
         # After it is in the queue: who moves the watermark now wakes it, and who did before is seen here.

@@ -111,23 +111,20 @@ class Channel:
             writer.close()
         return None if answer is None else answer.to_pybytes()
 
-    def exchange(self, command: bytes, timeout: float) -> tuple[Any, Any]:
+    def exchange(self, command: bytes, timeout: float | None) -> tuple[Any, Any]:
         """Messages both ways: what writes them, and what reads them; to be ended by :func:`end_exchange`."""
-        return self._exchange(command, self.options(timeout))
+        pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), self.options(timeout))
+        return pair
 
     @contextlib.contextmanager
     def follow(self, command: bytes) -> Iterator[Any]:
         """What the node sends in an exchange in which nothing goes the other way; blocks until it begins."""
-        writer, reader = self._exchange(command, self.options(None))
+        writer, reader = self.exchange(command, None)
         try:
             writer.done_writing()
             yield reader
         finally:
             end_exchange(writer, reader)
-
-    def _exchange(self, command: bytes, options: Any) -> tuple[Any, Any]:
-        pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), options)
-        return pair
 
     def close(self) -> None:
         """Let go of the connection; closing twice is fine."""
