@@ -13,7 +13,7 @@ from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin
 from strandline.model.stamp import OpId, Stamped
 
 VERSION: Final = 1
-_HEAD_MAGIC: Final = b"SLHD"
+HEAD_MAGIC: Final = b"SLHD"
 _CHUNK_MAGIC: Final = b"SLCH"
 _CUT_MAGIC: Final = b"SLCU"
 _ABSENT: Final = (1 << 64) - 1
@@ -35,7 +35,7 @@ def encode_head(state: Stamped[Head]) -> bytes:
     """The whole head, with its stamp and a checksum over everything before it."""
     head = state.value
     parts = [
-        _PREAMBLE.pack(_HEAD_MAGIC, VERSION),
+        _PREAMBLE.pack(HEAD_MAGIC, VERSION),
         head.log_id.bytes,
         _NUMBERS.pack(
             state.revision,
@@ -75,7 +75,7 @@ def encode_head(state: Stamped[Head]) -> bytes:
 
 def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     """The head in these bytes; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``."""
-    source = _opened(data, where, _HEAD_MAGIC)
+    source = _opened(data, where, HEAD_MAGIC)
     log_id = source.uuid()
     numbers = source.fields(_NUMBERS)
     recent = tuple(OpId(source.uuid()) for _ in range(source.count(item_size=16)))

@@ -19,7 +19,7 @@ from strandline.model.slots import SlotState
 
 KIND: Final = "strandline-wal"
 FORMAT_VERSION: Final = 1
-_KEPT_KIND: Final = "strandline-wal-slots"
+KEPT_KIND: Final = "strandline-wal-slots"
 _REWIND_KIND: Final = "strandline-wal-rewind"
 _LOG: Final = "log"
 _WRITERS: Final = "writers"
@@ -68,13 +68,13 @@ class Kept:
 def encode_kept(kept: Kept) -> bytes:
     """``slots.json``."""
     fields = {"log_id": str(kept.log_id), "start": kept.start, "slots": list(map(slot_fields, kept.slots))}
-    return encode_checked(_KEPT_KIND, FORMAT_VERSION, fields)
+    return encode_checked(KEPT_KIND, FORMAT_VERSION, fields)
 
 
 def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
-        fields = decode_checked(data, _KEPT_KIND, FORMAT_VERSION)
+        fields = decode_checked(data, KEPT_KIND, FORMAT_VERSION)
         return Kept(UUID(fields["log_id"]), int(fields["start"]), tuple(slots_of(fields, now)))
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(

@@ -1,0 +1,205 @@
+"""What is in a folder: recognised by its names and the first bytes of a few files, before anything is opened there.
+
+Nothing is judged damaged or whole here. Who opens a folder asks first, so that a log is never begun inside something
+else, and so that nobody is advised to move away what another program needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Final
+
+from strandline.formats.frame import MAGIC as FRAME_MAGIC
+from strandline.formats.head import HEAD_MAGIC
+from strandline.formats.wal_folder import KEPT_KIND
+from strandline.formats.wal_folder import KIND as WAL_KIND
+from strandline.model.errors import NotALog, NotFound
+from strandline.storage.disk import Disk, FolderRow
+
+
+class Kind(StrEnum):
+    """What a path may lead to; the value is its name in a sentence."""
+
+    WAL = "a write-ahead log"
+    OBJECT_LOG = "an object log"
+    QUEUE_V1 = "a queue of version 1"
+    TOPIC = "a topic"
+    NODE = "the folder of a node"
+    APPEND_LOG_STORE = "an append-log store"
+    ROCKSDB_STORE = "a RocksDB store"
+    SNAPSHOT = "a snapshot"
+    DELTA_TABLE = "a Delta table"
+    SPOOL = "a spool of an older version"
+    ABSENT = "nothing"
+    EMPTY = "an empty folder"
+    FILE = "a file"
+    OTHER = "a folder of something else"
+
+
+PROBED: Final = ("log.json", "slots.json", "head", "ingest/manifest")
+"""The files whose first bytes are looked at."""
+FIRST_BYTES: Final = 4096
+
+_LEFT: Final = frozenset({"lock", "node.lock"})
+"""What an opening that was refused or interrupted leaves in a folder: that is still nothing."""
+_SPOOL_SUFFIX: Final = ".logical.wal"
+_FRAMES: Final = re.compile(r"[0-9]{20}\.log")
+_NODE_DATA: Final = re.compile(r"data-[0-9]{8}")
+_ROCKS_MANIFEST: Final = re.compile(r"MANIFEST-[0-9]+")
+_LOG_KINDS: Final = {WAL_KIND: Kind.WAL, KEPT_KIND: Kind.WAL, "strandline-object-log": Kind.OBJECT_LOG}
+_OWN_NAMES: Final = {
+    Kind.WAL: ("log.json", "slots.json", "mark", "rewind.json"),
+    Kind.OBJECT_LOG: ("log.json", "head", "batches", "chunks", "slots"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a path leads to. Several kinds if a folder holds several things, each with the names that tell so."""
+
+    path: str
+    found: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """All that is there."""
+        return frozenset(self.found)
+
+    def is_free(self) -> bool:
+        """Whether something new may begin here: there is nothing, or an empty folder."""
+        return self.kinds <= {Kind.ABSENT, Kind.EMPTY}
+
+    def __str__(self) -> str:
+        """What is there, in words: ``a write-ahead log (log.json) and an append-log store (fold.log)``."""
+        told = [f"{kind}{_named(names)}" for kind, names in self.found.items()]
+        return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+
+
+def _named(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")  # noqa: PLR2004 - three are enough to find them
+    return f" ({shown})" if names else ""
+
+
+def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Kind, tuple[str, ...]]:
+    """What a folder with these names holds; ``firsts`` has the first bytes of those in :data:`PROBED` that exist.
+
+    >>> recognise([FolderRow("fold.log"), FolderRow("lock")], {})
+    {<Kind.APPEND_LOG_STORE: 'an append-log store'>: ('fold.log',)}
+    >>> recognise([FolderRow("lock")], {})
+    {<Kind.EMPTY: 'an empty folder'>: ()}
+    """
+    listed = sorted(row for row in rows if not row.name.startswith(".~"))
+    files = [row.name for row in listed if not row.is_folder]
+    folders = [row.name for row in listed if row.is_folder]
+    found: dict[Kind, tuple[str, ...]] = {}
+    logs = {_LOG_KINDS.get(_json_kind(firsts.get(name, b""))) for name in ("log.json", "slots.json")}
+    frames = [name for name in files if _FRAMES.fullmatch(name)]
+    for kind, is_there in (
+        (Kind.WAL, Kind.WAL in logs or frames),
+        (Kind.OBJECT_LOG, Kind.OBJECT_LOG in logs or firsts.get("head", b"").startswith(HEAD_MAGIC)),
+    ):
+        if is_there:
+            names = [name for name in _OWN_NAMES[kind] if name in files or name in folders]
+            found[kind] = (*names, *(frames if kind is Kind.WAL else ()))
+    if len(found) > 1:  # the identity is of one of them
+        owner = _LOG_KINDS.get(_json_kind(firsts.get("log.json", b"")))
+        found = {
+            kind: tuple(name for name in names if name != "log.json" or kind is owner) for kind, names in found.items()
+        }
+    if "ingest/manifest" in firsts or ("manifest" in files and any(name.endswith(".batch") for name in files)):
+        found[Kind.QUEUE_V1] = ("ingest/manifest" if "ingest/manifest" in firsts else "manifest",)
+    data = [name for name in folders if _NODE_DATA.fullmatch(name)]
+    if "node.json" in files or data:
+        found[Kind.NODE] = (*(name for name in ("node.json",) if name in files), *data)
+    rocks = [name for name in files if _ROCKS_MANIFEST.fullmatch(name)]
+    for kind, names in (
+        (Kind.TOPIC, ["topic.json"]),
+        (Kind.APPEND_LOG_STORE, ["fold.log"]),
+        (Kind.ROCKSDB_STORE, ["CURRENT", *(rocks or [""])]),
+        (Kind.SNAPSHOT, ["MANIFEST.json", "data"]),
+        (Kind.DELTA_TABLE, ["_delta_log"]),
+    ):
+        if all(name in files or name in folders for name in names):
+            found[kind] = tuple(names)
+    spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
+    if spools:
+        found[Kind.SPOOL] = spools
+    if found:
+        return found
+    others = tuple(name for name in (*files, *folders) if name not in _LEFT)
+    return {Kind.OTHER: others} if others else {Kind.EMPTY: ()}
+
+
+def _json_kind(first: bytes) -> str:
+    try:
+        fields = json.loads(first)
+        return str(fields["kind"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        found = re.search(rb'"kind": ?"([a-z0-9-]{1,40})"', first)  # longer than what was looked at, or damaged
+        return found[1].decode() if found else ""
+
+
+def contents(path: str | os.PathLike[str], *, disk: Disk) -> Contents:
+    """Look what a path leads to. Reads a listing and a few first bytes, and changes nothing."""
+    named = os.fspath(path)
+    bare = named.rstrip("/") or named
+    rows = disk.scan(bare)
+    if not rows:
+        with contextlib.suppress(NotFound):
+            first = disk.read(bare, 0, len(FRAME_MAGIC))  # a folder has no bytes: NotFound
+            is_spool = bare.endswith(_SPOOL_SUFFIX) or first == FRAME_MAGIC
+            return Contents(named, {Kind.SPOOL if is_spool else Kind.FILE: ()})
+    found: dict[Kind, tuple[str, ...]] = recognise(rows, _first_bytes(bare, disk=disk))
+    if not rows and not _is_folder(bare, disk=disk):
+        found = {Kind.ABSENT: ()}
+    if set(found) <= {Kind.EMPTY, Kind.ABSENT}:
+        with contextlib.suppress(NotFound):
+            disk.size(bare + _SPOOL_SUFFIX)
+            found = {Kind.SPOOL: (PurePath(bare).name + _SPOOL_SUFFIX,)}
+    return Contents(named, found)
+
+
+def _first_bytes(folder: str, *, disk: Disk) -> dict[str, bytes]:
+    firsts = {}
+    for name in PROBED:
+        with contextlib.suppress(NotFound):
+            firsts[name] = disk.read(f"{folder}/{name}", 0, FIRST_BYTES)
+    return firsts
+
+
+def _is_folder(path: str, *, disk: Disk) -> bool:
+    named = PurePath(path)
+    return any(row.name == named.name and row.is_folder for row in disk.scan(str(named.parent)))
+
+
+def refuse_others(there: Contents, *, needs: Kind, instead: Mapping[Kind, str], nothing: str = "") -> None:
+    """Raise ``NotALog`` unless this is the one thing that is needed; says what it is instead, and what it is for.
+
+    ``instead`` says what is meant for each other kind; ``{path}`` in it stands for the path. ``nothing`` is the advice
+    where there is nothing at all.
+    """
+    if there.kinds == {needs}:
+        return
+    path = there.path.rstrip("/") or there.path
+    if len(there.kinds) > 1:
+        raise NotALog(
+            f"{path} holds several things: {there}. Nothing was changed: move all but one of them, each with all its "
+            "files, into a folder of its own, and repeat this."
+        )
+    kind = next(iter(there.kinds))
+    if kind in (Kind.ABSENT, Kind.EMPTY, Kind.OTHER):
+        what = "there is no such folder" if kind is Kind.ABSENT else f"it is {kind}"
+        raise NotALog(f"There is no {_bare(needs)} in {path}: {what}. {nothing or 'Check the path.'}")
+    advice = instead.get(kind, "Check the path.").format(path=path)
+    raise NotALog(f"{path} is {there}, and no {_bare(needs)}: {advice[:1].lower()}{advice[1:]}")
+
+
+def _bare(kind: Kind) -> str:
+    return kind.partition(" ")[2]

@@ -1,0 +1,88 @@
+"""What is in a folder is recognised before anything is opened there."""
+
+from __future__ import annotations
+
+import pytest
+
+from strandline.log.folders import Kind, contents, recognise, refuse_others
+from strandline.model.errors import NotALog
+from strandline.storage.disk import DISK, FolderRow
+from strandline.testing.simdisk import SimulatedDisk
+from tests import things
+
+KINDS = {
+    things.wal: {Kind.WAL},
+    things.object_log: {Kind.OBJECT_LOG},
+    things.queue_v1: {Kind.QUEUE_V1},
+    things.topic: {Kind.TOPIC},
+    things.node: {Kind.NODE},
+    things.append_log_store: {Kind.APPEND_LOG_STORE},
+    things.rocksdb_store: {Kind.ROCKSDB_STORE},
+    things.snapshot: {Kind.SNAPSHOT},
+    things.delta_table: {Kind.DELTA_TABLE},
+    things.spool: {Kind.SPOOL},
+    things.spool_beside: {Kind.SPOOL},
+    things.empty: {Kind.EMPTY},
+    things.file: {Kind.FILE},
+    things.absent: {Kind.ABSENT},
+    things.something_else: {Kind.OTHER},
+    things.wal_and_append_log_store: {Kind.WAL, Kind.APPEND_LOG_STORE},
+    things.object_log_and_node: {Kind.OBJECT_LOG, Kind.NODE},
+    things.object_log_over_wal: {Kind.OBJECT_LOG, Kind.WAL},
+}
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_each_thing_is_recognised_and_left_as_it_is(tmp_path, make):
+    place = tmp_path / "place"
+    make(place)
+    before = things.state_of(tmp_path)
+    assert contents(place, disk=DISK).kinds == KINDS[make]
+    assert contents(f"{place}/", disk=DISK).kinds == KINDS[make]
+    assert things.state_of(tmp_path) == before
+
+
+def test_a_write_ahead_log_that_lost_its_identity_is_still_one(tmp_path):
+    things.wal(tmp_path / "place")
+    (tmp_path / "place" / "log.json").unlink()
+    assert contents(tmp_path / "place", disk=DISK).kinds == {Kind.WAL}
+
+
+def test_an_object_log_whose_identity_is_damaged_is_still_one(tmp_path):
+    things.object_log(tmp_path / "place")
+    (tmp_path / "place" / "log.json").write_bytes(b"\xff{")
+    assert contents(tmp_path / "place", disk=DISK).kinds == {Kind.OBJECT_LOG}
+
+
+def test_what_a_refused_opening_leaves_is_an_empty_folder():
+    assert recognise([FolderRow("lock"), FolderRow("node.lock"), FolderRow(".~lock-head")], {}) == {Kind.EMPTY: ()}
+
+
+def test_several_things_are_told_with_the_names_of_each(tmp_path):
+    things.object_log_over_wal(tmp_path / "place")
+    told = str(contents(tmp_path / "place", disk=DISK))
+    assert told == (
+        "a write-ahead log (slots.json, mark, 00000000000000000000.log) and an object log (log.json, head, batches)"
+    )
+
+
+def test_a_relative_path_and_the_simulated_disk_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    things.empty(tmp_path / "place")
+    assert contents("place", disk=DISK).kinds == {Kind.EMPTY}
+    assert contents("elsewhere", disk=DISK).kinds == {Kind.ABSENT}
+    disk = SimulatedDisk()
+    disk.make_folders("/data/place")
+    assert contents("/data/place", disk=disk).kinds == {Kind.EMPTY}
+    assert contents("/data/elsewhere", disk=disk).kinds == {Kind.ABSENT}
+    assert contents("/data/place", disk=disk).is_free()
+
+
+def test_the_refusal_says_what_it_is_and_what_is_meant(tmp_path):
+    things.node(tmp_path / "place")
+    there = contents(tmp_path / "place", disk=DISK)
+    with pytest.raises(
+        NotALog, match=r"place is the folder of a node \(node.json, data-00000001\), and no write-ahead"
+    ):
+        refuse_others(there, needs=Kind.WAL, instead={Kind.NODE: "Look at {path}/data-00000001."})
+    refuse_others(there, needs=Kind.NODE, instead={})
