@@ -132,7 +132,12 @@ class Cluster:
         """End a node as a killed process ends: nothing is said to anybody, the lease is kept."""
         node = self.nodes.pop(name)
         node._roles.lease = None
+        node._roles.settle = lambda: None
         node.close()
+
+    def stop(self, name: str) -> None:
+        """End a node in order."""
+        self.nodes.pop(name).close()
 
     def step(self, times: int = 1, *, seconds: float = 0.05) -> None:
         """Let each node do the next thing, and some time pass."""

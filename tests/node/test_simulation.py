@@ -25,7 +25,7 @@ from strandline.node.replica import ReplicaRole
 from strandline.node.replicas import Replicas
 from strandline.testing.cluster import Broken, Climate, World, check, play
 from strandline.testing.cluster.clients import read
-from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Wiped
+from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Shown, Wiped
 from strandline.testing.cluster.network import Weather
 from strandline.testing.simdisk import CrashMode
 
@@ -55,6 +55,7 @@ class TestHistories:
             "wipes": 5,
             "sent ahead": 500,
             "reads": 2000,
+            "shown": 10_000,
         }.items():
             assert total[what] >= least, f"{what} happened {total[what]} times only, in {dict(total)}"
 
@@ -104,6 +105,9 @@ BAD = {
     "a missing number": [final(entry("w0", 0), entry("w0", 2))],
     "half an append": [final(entry("w0", 0, 0, 2), entry("w1", 0))],
     "an acknowledgement in an old term": [told("a", 2, "w0", 0, 0), told("b", 1, "w1", 0, 1)],
+    "a node that shows less than before": [Shown("a", 3, leads=False), Shown("a", 2, leads=False)],
+    "a node that shows nothing any more": [Shown("a", 3, leads=False), Shown("b", 3, leads=True), Shown("a", 0, False)],
+    "a primary that shows less than was acknowledged": [told("a", 1, "w0", 0, 0), Shown("b", 0, leads=True)],
     "a term that was forgotten": [Seen("a", 3, 2, 0), Seen("a", 2, 2, 0)],
     "a term that was promised and forgotten": [Promised("a", 3), Seen("a", 2, 2, 0)],
     "nodes that hold different records": [final(entry("w0", 0), c=(0, (entry("w1", 0),)))],
@@ -122,6 +126,9 @@ class TestTheChecker:
 
     def test_a_node_that_lost_its_disk_may_begin_with_lower_terms(self):
         check([Seen("a", 3, 3, 3), Wiped("a"), Seen("a", 1, 0, 0)])
+
+    def test_a_node_that_lost_its_disk_may_show_less_and_a_replica_less_than_was_acknowledged(self):
+        check([Shown("b", 3, leads=False), Wiped("b"), told("a", 1, "w0", 0, 0), Shown("b", 0, leads=False)])
 
     @pytest.mark.parametrize("events", BAD.values(), ids=BAD)
     def test_it_finds(self, events):
@@ -242,6 +249,16 @@ def believes_a_watermark_before_the_logs_agree(patch):
     patch.setattr(ReplicaRole, "_learn", learn_too_much)
 
 
+def shows_what_it_remembers_after_a_crash(patch):
+    """Broken: a node that was killed takes the watermark that it last wrote down for all that it has shown."""
+    patch.setattr(ReplicaRole, "knows_committed", property(lambda _: True, lambda *_: None), raising=False)
+
+
+def shows_what_it_remembers_when_it_leads(patch):
+    """Broken: a new primary shows its watermark before that covers what was acknowledged before its term."""
+    patch.setattr(PrimaryRole, "knows_committed", True)
+
+
 def keeps_a_tail_that_the_primary_never_had(patch):
     """Broken: a position that the primary retains is taken for the same log."""
     patch.setattr("strandline.node.primary.agreement", lambda *_, **__: None)
@@ -264,8 +281,10 @@ TWINS = [
     (is_elected_by_whoever_answers, ELECTIONS, "diverged|both were committed"),
     (does_not_fence_when_it_reports, ELECTIONS, "promised term"),
     (notes_what_it_adopted_too_late, ANYTHING, "forgot terms"),
-    (shows_what_is_durable, ELECTIONS, "both were committed"),
+    (shows_what_is_durable, ELECTIONS, "both were committed|has shown everything below"),
     (believes_a_watermark_before_the_logs_agree, ELECTIONS, "both were committed|diverged"),
+    (shows_what_it_remembers_after_a_crash, ANYTHING, "has shown everything below"),
+    (shows_what_it_remembers_when_it_leads, ELECTIONS, "leads and shows|has shown everything below"),
     (keeps_a_tail_that_the_primary_never_had, ELECTIONS, "diverged|both were committed"),
     (leads_on_with_a_log_that_failed, ANYTHING, "never acknowledged"),
     pytest.param(is_elected_by_its_length_alone, ELECTIONS, "diverged|both were committed", marks=pytest.mark.slow),
@@ -283,6 +302,7 @@ class TestAPrimaryOfOldRecords:
 
     def test_is_caught_if_it_does(self, monkeypatch):
         counts_replicas_below_the_beginning_of_its_term(monkeypatch)
+        shows_what_it_remembers_when_it_leads(monkeypatch)  # or nobody would see it yet
         with pytest.raises(Broken, match=r"both were committed|diverged"):
             self.tell()
 
@@ -304,7 +324,9 @@ class TestAPrimaryOfOldRecords:
         self.turn_until(lambda: a.condition == "leading")
         self.turn_until(lambda: a.running.primary.registry.replicas[third.name].durable)
         assert third.running.report(Caller("", 0)).durable < a.running.primary.term_start
-        world.checker.take(read("a", a.running))
+        seen = read("a", a.running)
+        if seen is not None:  # it shows nothing before all from before its term is committed
+            world.checker.take(seen)
         self.lose(third)  # and with it what has arrived there, and is not stored
         self.lose(a)
         second.starts = third.starts = 0.0

@@ -28,6 +28,7 @@ def decode_node(data: bytes, where: str) -> NodeState:
         found = fields.pop("trouble")
         trouble = None if found is None else Trouble(str(found["state"]), str(found["reason"]), _natural(found["at"]))
         plain |= {name: str(fields[name]) for name in ("name", "primary", "policy")}
+        plain["settled"] = _flag(fields.get("settled", False))  # earlier versions did not tell
         return NodeState(**plain, peers=peers, trouble=trouble)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
@@ -39,6 +40,12 @@ def decode_node(data: bytes, where: str) -> NodeState:
 def _natural(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{str(value)[:80]} is no whole number")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{str(value)[:80]} is neither true nor false")
     return value
 
 

@@ -62,3 +62,8 @@ class NodeState:
     peers: tuple[Peer, ...] = ()
     """The replicas of the log then."""
     trouble: Trouble | None = None
+    settled: bool = False
+    """Whether ``committed`` is all that its readers were shown and, as the primary, all that it acknowledged.
+
+    So after a role ended in order, and until more is shown.
+    """

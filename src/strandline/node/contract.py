@@ -145,8 +145,8 @@ class Status:
     """Who led when it last heard of anybody; empty for never."""
     position: Cursor | None
     """Everything below is durable here; None without a copy of the log."""
-    committed: int
-    """What readers see here."""
+    committed: int | None
+    """What readers see here; None while it is not known, or nothing is here, and they are told ``NotReady``."""
 
 
 @dataclass(frozen=True, slots=True)

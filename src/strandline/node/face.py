@@ -208,7 +208,10 @@ class Primary(_Face):
         return role.topology(Caller(self.name, role.term))
 
     def reading(self) -> Current:
-        """The log as everybody but replicas sees it: up to what is committed. Goes on if this node leads no more."""
+        """The log as everybody but replicas sees it: up to what is committed. Goes on if this node leads no more.
+
+        ``NotReady`` while this primary, restarted or promoted, has yet to hear from its replicas how much that is.
+        """
         return self.running.node.reading()
 
     def prune(self, upto: int) -> int:
@@ -288,16 +291,20 @@ class Replica(_Face):
     ) -> Current:
         """The log as it is here, up to what is committed; nothing that is read can be taken back.
 
+        A replica that was killed first has to hear from a primary how much that is.
+
         ``after`` is a bookmark, as a commit has it: waits until that is here. ``max_staleness`` waits until this
         replica had everything so many seconds ago or less. ``NotReady`` if it takes longer than ``timeout``;
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         node = self.running.node
+        began = self.running.clock.monotonic()
         if after is not None or max_staleness is not None:
-            began = self.running.clock.monotonic()
             # While the copy is built nothing is answered; but it may be there in a moment, as for one just started.
             self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
-            timeout = max(0.0, timeout - (self.running.clock.monotonic() - began))
+        if node.position is not None:
+            self.running.wait_until(lambda: node.knows_committed, timeout - (self.running.clock.monotonic() - began))
+        timeout = max(0.0, timeout - (self.running.clock.monotonic() - began))
         log = node.reading()
         try:
             replica = node.replica

@@ -80,6 +80,7 @@ class Node(Relay):
         self._ticked = float("-inf")
         self._campaign_at = 0.0
         self._told_term = -1
+        self._closed = False
         self._follow_at = 0.0
         """Until then a primary that could not be followed is left alone, whatever else there is to do."""
 
@@ -148,6 +149,11 @@ class Node(Relay):
         if not isinstance(role, ReplicaRole):
             raise NotReady(f"{self.name} is the primary, and no replica.")
         return role
+
+    @property
+    def knows_committed(self) -> bool:
+        """Whether it knows how much of its log was ever shown to readers; before that they are told ``NotReady``."""
+        return self._roles.now.knows_committed
 
     @property
     def home(self) -> Home:
@@ -285,7 +291,7 @@ class Node(Relay):
                 "this one as its replica."
             )
         with self._turn:
-            self._leads(self._roles.lead(max(1, home.led), None))
+            self._leads(self._roles.lead(max(1, home.led), None, continues=True))
 
     def _leads(self, primary: PrimaryRole) -> None:
         self._due = self._clock.boot()
@@ -321,7 +327,7 @@ class Node(Relay):
         condition, role, position = self.condition, self._roles.now, self.position
         state = self._home.state  # after the condition, which is set behind its reason
         trouble = None if state.trouble is None else state.trouble.reason
-        committed = 0 if position is None else role.committed
+        committed = role.committed if role.knows_committed and position is not None else None
         return Status(state.name, condition, trouble, state.seen, state.primary, position, committed)
 
     def rebootstrap(self) -> None:
@@ -345,12 +351,16 @@ class Node(Relay):
     def close(self) -> None:
         """Stop leading or following, let others have the lease, and let go of the folder; closing twice is fine."""
         with self._turn:
+            if self._closed:
+                return
+            self._closed = True
             if isinstance(self._roles.now, PrimaryRole):
                 self._roles.now.step_down("it was closed")
                 if self._roles.lease is not None:
                     self._roles.lease.release()
             else:
                 self._roles.now.close()
+            self._roles.settle()
             if self._roles.copy is not None:
                 self._roles.copy.close()
             self._home.close()

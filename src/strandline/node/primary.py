@@ -8,7 +8,7 @@ from typing import Final, final
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, Overloaded
+from strandline.model.errors import Fenced, NotReady, Overloaded
 from strandline.model.head import WriterId
 from strandline.model.node import Beat, Peer
 from strandline.model.records import RecordSource
@@ -67,9 +67,13 @@ class PrimaryRole:
         options: PrimaryOptions,
         *,
         exports: Mapping[str, Export],
+        settled: bool = False,
         clock: Clock = CLOCK,
     ) -> None:
-        """Lead the log from where it ends; the caller has made sure that nothing committed is missing there."""
+        """Lead the log from where it ends; the caller has made sure that nothing committed is missing there.
+
+        ``settled`` if nothing above the watermark that the node remembers can have been acknowledged before.
+        """
         self.log = log
         self.gate = gate
         self.options = options
@@ -84,6 +88,7 @@ class PrimaryRole:
         """The last standing that was asked for, and of which registry: it is asked for several times per append."""
         self._commits = Commits(self._watermark, self._durable)
         self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
+        self._knows = self._is_local or settled
 
     @property
     def name(self) -> str:
@@ -173,8 +178,25 @@ class PrimaryRole:
         durable = (each.durable for each in self._standing().replicas)
         return nth_highest([position for position in durable if position is not None], count)
 
+    @property
+    def knows_committed(self) -> bool:
+        """Whether its watermark covers everything that was ever acknowledged or shown, by any primary of the log.
+
+        Before that it would show less than was there already. It has everything that was committed before its term,
+        but does not know how far that goes until its policy is satisfied for all of it.
+        """
+        if not self._knows:
+            self._knows = self.committed >= self.term_start
+        return self._knows
+
     def reading(self) -> Committed:
-        """The log as everybody but replicas sees it."""
+        """The log as everybody but replicas sees it; ``NotReady`` until it is known how much that is."""
+        if not self.knows_committed:
+            raise NotReady(
+                f"{self.name} does not know yet whether everything below offset {self.term_start}, which may have been "
+                f"read before it was restarted or promoted, is committed: ask again when its replicas have told that "
+                f"{self.options.policy} is satisfied. If they are lost for good, start it with a policy that is."
+            )
         if self._is_local:
             return Committed(self.log, self._durable, self._wait_durable)
         return Committed(self.log, lambda: self.committed, self._wait_committed)

@@ -75,13 +75,19 @@ class ReplicaRole:
         copy: LogCopy | None,
         connect: Callable[[], Upstream],
         *,
+        committed: int,
+        knows_committed: bool,
         region: str | None = None,
         poll_seconds: float = 1.0,
         background: bool = True,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """``connect`` finds the primary: ``NotReady`` if there is none that is known."""
+        """``connect`` finds the primary: ``NotReady`` if there is none that is known.
+
+        ``committed`` is the watermark that is known so far, ``knows_committed`` whether that is all that this node has
+        ever shown.
+        """
         self.copy = copy
         self._home = home
         self._connect = connect
@@ -100,8 +106,10 @@ class ReplicaRole:
         self._failures = 0
         self._apply_errors = 0
         self._divergences = 0
-        self._heard = self._committed = home.state.committed
+        self._heard = self._committed = committed
         """The highest watermark that it was told, and the one up to which its own records are known to be those."""
+        self.knows_committed = knows_committed
+        """Whether its watermark covers everything that this node has ever shown; before that it shows nothing."""
         self._compared: int | None = None
         """The offset of the last record, while it is not known yet whether that is the primary's."""
         self._telling = Telling(
@@ -201,6 +209,7 @@ class ReplicaRole:
         self._compared = None if overlap == since.next else overlap
         # Not before: what was in the way of the primary's records is gone only now.
         self._commit(topology.committed)
+        self._know(topology.committed, topology.term_start)
         # Snapshots that this node took when it led are old now: who brought one over may have acknowledged more since.
         self._home.disk.remove_folder(self._home.path(SNAPSHOTS))
         self._adopt(topology.term, topology.term_start, copy.bounds().next)
@@ -222,7 +231,23 @@ class ReplicaRole:
 
     def _commit(self, upto: int) -> None:
         """Everything below is committed on the primary, and so here: but for a record that has to be compared yet."""
-        self._committed = max(self._committed, upto if self._compared is None else min(upto, self._compared))
+        known = upto if self._compared is None else min(upto, self._compared)
+        if known > self._committed:
+            self._unsettle()
+            self._committed = known
+
+    def _unsettle(self) -> None:
+        """Note, before the first time that more is shown than is written down, that what is written may be too low."""
+        if self._home.state.settled:
+            self._home.remember(settled=False)
+
+    def _know(self, committed: int, term_start: int) -> None:
+        """A primary whose watermark has passed the beginning of its term knows of everything that was ever committed.
+
+        What this node has shown is among it.
+        """
+        if committed >= term_start and self._compared is None:
+            self.knows_committed = True
 
     def _agree(self, upstream: Upstream) -> Cursor:
         """Come to a position from which both logs are the same; what is here behind it is set aside."""
@@ -269,6 +294,7 @@ class ReplicaRole:
         built = LogCopy(self._home, background=self._background, clock=self._clock, chance=self._chance)
         with self._moved:
             # Every record of it is the primary's: what was heard of as committed is so here, from this moment on.
+            self._unsettle()
             self.copy, self._committed = built, max(self._committed, self._heard)
             self._moved.notify_all()
         if former is not None:
@@ -316,6 +342,7 @@ class ReplicaRole:
         applied = self.copy.bounds().next
         with self._moved:
             self._commit(beat.committed)
+            self._know(beat.committed, beat.term_start)
             now = self._clock.monotonic()
             if applied >= beat.durable:
                 self._fresh = now
@@ -350,6 +377,11 @@ class ReplicaRole:
         return 0 if self.copy is None else min(self._committed, self.copy.bounds().next)
 
     @property
+    def highest_shown(self) -> int:
+        """Everything below is committed, and what of it is here may have been shown."""
+        return self._committed
+
+    @property
     def highest_committed(self) -> int:
         """The highest watermark that it has heard of, whether it has so much or not."""
         return max(self._heard, self._committed)
@@ -365,6 +397,12 @@ class ReplicaRole:
         """
         if self.copy is None:
             raise NotReady("This replica has no copy of the log yet: it has to bootstrap first. Ask another node.")
+        if not self.knows_committed:
+            raise NotReady(
+                f"This replica does not know yet how much of its copy is committed: it was not closed in good order, "
+                f"and may have shown more than the {self.committed} records of which it knows. Ask again when it "
+                "follows a primary, or ask another node."
+            )
         if after is not None:
             self._wait(lambda: self.committed >= after.next, timeout, f"offset {after.next - 1} is not here yet")
         if max_staleness is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import final
 
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import InvalidInput, NotReady
+from strandline.model.errors import InvalidInput, NotReady, StorageError
 from strandline.model.snapshot import Snapshot
 from strandline.node.candidacy import Candidacy
 from strandline.node.contract import Report, Upstream
@@ -53,7 +53,10 @@ class Roles:
         self._candidacy = Candidacy(home, options, connect)
         self._led: LogCopy | None = None
         """The copy that it leads with."""
-        self.now: PrimaryRole | ReplicaRole = self._follower(self._open_copy() if home.state.generation else None)
+        copy, state = self._open_copy() if home.state.generation else None, home.state
+        # What was shown was in the copy: if all of that is committed, nothing more can have been.
+        knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
+        self.now: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
 
     def _open_copy(self) -> LogCopy:
         return LogCopy(self._home, background=self._background, clock=self._clock, chance=self._chance)
@@ -64,11 +67,13 @@ class Roles:
         role = self.now
         return role.copy if isinstance(role, ReplicaRole) else self._led
 
-    def _follower(self, copy: LogCopy | None) -> ReplicaRole:
+    def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(
             self._home,
             copy,
             self._find_primary,
+            committed=committed,
+            knows_committed=knows_committed,
             region=self._options.region,
             poll_seconds=self._options.primary.poll_seconds,
             background=self._background,
@@ -96,9 +101,23 @@ class Roles:
         _LOGGER.warning("Node %s leads no more, after term %d.", self._home.state.name, primary.term)
         if self.lease is not None:
             self.lease.release()
+        self.settle()
+        committed, knows = primary.committed, primary.knows_committed
         if self._led is not None:
             self._led.reopen()  # what was queued is written or refused, and a log that failed can be used again
-        self.now = self._follower(self._led)
+        self.now = self._follower(self._led, committed, knows_committed=knows)
+
+    def settle(self) -> None:
+        """Write down how far readers were shown the log, now that this role shows them no more.
+
+        If the disk refuses that, the node does not know it after a restart until it hears of it from a primary.
+        """
+        role = self.now
+        committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
+        try:
+            self._home.remember(committed=committed, settled=role.knows_committed)
+        except StorageError as error:
+            _LOGGER.warning("Node %s could not write down what is committed: %s", self._home.state.name, error)
 
     def lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
         """Lead in the term of a lease that was just acquired, or let go of it and say why not."""
@@ -122,10 +141,13 @@ class Roles:
         mine = self.report()
         if not (continues and mine.unhealthy is None):
             self._candidacy.check(mine, force=force)
-        return self.lead(term, lease)
+        return self.lead(term, lease, continues=continues)
 
-    def lead(self, term: int, lease: Lease | None) -> PrimaryRole:
-        """Lead in this term; that nothing committed is missing here, the caller knows."""
+    def lead(self, term: int, lease: Lease | None, *, continues: bool = False) -> PrimaryRole:
+        """Lead in this term; that nothing committed is missing here, the caller knows.
+
+        ``continues`` if nobody else can have led since this node did.
+        """
         role, copy = self.now, self.copy
         if copy is None:
             raise NotReady(f"{self._home.state.name} has no copy of the log yet.")
@@ -133,8 +155,9 @@ class Roles:
         if isinstance(role, ReplicaRole):
             role.close()
             committed = role.highest_committed
+        settled = continues and self._home.state.settled
         self._home.remember(
-            seen=term, adopted=term, led=term, committed=committed, primary=self._home.state.name,
+            seen=term, adopted=term, led=term, committed=committed, settled=False, primary=self._home.state.name,
             policy=str(self._options.primary.policy),
         )  # fmt: skip
         primary = PrimaryRole(
@@ -143,6 +166,7 @@ class Roles:
             Gate(term, lease),
             self._options.primary,
             exports={KIND: self._export},
+            settled=settled,
             clock=self._clock,
         )
         primary.gate.check("it does not lead")

@@ -144,7 +144,10 @@ def lines(seen: Status) -> Iterator[Text]:
     if seen.position is None:
         yield Text("  it has no copy of the log yet")
     else:
-        yield Text(f"  durable below offset {seen.position.next:,}, readers see up to {seen.committed:,}")
+        shown = "how much of it is committed is not known yet, and readers have to wait"
+        if seen.committed is not None:
+            shown = f"readers see up to {seen.committed:,}"
+        yield Text(f"  durable below offset {seen.position.next:,}, {shown}")
     if seen.trouble is not None:
         yield Text(f"  {seen.trouble}")
 

@@ -138,7 +138,7 @@ def read_status(fields: Fields) -> Status:
         term=fields.natural("term"),
         primary=fields.text("primary"),
         position=fields.maybe_cursor("position"),
-        committed=fields.natural("committed"),
+        committed=fields.maybe_natural("committed"),
     )
 
 

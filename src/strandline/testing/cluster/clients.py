@@ -13,7 +13,7 @@ from strandline.model.records import record_batch
 from strandline.node.contract import CommittedLog, Reached
 from strandline.node.handles import CommitHandle
 from strandline.node.node import Node
-from strandline.testing.cluster.history import Acknowledged, Entry, Read
+from strandline.testing.cluster.history import Acknowledged, Entry, Read, Shown
 
 _PATIENCE: Final = 2.0
 """After so many seconds a writer gives up on a primary, and tries again wherever it can."""
@@ -115,6 +115,15 @@ def read(name: str, node: Node, upto: int | None = None, last: int | None = None
         first = bounds.first if last is None else max(bounds.first, end - last)
         return Read(name, first, entries(seen, first, end))
     except (NotReady, CursorExpired):
+        return None
+
+
+def shown(name: str, node: Node) -> Shown | None:
+    """Where the log ends for readers of a node; None if it says that it cannot tell now."""
+    leads = node.is_primary
+    try:
+        return Shown(name, node.reading().bounds().next, leads)
+    except NotReady:
         return None
 
 

@@ -50,6 +50,15 @@ class Read(NamedTuple):
     entries: tuple[Entry, ...]
 
 
+class Shown(NamedTuple):
+    """A node lets its readers see the log, and this is where it ends for them."""
+
+    node: str
+    end: int
+    leads: bool
+    """Whether it is the primary at that moment."""
+
+
 class Seen(NamedTuple):
     """A node remembers these terms."""
 
@@ -84,7 +93,7 @@ class Final:
     committed: int
 
 
-Event: TypeAlias = Acknowledged | Read | Seen | Promised | Wiped | Final
+Event: TypeAlias = Acknowledged | Read | Shown | Seen | Promised | Wiped | Final
 
 
 @dataclass(slots=True)
@@ -93,7 +102,8 @@ class Checker:
 
     Everything acknowledged is in the log exactly once, where it was said to be. What was read by anybody stays. No
     append is there twice or in part, and a writer's appends are in order. Acknowledgements never go back to a lower
-    term. No node forgets a term. In the end all hold the same, one leads, and the others follow.
+    term. No node shows less than it has shown before, over restarts too, and no primary less than was acknowledged. No
+    node forgets a term. In the end all hold the same, one leads, and the others follow.
     """
 
     known: dict[int, Entry] = field(default_factory=dict)
@@ -102,6 +112,10 @@ class Checker:
     last: Acknowledged | None = None
     terms: dict[str, Seen] = field(default_factory=dict)
     promised: dict[str, int] = field(default_factory=dict)
+    shown: dict[str, int] = field(default_factory=dict)
+    """Where the log ended for the readers of each node."""
+    told: int = 0
+    """Where what was acknowledged ends."""
 
     def take(self, event: Event) -> None:
         """Go on with this event."""
@@ -110,6 +124,8 @@ class Checker:
                 self._take_acknowledged(event)
             case Read(node, first, entries):
                 self._take_read(node, first, entries)
+            case Shown(node, end, leads):
+                self._take_shown(node, end, leads=leads)
             case Seen(node):
                 before = self.terms.get(node, event)
                 if any(now < then for now, then in zip(event[1:], before[1:], strict=True)):
@@ -122,6 +138,7 @@ class Checker:
             case Wiped(node):
                 self.terms.pop(node, None)
                 self.promised.pop(node, None)
+                self.shown.pop(node, None)
             case Final():
                 self._take_final(event)
 
@@ -133,6 +150,7 @@ class Checker:
             )
         self.last = event
         if event.first is not None:
+            self.told = max(self.told, event.first + event.records)
             for part in range(event.records):
                 self._place(event.node, event.first + part, Entry(event.writer, event.number, part, event.records))
         self.acknowledged.setdefault((event.writer, event.number), event)
@@ -140,6 +158,14 @@ class Checker:
     def _take_read(self, node: str, first: int, entries: Iterable[Entry]) -> None:
         for offset, entry in enumerate(entries, first):
             self._place(node, offset, entry)
+
+    def _take_shown(self, node: str, end: int, *, leads: bool) -> None:
+        before = self.shown.get(node, 0)
+        if end < before:
+            raise Broken(f"{node} has shown everything below {before}, and shows only what is below {end} now")
+        if leads and end < self.told:
+            raise Broken(f"{node} leads and shows what is below {end}, and all below {self.told} was acknowledged")
+        self.shown[node] = end
 
     def _place(self, node: str, offset: int, entry: Entry) -> None:
         found = self.known.setdefault(offset, entry)
@@ -205,4 +231,17 @@ def check(events: Iterable[Event]) -> Checker:
     return checker
 
 
-__all__ = ["Acknowledged", "Broken", "Checker", "Entry", "Event", "Final", "Promised", "Read", "Seen", "Wiped", "check"]
+__all__ = [
+    "Acknowledged",
+    "Broken",
+    "Checker",
+    "Entry",
+    "Event",
+    "Final",
+    "Promised",
+    "Read",
+    "Seen",
+    "Shown",
+    "Wiped",
+    "check",
+]

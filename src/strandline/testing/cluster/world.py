@@ -18,7 +18,7 @@ from strandline.node.policies import Quorum
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
 from strandline.testing.cluster import history
-from strandline.testing.cluster.clients import Writer, entries, read
+from strandline.testing.cluster.clients import Writer, entries, read, shown
 from strandline.testing.cluster.climate import Climate
 from strandline.testing.cluster.history import Acknowledged, Broken, Checker, Seen
 from strandline.testing.cluster.machine import Machine, MachineClock, Time, WatchedDisk
@@ -173,6 +173,10 @@ class World:
         self.checker.take(Seen(machine.name, state.seen, state.adopted, state.led))
         if state.adopted:
             self.recovering.discard(machine.name)
+        seen = shown(machine.name, node)
+        if seen is not None:
+            self.checker.take(seen)
+        self.counts["not ready" if seen is None else "shown"] += 1
         role = f"{node.condition} in term {state.seen}"
         if role != machine.role:
             self.note(f"{machine.name} is {role}, up to {node.report(Caller('', 0)).durable}")
@@ -343,7 +347,8 @@ class World:
     def _is_settled(self) -> bool:
         if any(writer.open for writer in self.writers) or self._roles() != ["following", "following", "leading"]:
             return False
-        return len({machine.running.reading().bounds().next for machine in self.machines.values()}) == 1
+        seen = [shown(name, machine.running) for name, machine in self.machines.items()]
+        return None not in seen and len({each.end for each in seen if each is not None}) == 1
 
     def _roles(self) -> list[str]:
         return sorted(machine.condition for machine in self.machines.values())
