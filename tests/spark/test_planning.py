@@ -175,15 +175,26 @@ def test_the_narrower_limit_is_within_both():
 # --- offsets and checkpoints ---------------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 2**62), st.integers(0, 2**31))
-def test_offsets_survive_json_and_their_text_is_always_the_same(offset, term):
-    cursor = Cursor(LOG, offset, term)
+@given(st.integers(0, 2**62), st.integers(0, 2**31), st.none() | st.integers(0, 2**64 - 1))
+def test_offsets_survive_json_and_their_text_is_always_the_same(offset, term, fingerprint):
+    cursor = Cursor(LOG, offset, term, fingerprint)
     text = json.dumps(encode_offset(cursor))
-    assert decode_offset(json.loads(text)) == cursor
-    assert list(json.loads(text)) == ["log", "next", "term"]
+    again = decode_offset(json.loads(text))
+    assert (again, again.fingerprint) == (cursor, fingerprint)
+    assert json.dumps(encode_offset(again)) == text
+    assert list(json.loads(text)) == ["log", "next", "term", "fingerprint"][: 3 if fingerprint is None else 4]
 
 
-@pytest.mark.parametrize("foreign", [{}, {"partition": 3}, {"log": "x", "next": 1}, {"log": str(LOG), "next": -1}])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {},
+        {"partition": 3},
+        {"log": "x", "next": 1},
+        {"log": str(LOG), "next": -1},
+        {"log": str(LOG), "next": 1, "fingerprint": 7},
+    ],
+)
 def test_offsets_of_another_source_are_refused(foreign):
     with pytest.raises(InvalidInput):
         decode_offset(foreign)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,20 @@ def test_another_log_behind_an_old_checkpoint_is_diverged(spark, log, tmp_path):
     with pytest.raises(Exception) as caught:
         Run(spark, other, tmp_path / "point")
     assert isinstance(unwrapped(caught.value), Diverged)
+
+
+def test_a_log_restored_from_a_copy_behind_an_old_checkpoint_is_diverged(spark, log, tmp_path):
+    place = Path(log.url.removeprefix("file://"))
+    shutil.copytree(place, tmp_path / "backup")
+    append(log, numbered(50, 10))
+    Run(spark, log, tmp_path / "point")
+    shutil.rmtree(place)
+    shutil.move(tmp_path / "backup", place)
+    append(log, numbered(50, 20))
+    with pytest.raises(Exception) as caught:
+        Run(spark, log, tmp_path / "point")
+    assert isinstance(unwrapped(caught.value), Diverged)
+    assert "restored from a copy" in str(unwrapped(caught.value))
 
 
 def test_the_progress_tells_how_far_behind_the_query_is(spark, log):

@@ -88,7 +88,8 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) 
     cursor = sink.cursor(log.log_id)
     newcomer = cursor is None
     if cursor is None:
-        cursor = Cursor(log.log_id, log.position_of(start))
+        position = log.position_of(start)
+        cursor = start if isinstance(start, Cursor) else log.cursor_at(position)
     log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
     claimed = None if slot is None else _take_slot(log, slot, cursor, holder)
     if claimed is not None:

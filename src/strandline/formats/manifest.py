@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from typing import Any, Final
-from uuid import UUID
 
-from strandline.model.cursor import Cursor
+from strandline.formats.json_fields import cursor_fields, read_cursor
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.snapshot import Snapshot, SnapshotFile
 
@@ -29,7 +28,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "schema": SCHEMA_VERSION,
         "kind": snapshot.kind,
         "kind_version": snapshot.kind_version,
-        "cursor": {"log_id": str(cursor.log_id), "next": cursor.next, "term": cursor.term},
+        "cursor": cursor_fields(cursor),
         "created": snapshot.created,
         "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in snapshot.files],
     }
@@ -74,7 +73,7 @@ def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
         folder=folder,
         kind=kind,
         kind_version=_natural(fields["kind_version"]),
-        cursor=Cursor(UUID(cursor["log_id"]), _natural(cursor["next"], 1 << 64), _natural(cursor["term"], 1 << 64)),
+        cursor=read_cursor(cursor),
         created=_natural(fields["created"]),
         files=_files(fields["files"]),
     )

@@ -7,8 +7,8 @@ import re
 from typing import Any, Final
 from uuid import UUID
 
+from strandline.formats.json_fields import cursor_fields, read_cursor
 from strandline.model.artifacts import Artifact, Pointer, Superseded
-from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.stamp import OpId, Stamped
 
@@ -58,7 +58,7 @@ def _fields(artifact: Artifact) -> dict[str, Any]:
     cursor = artifact.cursor
     return {
         "location": artifact.location,
-        "cursor": {"log_id": str(cursor.log_id), "next": cursor.next, "term": cursor.term},
+        "cursor": cursor_fields(cursor),
         "kind": artifact.kind,
         "kind_version": artifact.kind_version,
         "size": artifact.size,
@@ -85,7 +85,7 @@ def _artifact(fields: dict[str, Any]) -> Artifact:
         raise ValueError("its kind or its hash is none")
     return Artifact(
         location=_location(fields["location"]),
-        cursor=Cursor(UUID(cursor["log_id"]), _natural(cursor["next"]), _natural(cursor["term"])),
+        cursor=read_cursor(cursor),
         kind=kind,
         kind_version=_natural(fields["kind_version"]),
         size=_natural(fields["size"]),

@@ -96,6 +96,12 @@ class Log(Protocol):
     def end(self) -> Cursor:
         """The cursor of a newcomer that wants only what comes from now on."""
 
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor of a consumer that has applied everything below ``offset``, which the log reaches.
+
+        With term and fingerprint of the record before it, as far as the log has such and still holds that record.
+        """
+
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; ``Diverged`` for a cursor of another log.
 
@@ -106,7 +112,7 @@ class Log(Protocol):
         """What to fetch after a cursor, in order and without a hole; ``[]`` means that there is nothing now.
 
         ``CursorExpired`` if the log no longer retains the cursor's position, ``Diverged`` if the cursor is of another
-        log or past the end.
+        log or past the end, or if its fingerprint says that another batch was before it than is there now.
         """
 
     def wait(self, past: Cursor, timeout: float) -> bool:

@@ -13,7 +13,7 @@ from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.handles import settled
-from strandline.log.planning import clipped, known_columns, plan_entries
+from strandline.log.planning import clipped, entries_after, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.head import Head, WriterId
@@ -30,6 +30,8 @@ class MemorySpan:
     first: int
     next: int
     size: int
+    fingerprint: int
+    """Tells its batch from every other that could be listed there."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """The span's records with their offsets."""
@@ -86,7 +88,15 @@ class MemoryLog:
 
     def end(self) -> Cursor:
         """The cursor behind everything that is listed now."""
-        return Cursor(self.log_id, self.bounds().next)
+        return self.cursor_at(self._head.next_offset)
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``, with the fingerprint of the batch there."""
+        head = self._head
+        if offset <= bounds_of(head).first:
+            return Cursor(self.log_id, offset)
+        found = (entry.fingerprint for entry in head.tail if entry.first < offset <= entry.next)
+        return Cursor(self.log_id, offset, fingerprint=next(found, None))
 
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this."""
@@ -100,10 +110,13 @@ class MemoryLog:
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[MemorySpan]:
         """What to fetch after a cursor."""
         head = self._head
-        rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
-        entries = (entry for entry in head.tail if entry.next > since.next)
+        bounds = bounds_of(head)
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
+        entries = entries_after(
+            since, bounds.first, lambda offset: (entry for entry in head.tail if entry.next > offset)
+        )
         return [
-            MemorySpan(self._batches[entry.sequence], first, end, entry.size)
+            MemorySpan(self._batches[entry.sequence], first, end, entry.size, entry.fingerprint)
             for entry, first, end in plan_entries(entries, since.next, limit)
         ]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.errors import InvalidInput
+from strandline.model.errors import Diverged, InvalidInput
 from strandline.model.records import READ_SCHEMA
 
 
@@ -37,12 +38,56 @@ class Termed(Protocol):
         """The term of its records."""
 
 
+@runtime_checkable
+class Fingerprinted(Protocol):
+    """A batch, or a span of one, that can be told from any other batch at its place."""
+
+    @property
+    def fingerprint(self) -> int:
+        """What :func:`~strandline.model.cursor.batch_fingerprint` makes of the batch's identity."""
+
+
+class StoredBatch(Stored, Fingerprinted, Protocol):
+    """A stored batch with its fingerprint."""
+
+
 E = TypeVar("E", bound=Stored)
+B = TypeVar("B", bound=StoredBatch)
 
 
 def behind(since: Cursor, span: Span) -> Cursor:
-    """The cursor of who had applied everything below ``since``, and now this span too; in the span's term, if any."""
-    return Cursor(since.log_id, span.next, span.term if isinstance(span, Termed) else since.term)
+    """The cursor of who had applied everything below ``since``, and now this span too.
+
+    It has the span's term and the fingerprint of its batch, as far as the log has such.
+    """
+    term = span.term if isinstance(span, Termed) else since.term
+    return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
+
+
+def entries_after(since: Cursor, first: int, entries_from: Callable[[int], Iterator[B]]) -> Iterator[B]:
+    """The entries that hold what comes after a cursor; ``Diverged`` if another batch is before it than it was.
+
+    ``entries_from(offset)`` gives the entries from the one with that offset on; below ``first`` there are none, and
+    then only what the log itself knows can tell whether the cursor is of its history.
+    """
+    if since.fingerprint is None or since.next <= first:
+        return entries_from(since.next)
+    entries = entries_from(since.next - 1)
+    before = next(entries, None)
+    if before is None:
+        return entries
+    check_fingerprint(since, before)
+    return chain([before], entries) if before.next > since.next else entries
+
+
+def check_fingerprint(since: Cursor, before: Fingerprinted) -> None:
+    """``Diverged`` if the batch that holds the record before the cursor is not the one that the consumer applied."""
+    if since.fingerprint is not None and since.fingerprint != before.fingerprint:
+        raise Diverged(
+            f"The record at offset {since.next - 1}, the last one that the consumer at this cursor has applied, is in "
+            "another batch than it was then: the log was restored from a copy, or overwritten by one, and has grown "
+            "differently since. Build the consumer's state again, from the beginning or from a snapshot of this log."
+        )
 
 
 def known_columns(columns: Sequence[str]) -> list[str]:

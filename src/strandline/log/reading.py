@@ -76,14 +76,25 @@ def read_between(
     """
     cursor = log.start() if since is None else since
     end = log.bounds().next if upto is None else upto
+    for _, batches in read_spans(log, cursor, end, columns):
+        yield from batches
+
+
+def read_spans(
+    log: Readable, cursor: Cursor, end: int, columns: Sequence[str] | None
+) -> Iterator[tuple[Cursor, list[pa.RecordBatch]]]:
+    """What comes after a cursor, up to an offset, span by span: the cursor behind each, and its batches.
+
+    Raises as :func:`read_between` does.
+    """
     while cursor.next < end:
         spans = log.plan(cursor, Limit(batches=_PLANNED, upto=end))
         if not spans:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         try:
             for span, batches in fetch_in_order(spans, columns=columns):
-                yield from batches
                 cursor = behind(cursor, span)
+                yield cursor, batches
         except NotFound:
             # If it was trimmed since it was planned, this says so; if it is in another place now, that is read.
             again = log.plan(cursor, Limit(batches=1, upto=end))

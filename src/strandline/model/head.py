@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import NewType
 from uuid import UUID
 
+from strandline.model.cursor import batch_fingerprint
+
 WriterId = NewType("WriterId", UUID)
 """Names one writer; its appends carry numbers 0, 1, 2, … and are listed strictly in that order."""
 
@@ -39,6 +41,11 @@ class Entry:
     def next(self) -> int:
         """One past the last offset of the batch."""
         return self.first + self.count
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells it from every other batch that could be listed at its place; objects' names are never used again."""
+        return batch_fingerprint(self.location, self.writer, self.number, self.first)
 
 
 @dataclass(frozen=True, slots=True)

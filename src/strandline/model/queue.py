@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from strandline.model.cursor import batch_fingerprint
 from strandline.model.head import MetadataRange
 
 
@@ -36,6 +37,11 @@ class QueueEntry:
     sequence: int
     location: str
     metadata: tuple[MetadataRange, ...] = ()
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells it from every other batch that could be listed with its sequence."""
+        return batch_fingerprint(self.location, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)

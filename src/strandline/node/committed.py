@@ -45,6 +45,10 @@ class Committed:
         """The cursor behind everything that readers see now."""
         return Cursor(self.log_id, self.bounds().next)
 
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``, as the log knows it."""
+        return self._log.cursor_at(offset)
+
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; ``now`` is the end that readers see."""
         if start == "now":
@@ -96,6 +100,10 @@ class Current:
     def end(self) -> Cursor:
         """The cursor behind everything that readers see now."""
         return self._now().end()
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``."""
+        return self._now().cursor_at(offset)
 
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this."""

@@ -83,7 +83,7 @@ def follow(
         url = source.url
         parse_options({**read, "path": url})  # says what is wrong here, and not in some process of Spark's
         log_id, cores = source.log_id, spark.sparkContext.defaultParallelism
-        batches = _Batches(log_id, sink, claimed, cores, on_step or (lambda _: None))
+        batches = _Batches(log_id, sink, claimed, cores, source.cursor_at, on_step or (lambda _: None))
         writer = (
             spark.readStream.format("strandline")
             .options(**read)
@@ -163,11 +163,20 @@ class Following:
 class _Batches:
     """What Spark calls per micro-batch: fold, apply, and only then advance."""
 
-    def __init__(self, log_id: UUID, sink: Sink, slot: Slot | None, cores: int, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        log_id: UUID,
+        sink: Sink,
+        slot: Slot | None,
+        cores: int,
+        cursor_at: Callable[[int], Cursor],
+        on_step: OnStep,
+    ) -> None:
         self._log_id = log_id
         self._sink = sink
         self._slot = slot
         self._cores = cores
+        self._cursor_at = cursor_at
         self._on_step = on_step
         self._latest = getattr(sink, "mode", "append") == "latest"
         self.failure: BaseException | None = None
@@ -195,7 +204,7 @@ class _Batches:
         records, first, end = newest_of(frame) if self._latest else all_of(frame)
         self._on_step("fetched")
         if records.num_rows:
-            self._commit(records, Cursor(self._log_id, first), Cursor(self._log_id, end))
+            self._commit(records, Cursor(self._log_id, first), patiently(lambda: self._cursor_at(end)))
 
     def _commit(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
         if self.stopping.is_set():

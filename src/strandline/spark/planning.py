@@ -193,13 +193,16 @@ def spark_path(store: str, path: str) -> str | None:
 
 def encode_offset(cursor: Cursor) -> dict[str, Any]:
     """A cursor as Spark stores it. Spark compares the JSON text, so the order of the keys never changes."""
-    return {"log": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
+    offset = {"log": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
+    return offset if cursor.fingerprint is None else {**offset, "fingerprint": f"{cursor.fingerprint:016x}"}
 
 
 def decode_offset(offset: Mapping[str, Any]) -> Cursor:
     """The inverse; ``InvalidInput`` for what this source never wrote."""
     try:
-        return Cursor(UUID(offset["log"]), int(offset["next"]), int(offset.get("term", 0)))
+        fingerprint = offset.get("fingerprint")
+        known = None if fingerprint is None else int(fingerprint, 16)
+        return Cursor(UUID(offset["log"]), int(offset["next"]), int(offset.get("term", 0)), known)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(
             f"The checkpoint holds {offset!r}, which is no position in a log: start with a new checkpoint."

@@ -271,7 +271,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         bounds = self._at.bounds(self._at.options.start)
         cursor = resolve(self._at.options.start, self._at.log.log_id, bounds)
         self._at.admit(cursor, bounds)  # an offset that cannot be served is refused before anything is read
-        return cursor
+        return cursor if isinstance(self._at.options.start, Cursor) else self._at.log.cursor_at(cursor.next)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """One of the limits from the options, for Spark to hand back; the others are applied with it."""
@@ -304,7 +304,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         allowed = _limit_of(limit, at.options.limit)
         if allowed != NO_LIMIT and end > admitted.next:
             end = at.log.plan(admitted, narrower(allowed, Limit(upto=end)))[-1].next
-        return since.at(max(since.next, end))
+        # The very same as it was, if there is nothing new: Spark takes a changed text for new data.
+        return since if end <= since.next else at.log.cursor_at(end)
 
     def _ceiling(self, bounds: Bounds) -> int:
         ends = [resolve(self._at.options.end, self._at.log.log_id, bounds).next]

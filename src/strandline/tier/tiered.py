@@ -138,6 +138,10 @@ class TieredLog:
         """The cursor behind everything that is there now."""
         return self._hot.end()
 
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``; what the hot tier has forgotten is not looked up for it."""
+        return self._hot.cursor_at(offset)
+
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
         found = self._hot.position_of(start)

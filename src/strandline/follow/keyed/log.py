@@ -113,7 +113,7 @@ class LogBucket:
         end, found = self._fold.within(scope)
         found.sort(key=lambda item: (item[1][1], item[0]))
         rows = [Update(Op.PUT, key, value, _known(version)) for key, (value, version) in found]
-        return LogSubscription(self._log, scope, end, rows)
+        return LogSubscription(self._log, scope, self._log.cursor_at(end), rows)
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> LogSubscription:
         """Only what came at or after the cursor, which need not read anything before it."""
@@ -123,7 +123,7 @@ class LogBucket:
             self._log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
         except Diverged as error:
             raise CursorExpired(str(error)) from error
-        return LogSubscription(self._log, scope, cursor.next, None)
+        return LogSubscription(self._log, scope, cursor, None)
 
     # --- writing -----------------------------------------------------------------------------------------------
 

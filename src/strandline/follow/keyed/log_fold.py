@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 
 from strandline.follow.store import Store
 from strandline.log.contract import Log
-from strandline.log.reading import read_between
-from strandline.model.cursor import Bounds, Cursor
+from strandline.log.reading import read_spans
+from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.errors import Contended, CursorExpired, InvalidInput, NullKey
 from strandline.model.keyed import UNKNOWN, Scope
 from strandline.model.records import Op
@@ -35,17 +35,16 @@ class LogFold:
         self._log = log
         self._base = base
         self._held: dict[bytes, Held] = {}
-        self._at: int | None = None
+        self._at: Cursor | None = None
         self._lock = threading.RLock()
 
     def catch_up(self) -> int:
         """Read on to the end that the log has when this is called; returns the offset that the state is at."""
         with self._lock:
             bounds = self._log.bounds()
-            if self._at is None:
-                self._begin(bounds)
-            self._read(bounds)
-            return self._position
+            at = self._begin(bounds) if self._at is None else self._at
+            self._at = at = self._read(at, bounds)
+            return at.next
 
     def get(self, key: bytes) -> Held | None:
         """The value and version of a key at the log's end, None if it is absent."""
@@ -70,27 +69,22 @@ class LogFold:
     def absorb(self, first: int, changes: list[tuple[Op, bytes, bytes | None]]) -> None:
         """Take in changes known to be at offset ``first`` without reading them back, if they are what comes next."""
         with self._lock:
-            if self._at != first:
+            if self._at is None or self._at.next != first:
                 return
             for version, (op, key, value) in enumerate(changes, first):
                 self._set(op, key, value, version)
-            self._at = first + len(changes)
+            self._at = self._at.at(first + len(changes))
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    @property
-    def _position(self) -> int:
-        return self._at or 0
-
-    def _begin(self, bounds: Bounds) -> None:
+    def _begin(self, bounds: Bounds) -> Cursor:
         if self._base is None:
             if bounds.first > 0:
                 raise CursorExpired(
                     f"The log {self._log.log_id} begins at offset {bounds.first}, so that not all of its keys can be "
                     "told any more: give the bucket a store made from a snapshot as its base."
                 )
-            self._at = 0
-            return
+            return Cursor(self._log.log_id, 0)
         cursor, held = _loaded(self._base, self._log)
         if cursor.next < bounds.first:
             raise CursorExpired(
@@ -102,19 +96,24 @@ class LogFold:
                 f"The base is at offset {cursor.next}, past the log's end at {bounds.next}: the log was restored or "
                 "replaced. Give the bucket a store that was made from this log."
             )
-        self._held, self._at = held, cursor.next
+        self._log.plan(cursor, Limit(batches=1))  # refuses one of another history of the log
+        self._held = held
+        return cursor
 
-    def _read(self, bounds: Bounds) -> None:
-        if self._position >= bounds.next:
-            return
-        if self._position < bounds.first:
+    def _read(self, at: Cursor, bounds: Bounds) -> Cursor:
+        """Read on from a cursor to the log's end; what was read stays read, also if this raises."""
+        if at.next >= bounds.next:
+            return at
+        if at.next < bounds.first:
             raise CursorExpired(
                 f"The log {self._log.log_id} was trimmed to offset {bounds.first} while this bucket had read up to "
-                f"{self._position}: open it again, with a store made from a newer snapshot as its base."
+                f"{at.next}: open it again, with a store made from a newer snapshot as its base."
             )
-        since = Cursor(self._log.log_id, self._position)
-        for batch in read_between(self._log, since, bounds.next, _COLUMNS):
-            self._fold(batch)
+        for behind, batches in read_spans(self._log, at, bounds.next, _COLUMNS):
+            for batch in batches:
+                self._fold(batch)
+            self._at = at = behind
+        return at
 
     def _fold(self, batch: pa.RecordBatch) -> None:
         """Take in one batch, whole or not at all."""
@@ -126,7 +125,6 @@ class LogFold:
         else:
             for version, op, key, value in zip(numbers, ops.to_pylist(), names, contents, strict=True):
                 self._set(op, key, value, version)
-        self._at = numbers[-1] + 1
 
     def _set(self, op: int, key: bytes, value: bytes | None, version: int) -> None:
         if op == Op.PUT:

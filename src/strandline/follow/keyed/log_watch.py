@@ -15,6 +15,7 @@ from strandline.follow.keyed.contract import Ended, Listed
 from strandline.follow.keyed.log_fold import refuse_null_keys
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
+from strandline.log.planning import behind
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.errors import CursorExpired, Gap, InvalidInput, NotFound, StrandlineError
 from strandline.model.keyed import Scope, Update, Updates
@@ -26,10 +27,10 @@ _AHEAD: Final = 32 << 20
 
 
 class _Piece(NamedTuple):
-    """Changes in scope, and the offset behind all that was looked at for them."""
+    """Changes in scope of one span, and the cursor behind all that was looked at for them."""
 
     table: pa.Table
-    upto: int
+    upto: Cursor
 
 
 class LogSubscription:
@@ -38,11 +39,11 @@ class LogSubscription:
     While changes come that are all out of scope, ``take`` gives empty :class:`Updates` whose cursor has moved.
     """
 
-    def __init__(self, log: Log, scope: Scope, position: int, current: list[Update] | None) -> None:
+    def __init__(self, log: Log, scope: Scope, cursor: Cursor, current: list[Update] | None) -> None:
         """Use :meth:`~strandline.follow.keyed.log.LogBucket.watch`."""
         self._log = log
         self._scope = scope
-        self._position = position
+        self._cursor = cursor
         self._current = None if current is None else deque(current)
         self._listed = Cursor(log.log_id, 0)
         self._rest: _Piece | None = None
@@ -83,10 +84,6 @@ class LogSubscription:
 
     # --- inside ------------------------------------------------------------------------------------------------
 
-    @property
-    def _cursor(self) -> Cursor:
-        return Cursor(self.stream, self._position)
-
     def _initial(self, current: deque[Update], most: int) -> Updates | Listed:
         if not current:
             self._current = None
@@ -98,12 +95,12 @@ class LogSubscription:
     def _gather(self, most: int) -> Updates | None:
         """What is there now of one plan; the position is behind what is returned, and stays if this raises."""
         tables: list[pa.Table] = []
-        before, count = self._position, 0
+        before, count = self._cursor, 0
         while count < most:
             try:
-                piece = self._next_piece(fresh=self._position == before)
+                piece = self._next_piece(fresh=self._cursor == before)
             except StrandlineError:
-                if self._position == before:
+                if self._cursor == before:
                     raise
                 break  # first what came before it; the next take meets it again
             if piece is None:
@@ -111,11 +108,12 @@ class LogSubscription:
             room = most - count
             if piece.table.num_rows > room:
                 self._rest = _Piece(piece.table.slice(room), piece.upto)
-                piece = _Piece(piece.table.slice(0, room), piece.table.column("offset")[room - 1].as_py() + 1)
+                last = piece.table.column("offset")[room - 1].as_py()
+                piece = _Piece(piece.table.slice(0, room), piece.upto.within_batch(last + 1))
             tables.append(piece.table)
             count += piece.table.num_rows
-            self._position = piece.upto
-        if self._position == before:
+            self._cursor = piece.upto
+        if self._cursor == before:
             return None
         return Updates.of_table(tables[0] if len(tables) == 1 else pa.concat_tables(tables), self._cursor)
 
@@ -146,7 +144,7 @@ class LogSubscription:
             self._drop_plan()
             return self._next_piece(fresh=fresh)
         span, batches = found
-        return _Piece(self._in_scope(batches), span.next)
+        return _Piece(self._in_scope(batches), behind(self._cursor, span))
 
     def _in_scope(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches, READ_SCHEMA)
@@ -169,7 +167,7 @@ class LogSubscription:
     def _gap(self) -> Gap:
         return Gap(
             f"The log {self.stream} was trimmed to offset {self._log.bounds().first} before this watch had taken what "
-            f"comes from {self._position} on: resume from the applied cursor, which brings the rest in step."
+            f"comes from {self._cursor.next} on: resume from the applied cursor, which brings the rest in step."
         )
 
     def _drop_plan(self) -> None:

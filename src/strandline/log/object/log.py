@@ -25,6 +25,7 @@ from strandline.log.object.shipper import ship
 from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.log.planning import entries_after
 from strandline.log.reading import Waiter, read_between
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import (
@@ -199,7 +200,18 @@ class ObjectLog:
 
     def end(self) -> Cursor:
         """The cursor behind everything that is listed now."""
-        return Cursor(self.log_id, self.bounds().next)
+        head = self.head()
+        return self._cursor_in(head, head.next_offset)
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``, with the fingerprint of the batch there if it is listed."""
+        return self._cursor_in(self.head(), offset)
+
+    def _cursor_in(self, head: Head, offset: int) -> Cursor:
+        if offset <= bounds_of(head).first:
+            return Cursor(self.log_id, offset)
+        before = next(entries_from(head, offset - 1, self._chunks), None)
+        return Cursor(self.log_id, offset, fingerprint=None if before is None else before.fingerprint)
 
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
@@ -214,8 +226,10 @@ class ObjectLog:
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[ObjectSpan]:
         """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         head = self.head()
-        rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
-        return plan_spans(self._store, entries_from(head, since.next, self._chunks), since.next, limit)
+        bounds = bounds_of(head)
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
+        entries = entries_after(since, bounds.first, lambda offset: entries_from(head, offset, self._chunks))
+        return plan_spans(self._store, entries, since.next, limit)
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""

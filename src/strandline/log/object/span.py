@@ -31,6 +31,11 @@ class ObjectSpan:
         """The bytes of the batch object."""
         return self.entry.size
 
+    @property
+    def fingerprint(self) -> int:
+        """Tells its batch from every other that could be listed there."""
+        return self.entry.fingerprint
+
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole object, and return the span's records with their offsets."""
         with fetching() as count:

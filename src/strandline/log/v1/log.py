@@ -15,6 +15,7 @@ from strandline.log.contract import Handle
 from strandline.log.object.handles import settled
 from strandline.log.object.producer import Producer
 from strandline.log.object.shipper import ship
+from strandline.log.planning import check_fingerprint
 from strandline.log.reading import Waiter, read_between
 from strandline.log.v1 import edits
 from strandline.log.v1.collect import GRACE, Collection, QueueCollector
@@ -131,7 +132,17 @@ class QueueLog:
 
     def end(self) -> Cursor:
         """The cursor behind everything that is listed now."""
-        return Cursor(self.log_id, self.bounds().next)
+        manifest = self.manifest()
+        return self._cursor_in(manifest, edits.bounds_of(manifest).next)
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below a sequence, with the fingerprint of the batch there if it is listed."""
+        return self._cursor_in(self.manifest(), offset)
+
+    def _cursor_in(self, manifest: QueueManifest, offset: int) -> Cursor:
+        if not edits.bounds_of(manifest).first < offset <= edits.bounds_of(manifest).next:
+            return Cursor(self.log_id, offset)
+        return Cursor(self.log_id, offset, fingerprint=edits.entries_from(manifest, offset - 1)[0].fingerprint)
 
     def position_of(self, start: Start) -> int:
         """The sequence at which a newcomer begins that asks for this.
@@ -149,7 +160,10 @@ class QueueLog:
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[QueueSpan]:
         """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
         manifest = self.manifest()
-        rules.check_cursor(since, Cursor(self.log_id, 0), edits.bounds_of(manifest))
+        bounds = edits.bounds_of(manifest)
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
+        if since.next > bounds.first:
+            check_fingerprint(since, edits.entries_from(manifest, since.next - 1)[0])
         entries = edits.entries_from(manifest, since.next)
         if limit.upto is not None:
             entries = entries[: max(0, limit.upto - since.next)]

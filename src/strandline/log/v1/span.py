@@ -72,6 +72,11 @@ class QueueSpan:
         """The sequence behind it."""
         return self.entry.sequence + 1
 
+    @property
+    def fingerprint(self) -> int:
+        """Tells its batch from every other that could be listed with its sequence."""
+        return self.entry.fingerprint
+
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole object, and return its records."""
         batches = QueueFetcher(self.store).fetch(self.entry)

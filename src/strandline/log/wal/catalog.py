@@ -14,6 +14,7 @@ from uuid import UUID
 from strandline.formats.frame import HEADER_SIZE, FrameInfo, Stop, frame_head
 from strandline.formats.wal_index import Index, IndexEntry, decode_index, new_chain, read_entries
 from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.model.cursor import batch_fingerprint
 from strandline.model.errors import CorruptData, NotFound
 from strandline.storage.disk import Disk
 
@@ -37,6 +38,14 @@ class Located(NamedTuple):
     term: int
     timestamp: int
     """When it was written, in milliseconds."""
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells it from every other frame that could stand at its place, also on replicas, which copy what it is of.
+
+        A rewind that cuts a batch keeps the part below the cut, so that its end is no part of what it is.
+        """
+        return batch_fingerprint(self.term, self.first, self.timestamp)
 
 
 class Catalog:

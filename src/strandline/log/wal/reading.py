@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.log import slots as rules
-from strandline.log.planning import plan_entries
+from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import read_between
 from strandline.log.retention import kept_from
 from strandline.log.wal.catalog import Catalog
@@ -71,6 +71,17 @@ class WalReading(ABC):
         view = self.view()
         return Cursor(self._log_id, view.bounds.next, view.term)
 
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``, with term and fingerprint if the record there is held."""
+
+        def look(view: View) -> Cursor:
+            if not view.bounds.first < offset <= view.bounds.next:
+                return Cursor(self._log_id, offset)
+            frame = next(self._frames(offset - 1, offset)).frame
+            return Cursor(self._log_id, offset, frame.term, frame.fingerprint)
+
+        return self._look(look)
+
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
 
@@ -86,8 +97,8 @@ class WalReading(ABC):
         """What to fetch after a cursor; costs about what it gives, wherever in the log that is.
 
         ``Diverged`` also if the record below the cursor is of another term than the cursor says; 0 stands for a term
-        that is not known, and is not looked at. If that record is gone, only what cannot be is refused: a term above
-        that of the record behind it.
+        that is not known, and is not looked at; so with its fingerprint. If that record is gone, only what cannot be
+        is refused: a term above that of the record behind it.
         """
         view = self._checked(since)
         try:
@@ -104,10 +115,8 @@ class WalReading(ABC):
         return view
 
     def _plan(self, since: Cursor, bounds: Bounds, limit: Limit) -> list[WalSpan]:
-        if since.term and since.next > bounds.first:
-            frames = _agreeing(since, self._frames(since.next - 1, bounds.next))
-        else:
-            frames = _agreeing(since, self._frames(since.next, bounds.next))
+        looks_back = bool(since.term or since.fingerprint is not None) and since.next > bounds.first
+        frames = _agreeing(since, self._frames(since.next - looks_back, bounds.next))
         return [
             WalSpan(held.frame, first, upto, held.records, self._disk)
             for held, first, upto in plan_entries(frames, since.next, limit)
@@ -191,14 +200,13 @@ class WalReading(ABC):
 
 def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:
     """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is not of its history."""
-    if not since.term:
-        yield from frames
-        return
     for held in frames:
         term = held.frame.term
-        if held.first < since.next and term != since.term:
-            raise _diverged(since, f"the record before it, at offset {since.next - 1}, is of term {term}")
-        if held.first >= since.next and term < since.term:
+        if held.first < since.next:
+            if since.term not in (0, term):
+                raise _diverged(since, f"the record before it, at offset {since.next - 1}, is of term {term}")
+            check_fingerprint(since, held)
+        elif term < since.term:
             raise _diverged(since, f"the record there is of term {term}")
         if held.next > since.next:
             yield held

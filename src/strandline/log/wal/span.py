@@ -47,6 +47,11 @@ class WalSpan:
         """The term of its records."""
         return self.frame.term
 
+    @property
+    def fingerprint(self) -> int:
+        """Tells its batch from every other that could be written there."""
+        return self.frame.fingerprint
+
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the whole frame, and return the span's records with their offsets."""
         if self.cached is None:

@@ -64,6 +64,11 @@ class Held(NamedTuple):
         """The bytes of the frame."""
         return self.frame.size
 
+    @property
+    def fingerprint(self) -> int:
+        """Tells the frame from every other that could stand at its place."""
+        return self.frame.fingerprint
+
 
 class Tail:
     """The last frames of a log that are durable, without a hole, up to about ``limit`` bytes. Safe in threads."""

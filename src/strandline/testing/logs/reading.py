@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from uuid import UUID
@@ -14,6 +15,7 @@ from uuid import UUID
 import pytest
 
 from strandline.log.contract import Log, Receipt
+from strandline.log.planning import behind
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.errors import (
     CursorExpired,
@@ -30,6 +32,8 @@ class ReadingContract(LogOwner):
 
     picklable: ClassVar[bool] = True
     """Whether spans can be read in another process; if not, sending one there says why."""
+    fingerprinted: ClassVar[bool] = True
+    """Whether the log can tell each of its batches from others at its place; a segment holds records of many."""
 
     # --- planning -------------------------------------------------------------------------------------------
 
@@ -145,6 +149,30 @@ class ReadingContract(LogOwner):
     def test_a_cursor_past_the_end_has_diverged(self, filled: Log) -> None:
         with pytest.raises(Diverged, match="10"):
             filled.plan(filled.start().at(11))
+
+    def test_the_cursor_behind_each_record_is_served(self, filled: Log) -> None:
+        for offset in range(11):
+            cursor = filled.cursor_at(offset)
+            assert (cursor.log_id, cursor.next) == (filled.log_id, offset)
+            assert fetched(filled.plan(cursor))["offset"].to_pylist() == list(range(offset, 10))
+
+    def test_a_plan_s_spans_and_the_log_agree_on_the_cursor_behind_them(self, filled: Log) -> None:
+        for span in filled.plan(filled.start()):
+            told, known = behind(filled.start(), span), filled.cursor_at(span.next)
+            assert told.next == known.next
+            assert None in (told.fingerprint, known.fingerprint) or told.fingerprint == known.fingerprint
+
+    def test_a_cursor_behind_another_batch_than_the_one_that_is_there_has_diverged(self, filled: Log) -> None:
+        for offset in range(1, 11) if self.fingerprinted else ():
+            cursor = filled.cursor_at(offset)
+            assert cursor.fingerprint is not None
+            with pytest.raises(Diverged, match="restored from a copy"):
+                filled.plan(replace(cursor, fingerprint=cursor.fingerprint ^ 1))
+
+    def test_where_the_batch_before_a_cursor_is_gone_its_fingerprint_is_not_asked_for(self, filled: Log) -> None:
+        cursor = filled.cursor_at(4)
+        self.retain_from(filled, 4)
+        assert self.ranges(filled.plan(replace(cursor, fingerprint=1))) == [(4, 8), (8, 10)]
 
     def test_a_cursor_below_what_is_retained_has_expired(self, filled: Log) -> None:
         before = filled.start()

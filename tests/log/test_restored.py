@@ -1,0 +1,200 @@
+"""A log that was restored from a copy and then grew differently: who followed the other history is told so."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import strandline as sl
+from strandline.follow.keyed.log import LogBucket
+from strandline.follow.run import follow
+from strandline.follow.stores.appendlog import AppendLogStore
+from strandline.follow.stores.memory import MemoryStore
+from strandline.log.object import open_log
+from strandline.log.planning import behind
+from strandline.log.v1.log import open_queue
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.rewind import rewind
+from strandline.model.cursor import Cursor
+from strandline.model.errors import CursorExpired, Diverged, InvalidInput
+from strandline.model.head import WriterId
+from strandline.model.keyed import EVERYTHING
+from strandline.model.records import Op, record_batch
+from strandline.testing.clock import ManualClock
+
+Opener = Callable[[str], Any]
+
+
+def object_log(folder: str) -> Any:
+    return open_log(folder, create=True)
+
+
+def wal(folder: str) -> Any:
+    # The clock of the machine goes on between a backup and what is written after it was restored.
+    return WalLog.open(folder, clock=ManualClock(now=1_700_000_000_000_000 + CLOCK_GOES.pop()))
+
+
+def queue(folder: str) -> Any:
+    return open_queue(folder)
+
+
+CLOCK_GOES = list(range(10_000_000, 0, -5000))
+
+
+def put(log: Any, *keys: bytes, value: bytes = b"v") -> None:
+    many = len(keys)
+    batch = record_batch(timestamps=[1] * many, ops=[Op.PUT] * many, keys=list(keys), values=[value] * many)
+    log.append(batch, writer=WriterId(uuid4()), number=0).result(10)
+
+
+def enqueue(log: Any, *values: bytes) -> None:
+    for value in values:
+        batch = record_batch(timestamps=[1], ops=[Op.PUT], keys=[None], values=[value])
+        log.append(batch, writer=WriterId(uuid4()), number=0).result(10)
+
+
+KINDS = [pytest.param(object_log, id="object log"), pytest.param(wal, id="write-ahead log")]
+
+
+class Restored:
+    """A log of ten records that was backed up at five, followed to its end, restored, and has grown differently."""
+
+    def __init__(self, opener: Opener, place: Path) -> None:
+        self.folder = str(place / "log")
+        with closing(opener(self.folder)) as log:
+            put(log, b"a", b"b", b"c", b"d", b"e")
+            shutil.copytree(self.folder, place / "backup")
+            self.common = log.cursor_at(5)
+            put(log, b"f", b"g", b"h", b"i", b"j")
+            self.stores = [MemoryStore(), AppendLogStore.open(str(place / "store"))]
+            self.cursors = [follow(log, store, until="end") for store in self.stores]
+            self.taken = [behind(log.start(), span) for span in log.plan(log.start())] + [log.end(), log.cursor_at(7)]
+        shutil.rmtree(self.folder)
+        shutil.move(place / "backup", self.folder)
+        self.log = opener(self.folder)
+        put(self.log, *(b"other %d" % number for number in range(7)))
+
+
+@pytest.fixture
+def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    case = Restored(request.param, tmp_path)
+    with closing(case.log):
+        yield case
+    case.stores[1].close()
+
+
+@pytest.mark.parametrize("restored", KINDS, indirect=True)
+def test_who_followed_the_other_history_has_diverged(restored: Restored) -> None:
+    for store, cursor in zip(restored.stores, restored.cursors, strict=True):
+        with pytest.raises(Diverged, match="restored from a copy"):
+            follow(restored.log, store, until="end")
+        assert store.cursor(restored.log.log_id) == cursor
+        assert store.get(b"other 0") is None  # nothing of the new history was mixed in
+    with pytest.raises(Diverged):
+        list(restored.log.read(restored.cursors[0]))
+
+
+@pytest.mark.parametrize("restored", KINDS, indirect=True)
+def test_who_had_only_what_both_histories_have_goes_on(restored: Restored) -> None:
+    taken = [cursor for cursor in restored.taken if cursor.next <= 5]
+    assert [cursor.next for cursor in taken] == [5]
+    for cursor in (*taken, restored.common):
+        assert sum(batch.num_rows for batch in restored.log.read(cursor)) == 7
+
+
+@pytest.mark.parametrize("restored", KINDS, indirect=True)
+def test_every_cursor_behind_what_only_the_other_history_had_is_refused(restored: Restored) -> None:
+    behind_it = [cursor for cursor in restored.taken if cursor.next > 5]
+    assert len(behind_it) >= 2
+    for cursor in behind_it:
+        if cursor.fingerprint is None:
+            assert cursor == restored.log.end().at(10)  # a write-ahead log's end has its term only
+            continue
+        with pytest.raises(Diverged):
+            restored.log.plan(Cursor.parse(str(cursor)))
+
+
+@pytest.mark.parametrize("restored", KINDS, indirect=True)
+def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(restored: Restored) -> None:
+    with pytest.raises(Diverged):
+        follow(restored.log, MemoryStore(), start=restored.cursors[0], until="end")
+
+
+@pytest.mark.parametrize("restored", [KINDS[0]], indirect=True)
+def test_a_watch_that_resumes_takes_everything_anew(restored: Restored) -> None:
+    bucket = LogBucket(restored.log)
+    with pytest.raises(CursorExpired, match="restored from a copy"):
+        bucket.watch_from(EVERYTHING, restored.cursors[0])
+    store, halt = restored.stores[0], threading.Event()
+
+    def applied(cursor: Cursor) -> None:
+        if cursor == restored.log.end():
+            halt.set()
+
+    sl.watch_applied(bucket, lambda _: None, store=store, reader=bucket, on_applied=applied, stop=halt)
+    assert store.get(b"f") is None
+    assert store.get(b"other 6") == b"v"
+
+
+def test_a_bucket_that_is_open_while_its_log_is_restored_says_so(tmp_path: Path) -> None:
+    folder = str(tmp_path / "log")
+    log = object_log(folder)
+    put(log, b"a")
+    shutil.copytree(folder, tmp_path / "backup")
+    put(log, b"b")
+    bucket = LogBucket(log)
+    assert bucket.get("b") == b"v"
+    shutil.rmtree(folder)
+    shutil.move(tmp_path / "backup", folder)
+    put(object_log(folder), b"c")
+    put(object_log(folder), b"d")
+    with pytest.raises(Diverged):
+        bucket.get("d")
+
+
+def test_a_queue_that_was_begun_anew_at_its_place_is_another_history(tmp_path: Path) -> None:
+    log = queue(str(tmp_path))
+    enqueue(log, b"1", b"2", b"3")
+    cursor = log.end()
+    shutil.rmtree(tmp_path / "ingest")
+    log = queue(str(tmp_path))
+    enqueue(log, b"4", b"5", b"6", b"7")
+    with pytest.raises(Diverged, match="restored from a copy"):
+        log.plan(cursor)
+
+
+def test_a_rewind_that_cuts_a_batch_keeps_the_cursors_below_the_cut(tmp_path: Path) -> None:
+    folder = str(tmp_path / "log")
+    with closing(wal(folder)) as log:
+        put(log, b"a", b"b", b"c", b"d")
+        below, above = log.cursor_at(2), log.cursor_at(4)
+    rewind(folder, 3, quarantine=str(tmp_path / "cut"))
+    with closing(wal(folder)) as log:
+        put(log, b"x", b"y")
+        assert sum(batch.num_rows for batch in log.read(below)) == 3
+        with pytest.raises(Diverged):
+            log.plan(above)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a/b", "{id}/0/1/", "{id}/0/1/xyz", "{id}/0/1/ff/2", "{id}/0/1/-1", f"{{id}}/0/1/{1 << 64:x}"]
+)
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        Cursor.parse(text.format(id=uuid4()))
+
+
+def test_a_cursor_survives_as_text_with_its_fingerprint() -> None:
+    for fingerprint in (None, 0, 1, (1 << 64) - 1):
+        cursor = Cursor(uuid4(), 7, 3, fingerprint)
+        assert Cursor.parse(str(cursor)) == cursor
+        assert Cursor.parse(str(cursor)).fingerprint == fingerprint
+        assert replace(cursor, fingerprint=None) == cursor
