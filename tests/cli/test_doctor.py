@@ -364,4 +364,4 @@ def test_a_file_in_the_place_of_a_folder_is_a_problem_in_one_line(run: Run, tmp_
     (tmp_path / "file").touch()
     done = run("doctor", tmp_path / "file")
     assert done.exit_code == 1
-    assert "problem  write" in done.stdout
+    assert "problem  place" in done.stdout

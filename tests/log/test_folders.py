@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from strandline.log.folders import Kind, contents, recognise, refuse_others
+from strandline.log.wal.mending import mend
+from strandline.log.wal.verify import verify
 from strandline.model.errors import NotALog
+from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import DISK, FolderRow
 from strandline.testing.simdisk import SimulatedDisk
 from tests import things
@@ -66,6 +69,19 @@ def test_several_things_are_told_with_the_names_of_each(tmp_path):
     )
 
 
+@pytest.mark.parametrize("make", [things.object_log, things.node, things.append_log_store, things.snapshot])
+def test_verifying_and_repairing_a_log_that_is_none_refuses_it_and_leaves_nothing(tmp_path, make):
+    make(tmp_path / "place")
+    before = things.state_of(tmp_path)
+    for tried in (
+        lambda: verify(str(tmp_path / "place"), disk=DISK, clock=CLOCK),
+        lambda: mend(str(tmp_path / "place"), forget_slots=True),
+    ):
+        with pytest.raises(NotALog, match="and no write-ahead log: "):
+            tried()
+    assert things.state_of(tmp_path) == before
+
+
 def test_a_relative_path_and_the_simulated_disk_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     things.empty(tmp_path / "place")
@@ -84,5 +100,5 @@ def test_the_refusal_says_what_it_is_and_what_is_meant(tmp_path):
     with pytest.raises(
         NotALog, match=r"place is the folder of a node \(node.json, data-00000001\), and no write-ahead"
     ):
-        refuse_others(there, needs=Kind.WAL, instead={Kind.NODE: "Look at {path}/data-00000001."})
-    refuse_others(there, needs=Kind.NODE, instead={})
+        refuse_others(there, Kind.WAL)
+    refuse_others(there, Kind.NODE)

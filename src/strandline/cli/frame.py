@@ -18,7 +18,9 @@ import typer
 
 import strandline as sl
 from strandline.cli import show
+from strandline.cli.places import is_free, local_folder, look, need, need_object_log
 from strandline.cli.text import parse_start
+from strandline.log.folders import Kind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.v1.collect import GRACE
 from strandline.log.v1.log import QueueLog, open_queue
@@ -188,6 +190,7 @@ def open_log(
     url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
 ) -> sl.ObjectLog:
     """The log at an address; if there is none, a sentence that speaks of options rather than of Python."""
+    need_object_log(url, create=create, hint=hint)
     try:
         return open_object_log(url, create=create, retention=retention)
     except NotALog as error:
@@ -211,6 +214,9 @@ def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> 
     try:
         queue.store.get(manifest)
     except NotFound as error:
+        folder = local_folder(url)
+        if folder is not None and not is_free(there := look(str(folder))):
+            need(there, Kind.QUEUE_V1)
         raise NotALog(
             f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "
             "ever listed there."

@@ -128,11 +128,11 @@ def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Ki
     ):
         if all(name in files or name in folders for name in names):
             found[kind] = tuple(names)
-    spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
-    if spools:
-        found[Kind.SPOOL] = spools
     if found:
         return found
+    spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
+    if spools:  # beside anything else they are files that get in nobody's way
+        return {Kind.SPOOL: spools}
     others = tuple(name for name in (*files, *folders) if name not in _LEFT)
     return {Kind.OTHER: others} if others else {Kind.EMPTY: ()}
 
@@ -162,7 +162,7 @@ def contents(path: str | os.PathLike[str], *, disk: Disk) -> Contents:
     if set(found) <= {Kind.EMPTY, Kind.ABSENT}:
         with contextlib.suppress(NotFound):
             disk.size(bare + _SPOOL_SUFFIX)
-            found = {Kind.SPOOL: (PurePath(bare).name + _SPOOL_SUFFIX,)}
+            found = {Kind.SPOOL: (f"../{PurePath(bare).name}{_SPOOL_SUFFIX}",)}
     return Contents(named, found)
 
 
@@ -179,14 +179,31 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
     return any(row.name == named.name and row.is_folder for row in disk.scan(str(named.parent)))
 
 
-def refuse_others(there: Contents, *, needs: Kind, instead: Mapping[Kind, str], nothing: str = "") -> None:
-    """Raise ``NotALog`` unless this is the one thing that is needed; says what it is instead, and what it is for.
+OPENED_WITH: Final = {
+    Kind.WAL: "open it with strandline.WriteAheadLog.",
+    Kind.OBJECT_LOG: "open it with strandline.open.",
+    Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1').",
+    Kind.TOPIC: "open the logs of its partitions.",
+    Kind.NODE: "open it with strandline.Primary, or strandline.Replica.",
+    Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.",
+    Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.",
+    Kind.SNAPSHOT: "import it into a store with import_from.",
+    Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink.",
+    Kind.SPOOL: "open it with strandline.WriteAheadLog and migrate=True.",
+}
+"""What a program opens each kind with."""
 
-    ``instead`` says what is meant for each other kind; ``{path}`` in it stands for the path. ``nothing`` is the advice
-    where there is nothing at all.
+
+def refuse_others(
+    there: Contents, *needs: Kind, instead: Mapping[Kind, str] = OPENED_WITH, nothing: str = "check the path."
+) -> None:
+    """Raise ``NotALog`` unless this is one thing of a kind that is needed; says what it is, and what that is for.
+
+    ``instead`` says what to do with each other kind, ``nothing`` what to do where there is nothing.
     """
-    if there.kinds == {needs}:
+    if len(there.kinds) == 1 and there.kinds <= set(needs):
         return
+    needed = " or ".join(kind.partition(" ")[2] for kind in needs)
     path = there.path.rstrip("/") or there.path
     if len(there.kinds) > 1:
         raise NotALog(
@@ -196,10 +213,5 @@ def refuse_others(there: Contents, *, needs: Kind, instead: Mapping[Kind, str], 
     kind = next(iter(there.kinds))
     if kind in (Kind.ABSENT, Kind.EMPTY, Kind.OTHER):
         what = "there is no such folder" if kind is Kind.ABSENT else f"it is {kind}"
-        raise NotALog(f"There is no {_bare(needs)} in {path}: {what}. {nothing or 'Check the path.'}")
-    advice = instead.get(kind, "Check the path.").format(path=path)
-    raise NotALog(f"{path} is {there}, and no {_bare(needs)}: {advice[:1].lower()}{advice[1:]}")
-
-
-def _bare(kind: Kind) -> str:
-    return kind.partition(" ")[2]
+        raise NotALog(f"There is no {needed} in {path}, {what}: {nothing}")
+    raise NotALog(f"{path} is {there}, and no {needed}: {instead.get(kind, 'check the path.')}")

@@ -15,8 +15,9 @@ from rich.text import Text
 from strandline.cli import show
 from strandline.cli.doctor.lines import Line, Status
 from strandline.cli.doctor.machine import machine
-from strandline.cli.doctor.place import Place, disk_line, folder_of, log_lines
+from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
 from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli.places import local_folder
 from strandline.storage.urls import open_store
 
 _STYLES: Final = {Status.OK: "green", Status.WARNING: "bold yellow", Status.PROBLEM: "bold red"}
@@ -60,6 +61,10 @@ def _lines(url: str | None) -> Iterator[Line]:
     yield from machine()
     if url is None:
         return
+    other = other_line(url)
+    if other is not None:
+        yield other
+        return
     disk = disk_line(url)
     if disk is not None:
         yield disk
@@ -73,7 +78,7 @@ def _lines(url: str | None) -> Iterator[Line]:
 @contextmanager
 def _left_as_found(url: str, folder: str) -> Iterator[None]:
     """Remove the folders that a local store has made, for it has none of its own to delete: only empty ones go."""
-    root = folder_of(url)
+    root = local_folder(url)
     if root is None:
         yield
         return

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from threading import Barrier
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 from strandline.cli import show
 from strandline.cli.doctor.lines import Line, Status, ok, problem, warning
+from strandline.cli.places import is_free, local_folder, need
+from strandline.cli.places import look as look_into
+from strandline.log.folders import Kind
 from strandline.log.object import open_log
 from strandline.model.errors import (
     AlreadyExists,
@@ -236,9 +237,24 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
         yield warning("collection", said)
 
 
+def other_line(url: str) -> Line | None:
+    """What is at an address on this machine, if that is no place for a log: then nothing is tried there."""
+    folder = local_folder(url)
+    if folder is None:
+        return None
+    there = look_into(str(folder))
+    if is_free(there) or there.kinds == {Kind.OBJECT_LOG}:
+        return None
+    try:
+        need(there, Kind.OBJECT_LOG)
+    except NotALog as error:
+        return problem("place", str(error))
+    return None
+
+
 def disk_line(url: str) -> Line | None:
     """How much room there is, for a folder on this machine; None for anything else."""
-    folder = folder_of(url)
+    folder = local_folder(url)
     if folder is None:
         return None
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -247,10 +263,3 @@ def disk_line(url: str) -> Line | None:
         worst = problem if free < _NOTHING else warning
         return worst("disk", f"There are only {show.size(free)} left at {existing}: make room.")
     return ok("disk", f"{show.size(free)} free")
-
-
-def folder_of(url: str) -> Path | None:
-    """The folder that an address names, if it is one on this machine."""
-    if "://" not in url:
-        return Path(url).absolute()
-    return Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None

@@ -14,6 +14,8 @@ from prometheus_client import start_http_server
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
 from strandline.cli.frame import retention as understood
+from strandline.cli.places import is_free, look, need
+from strandline.log.folders import Kind
 from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.flight.security import ClientSecurity, ServerSecurity
@@ -237,6 +239,9 @@ def run(
     Prints one line when it serves, and logs to standard error. Stopping it lets go of the lease at once. It ends with
     status 1 if it fails: let something start it again.
     """
+    there = look(folder)
+    if not is_free(there):
+        need(there, Kind.NODE)
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     config = NodeConfig(

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
-from urllib.parse import unquote, urlsplit
 
 import typer
 
 import strandline as sl
 from strandline.cli.frame import open_log
+from strandline.cli.places import is_free, local_folder, need
+from strandline.cli.places import look as look_into
+from strandline.log.folders import Kind
 from strandline.log.object.index import bytes_from
-from strandline.log.wal.examine import read_identity
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import MARK
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, NotALog, StrandlineError
 from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
 from strandline.model.slots import SlotState
-from strandline.storage.disk import DISK
 from strandline.tier.cache import SegmentCache
 from strandline.tier.front import cold_tier, follow_events, home_of, partition_of
 from strandline.tier.manager import MetadataManager
@@ -43,21 +40,14 @@ Place = Annotated[
 
 
 def wal_folder(place: str) -> str | None:
-    """The folder, if that is where a write-ahead log is; None for everything else."""
-    scheme = urlsplit(place).scheme if "://" in place else "file"
-    if scheme != "file":
+    """The folder, if that is where a write-ahead log is; None for an address of an object log."""
+    folder = local_folder(place)
+    if folder is None:
         return None
-    folder = unquote(urlsplit(place).path) if "://" in place else place
-    try:
-        read_identity(folder, disk=DISK)
-    except NotALog:
-        return None
-    except (CorruptData, OSError):
-        # Another kind of log says the same. If it is really damaged, whoever opens it says so.
-        return folder if (Path(folder) / MARK).exists() else None
-    except StrandlineError:
-        return folder
-    return folder
+    there = look_into(str(folder))
+    if not is_free(there):
+        need(there, Kind.OBJECT_LOG, Kind.WAL)
+    return str(folder) if Kind.WAL in there.kinds else None
 
 
 def open_to_look(place: str) -> sl.ObjectLog | sl.WalReader:

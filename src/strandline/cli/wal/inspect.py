@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -15,11 +14,12 @@ from rich.text import Text
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli.places import look as look_into
+from strandline.cli.places import need, spool_at
 from strandline.cli.text import readable
 from strandline.cli.wal.folder import Folder, FrameRow, frames, look
 from strandline.cli.wal.spool import SpoolFile, SpoolFrame, look_at_spool
-from strandline.log.wal.migrate import SPOOL
-from strandline.log.wal.names import IDENTITY
+from strandline.log.folders import Kind
 
 _STATES: Final = {
     "closed": "closed",
@@ -50,9 +50,11 @@ def inspect(
     Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
     is the log, and each further one a frame.
     """
-    if (spool := _spool(folder)) is not None:
+    there = look_into(folder)
+    if (spool := spool_at(there)) is not None:
         _inspect_spool(spool, list_frames=list_frames, json=json)
         return
+    need(there, Kind.WAL)
     found = look(folder)
     if json:
         show.document(found.fields())
@@ -64,14 +66,6 @@ def inspect(
     _print(out, found)
     if list_frames:
         _print_frames(out, frames(found))
-
-
-def _spool(path: str) -> str | None:
-    """The spool that this names: by its own name, or by that of the folder that it would be moved to."""
-    beside = path.rstrip("/") + SPOOL
-    if Path(path).is_file():
-        return path
-    return beside if Path(beside).is_file() and not (Path(path) / IDENTITY).exists() else None
 
 
 # --- a folder ----------------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import typer
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.wal.shared import Folder
+from strandline.cli.places import look, need, spool_at
+from strandline.cli.wal.shared import Folder, need_wal
+from strandline.log.folders import Contents, Kind
 from strandline.log.wal.export import export_spool
 from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.migrate import SPOOL
-from strandline.log.wal.names import IDENTITY
 from strandline.log.wal.reader import WalReader
-from strandline.model.errors import AlreadyExists, NotFound
+from strandline.model.errors import AlreadyExists, InvalidInput
 from strandline.storage.disk import DISK
 
 
@@ -33,6 +34,7 @@ def export(
 
     Changes nothing in the log, which may be open. The spool appears only when it is whole, and replaces nothing.
     """
+    need_wal(folder)
     log = WalReader(folder)
     with show.meter("exporting", total=log.bounds().count, quiet=json) as advance:
         done = export_spool(log, target, told=show.so_far(advance))
@@ -60,11 +62,13 @@ def migrate(
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Move a spool of an older version, with its slots, into a folder beside it. The spool stays as it is."""
-    folder = path.removesuffix(SPOOL).rstrip("/")
-    if _exists(f"{folder}/{IDENTITY}"):
-        raise AlreadyExists(f"There is a log in {folder} already: nothing was moved.")
-    if not _exists(folder + SPOOL):
-        raise NotFound(f"There is no spool at {folder}{SPOOL}: check the path.")
+    there = look(path)
+    spool = spool_at(there)
+    if spool is None or not spool.endswith(SPOOL):
+        need(there, Kind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
+        raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
+    folder = spool.removesuffix(SPOOL)
+    refuse_taken(look(folder))
     with WriteAheadLog.open(folder, create=False, migrate=True) as wal:
         oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots())
     size = DISK.size(folder + SPOOL)
@@ -79,9 +83,7 @@ def migrate(
     )
 
 
-def _exists(path: str) -> bool:
-    try:
-        DISK.size(path)
-    except NotFound:
-        return False
-    return True
+def refuse_taken(there: Contents) -> None:
+    """Refuse to migrate to where something is already."""
+    if not there.kinds <= {Kind.SPOOL, Kind.EMPTY, Kind.ABSENT}:
+        raise AlreadyExists(f"{there.path} is there already, and is {there}: nothing was moved.")

@@ -9,7 +9,7 @@ import typer
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.wal.shared import Folder, data_bytes
+from strandline.cli.wal.shared import Folder, data_bytes, need_wal
 from strandline.log.wal.mending import Mending, mend, plan_mending
 from strandline.log.wal.names import data_name, index_name
 
@@ -34,6 +34,7 @@ def repair(
     Reads every byte first. If anything acknowledged is damaged it refuses and changes nothing: then restore the log.
     Opening a log does the same by itself, but for indexes of older files, and slots that cannot be read.
     """
+    need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
         if dry_run:
             plan = plan_mending(folder, forget_slots=forget_slots, told=advance)

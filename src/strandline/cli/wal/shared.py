@@ -6,10 +6,17 @@ from typing import Annotated
 
 import typer
 
+from strandline.cli.places import look, need
+from strandline.log.folders import Kind
 from strandline.log.wal.names import firsts_in
 from strandline.storage.disk import DISK
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.", show_default=False)]
+
+
+def need_wal(folder: str) -> None:
+    """Refuse a path that leads to anything but a write-ahead log."""
+    need(look(folder), Kind.WAL)
 
 
 def data_bytes(folder: str) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.wal.shared import Folder, data_bytes
+from strandline.cli.wal.shared import Folder, data_bytes, need_wal
 from strandline.log.findings import Severity
 from strandline.log.wal.verify import Verification
 from strandline.log.wal.verify import verify as look
@@ -34,6 +34,7 @@ def verify(
     Reads every byte, changes nothing and takes no lock; the log may be used meanwhile. Findings are *damage* (something
     acknowledged is lost or wrong) and *notes* (opening puts it right). Ends with status 1 if there is damage.
     """
+    need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
         found = look(folder, disk=DISK, clock=CLOCK, told=advance)
     if json:

@@ -9,6 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from strandline.formats.wal_folder import Kept
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import contents, refuse_others
 from strandline.log.wal.checks import Finding, Kind
 from strandline.log.wal.examine import Examined, Torn, examine_files, read_identity, read_kept
 from strandline.log.wal.lock import hold_lock
@@ -131,6 +133,9 @@ def mend(
 
     Nothing is changed if anything acknowledged is damaged. ``Fenced`` while another process has the log open.
     """
+    there = contents(folder, disk=disk)
+    if not there.is_free() and FolderKind.OTHER not in there.kinds:
+        refuse_others(there, FolderKind.WAL)  # before the lock, which would be left behind
     if not any(row.name == IDENTITY for row in disk.scan(folder)):
         plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
     with contextlib.ExitStack() as held:

@@ -13,6 +13,8 @@ from strandline.formats.wal_folder import Kept, lead_of
 from strandline.formats.wal_index import decode_index, new_chain
 from strandline.formats.wal_mark import Mark
 from strandline.log.findings import Severity
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import contents, refuse_others
 from strandline.log.wal.checks import (
     FileCheck,
     FileFacts,
@@ -97,8 +99,12 @@ def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -
 
     Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
     be used meanwhile: only what was durable when this began is judged, and what is pruned meanwhile is not missed.
-    ``NotALog`` if there is nothing of a log in the folder, ``UnsupportedVersion`` if a newer version made it.
+    ``NotALog`` if there is something else in the folder, or nothing of a log; ``UnsupportedVersion`` if a newer version
+    made it.
     """
+    there = contents(folder, disk=disk)
+    if FolderKind.WAL not in there.kinds and not there.is_free():
+        refuse_others(there, FolderKind.WAL)
     return _Look(folder, disk, clock, told or (lambda _: None)).all()
 
 
@@ -202,7 +208,7 @@ class _Look:
                     text = f"{path} is the index of a file that is not there: it counts for nothing."
                     yield Finding(Severity.NOTE, Kind.INDEX, path, None, text)
             else:
-                text = f"{path} does not belong to the log: move it away."
+                text = f"{path} does not belong to the log, which leaves it alone."
                 yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
 
     # --- the frames --------------------------------------------------------------------------------------------
