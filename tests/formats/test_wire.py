@@ -46,8 +46,8 @@ SINCE = Cursor(UUID(int=5), 12, 3)
 TICKETS = [
     ReadTicket(),
     ReadTicket(SINCE, 99, follow=True, columns=("offset", "value")),
-    FeedTicket("réplique", 4, SINCE),
-    ReportTicket("réplique"),
+    FeedTicket("replique", 4, SINCE),
+    ReportTicket("replique"),
     FileTicket("r", 4, "snapshot-1", "data/a b", 1 << 40, 64 << 20),
 ]
 

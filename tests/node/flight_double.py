@@ -157,7 +157,7 @@ class Node:
     def topology(self, caller):
         self.note("topology", caller)
         replica = Member("replica-1", None, 5, None, 4, 1, 0, 10, 20, True, False)
-        other = Member("réplique", "eu", 5, 5, 4, 0, 2, 10, 20, False, True)
+        other = Member("replique", "eu", 5, 5, 4, 0, 2, 10, 20, False, True)
         return Topology(self.log.log_id, "primary", 3, 1, 9, "ack_n(1)", 7, 5, (replica, other))
 
     def report(self, caller):

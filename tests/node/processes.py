@@ -30,8 +30,9 @@ from strandline.model.errors import NotReady, StrandlineError
 from strandline.model.node import NodeState
 from strandline.model.retention import SlotLimits
 from strandline.node.contract import Status
+from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.remote import RemoteLog
-from strandline.node.flight.security import ClientSecurity, ServerSecurity
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.ambient import SystemClock
 from tests.node.tcp import TcpProxy
@@ -73,6 +74,10 @@ def config_of(options: dict[str, Any]) -> NodeConfig:
     if tls is not None:
         options["server"] = ServerSecurity.load(certificate=f"{tls}/node.pem", key=f"{tls}/node.key")
         options["client"] = ClientSecurity.load(roots=f"{tls}/ca.pem")
+    if "tokens" in options:
+        options["server"] = ServerSecurity(tokens=Tokens.parse(options.pop("tokens"), "the test's tokens"))
+    if "server_limits" in options:
+        options["server_limits"] = ServerLimits(**options["server_limits"])
     if "max_idle" in options:
         options["limits"] = SlotLimits(idle_seconds=options.pop("max_idle"))
     return NodeConfig(**options)
@@ -306,6 +311,14 @@ class ClusterOfProcesses:
         self._paused.discard(name)
         self.lines[name].lead_to(None)
         return self._nest.statuses[pid]
+
+    def pid(self, name: str) -> int:
+        """The process id of a node that runs."""
+        return self._pids[name]
+
+    def port(self, name: str) -> int:
+        """Where a node that runs serves."""
+        return self._nest.ports[self._pids[name]]
 
     def pause(self, name: str) -> None:
         """SIGSTOP: it does not know that time passes."""

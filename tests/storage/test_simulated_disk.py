@@ -113,6 +113,29 @@ def test_a_file_is_rewritten_in_place_and_may_grow_by_it(place):
     file.close()
 
 
+@pytest.mark.parametrize("how", ["remove", "remove_folder", "rename"])
+def test_a_file_that_was_removed_cannot_be_made_durable(place, how):
+    disk, at = place
+    disk.make_folders(f"{at}/log")
+    file = disk.open_append(f"{at}/log/a")
+    file.write([b"one"])
+    file.sync()
+    disk.link(f"{at}/log/a", f"{at}/second")
+    if how == "remove_folder":
+        disk.remove_folder(f"{at}/log")
+    elif how == "remove":
+        disk.remove(f"{at}/log/a")
+    else:
+        disk.write_new(f"{at}/log/b", [])
+        disk.rename(f"{at}/log/b", f"{at}/log/a")
+    file.write([b"two"])
+    file.sync()  # it has another name
+    disk.remove(f"{at}/second")
+    file.write([b"three"])
+    with pytest.raises(NotFound, match="was removed"):
+        file.sync()
+
+
 @pytest.mark.parametrize("start", [4, 100, -1])
 def test_a_rewrite_leaves_no_hole(place, start):
     disk, at = place

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput, StrandlineError
+from strandline.model.names import is_plain_name
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
@@ -93,6 +94,13 @@ class Fields:
             value.encode()
         except UnicodeEncodeError as error:  # half a surrogate
             raise self.refused(f"{name!r} holds broken text") from error
+        return value
+
+    def name(self, name: str) -> str:
+        """A plain name: of a replica, a node or a snapshot, and never a path."""
+        value = self.text(name)
+        if not is_plain_name(value):
+            raise self.refused(f"{name!r} is {value[:200]!r}, which is no plain name")
         return value
 
     def maybe_text(self, name: str, *, longest: int = 4096) -> str | None:

@@ -80,9 +80,9 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
     if "snapshot" in fields:
         fields.only("replica", "term", "snapshot", "path", "offset", "limit")
         return FileTicket(
-            fields.text("replica"),
+            fields.name("replica"),
             fields.natural("term"),
-            fields.text("snapshot"),
+            fields.name("snapshot"),
             fields.text("path"),
             fields.natural("offset"),
             fields.natural("limit"),
@@ -90,8 +90,8 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
     if "replica" in fields:
         fields.only("replica", "term", "since")
         if "term" not in fields and "since" not in fields:
-            return ReportTicket(fields.text("replica"))
-        return FeedTicket(fields.text("replica"), fields.natural("term"), fields.cursor("since"))
+            return ReportTicket(fields.name("replica"))
+        return FeedTicket(fields.name("replica"), fields.natural("term"), fields.cursor("since"))
     fields.only("since", "upto", "follow", "columns")
     return ReadTicket(
         fields.maybe_cursor("since"), fields.maybe_natural("upto"), fields.flag("follow"), fields.texts("columns")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
@@ -11,19 +10,13 @@ from uuid import UUID
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
 from strandline.model.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
 from strandline.model.head import Pin
+from strandline.model.names import check_plain_name
 from strandline.model.slots import TIER_SLOT, SlotState
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def check_name(name: str) -> str:
     """The name, if a slot may be called so."""
-    if not _NAME.fullmatch(name):
-        raise InvalidInput(
-            f"{name!r} cannot name a slot: use up to 128 letters, digits, '.', '_' and '-', beginning with a letter or "
-            "digit."
-        )
-    return name
+    return check_plain_name(name, "slot")
 
 
 def check_position(position: int, bounds: Bounds, retained_from: int | None = None) -> int:

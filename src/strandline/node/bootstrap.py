@@ -15,6 +15,7 @@ from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.node.contract import Caller, SnapshotOffer, Upstream
 from strandline.node.home import INCOMING, Home
 from strandline.storage.ambient import Chance
+from strandline.storage.files import below
 
 _SYNC_BYTES: Final = 8 << 20
 """A crash may spoil so many of the last bytes of a file, which are brought over again."""
@@ -68,7 +69,7 @@ def _prepare(folder: str, offer: SnapshotOffer, home: Home) -> Snapshot:
 
 
 def _bring_file(upstream: Upstream, caller: Caller, name: str, file: SnapshotFile, folder: str, home: Home) -> None:
-    path = f"{folder}/{file.path}"
+    path = below(folder, *file.path.split("/"))
     if "/" in file.path:
         home.disk.make_folders(path.rpartition("/")[0])
     out = home.disk.open_append(path)

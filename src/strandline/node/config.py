@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from strandline.log.slots import check_name
 from strandline.model.errors import InvalidInput
+from strandline.model.names import check_replica_name
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
@@ -82,9 +82,9 @@ class NodeConfig:
             open_store(self.lease)
 
     def _check_itself(self) -> None:
-        check_name(self.name)
+        check_replica_name(self.name)
         for name in self.nodes:
-            check_name(name)
+            check_replica_name(name)
         parse_policy(self.policy)
         host, port = self.listen
         if not 0 <= port <= _HIGHEST_PORT:

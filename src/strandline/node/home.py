@@ -13,7 +13,7 @@ from strandline.formats.node_state import decode_node, encode_node
 from strandline.model.errors import Fenced, InvalidInput, NotFound
 from strandline.model.node import NodeState
 from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder, replace_file
+from strandline.storage.files import below, make_own_folder, replace_file
 
 STATE: Final = "node.json"
 LOCK: Final = "node.lock"
@@ -90,8 +90,8 @@ class Home:
         return f"{self.folder}/data-{generation:08d}"
 
     def path(self, *names: str) -> str:
-        """A folder of this node's own."""
-        return "/".join((self.folder, *names))
+        """A folder of this node's own; ``InvalidInput`` for names that could lead out of it."""
+        return below(self.folder, *names)
 
     def next_generation(self) -> int:
         """A number that no copy has, not even one that a crash left unfinished."""

@@ -131,7 +131,10 @@ class Node(Relay):
     @property
     def condition(self) -> str:
         """What it is doing, in a word."""
-        return "leading" if isinstance(self._roles.now, PrimaryRole) else str(self._roles.now.condition)
+        role = self._roles.now
+        if isinstance(role, PrimaryRole):
+            return "leading" if role.gate.is_open else str(Condition.CONNECTING)
+        return str(role.condition)
 
     @property
     def primary(self) -> PrimaryRole:

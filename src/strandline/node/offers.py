@@ -11,13 +11,13 @@ from strandline.formats.checksum import crc32c
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, InvalidInput, NotFound
+from strandline.model.names import BOOTSTRAP_SUFFIX
 from strandline.model.slots import SlotState
 from strandline.model.snapshot import Snapshot
 from strandline.node.contract import Chunk, SnapshotOffer
 from strandline.node.home import SNAPSHOTS, Home
 
 CHUNK_BYTES: Final = 1 << 20
-_PIN: Final = ".bootstrap"
 
 Export = Callable[[str], Snapshot]
 """Seals a snapshot in a folder that is absent or empty."""
@@ -72,14 +72,14 @@ class Offers:
         return pin is not None and pin.pins and pin.position <= cursor.next and cursor.log_id == self._log.log_id
 
     def _pin(self, replica: str) -> SlotState | None:
-        return next((slot for slot in self._log.slots() if slot.name == replica + _PIN), None)
+        return next((slot for slot in self._log.slots() if slot.name == replica + BOOTSTRAP_SUFFIX), None)
 
     def _take(self, replica: str, kind: str) -> Snapshot:
         end = self._log.bounds().next
         if self._pin(replica) is None:
-            self._log.create_slot(replica + _PIN, end)
+            self._log.create_slot(replica + BOOTSTRAP_SUFFIX, end)
         else:
-            self._log.reset_slot(replica + _PIN, end)
+            self._log.reset_slot(replica + BOOTSTRAP_SUFFIX, end)
         folder = self._home.path(SNAPSHOTS, replica)
         self._home.disk.make_folders(folder)
         taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._home.disk)))
@@ -111,7 +111,7 @@ class Offers:
             self._kept.pop(replica, None)
             self._home.disk.remove_folder(self._home.path(SNAPSHOTS, replica))
             if self._pin(replica) is not None:
-                self._log.drop_slot(replica + _PIN)
+                self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
 
 
 def _name(snapshot: Snapshot) -> str:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from strandline.model.cursor import SECOND
 from strandline.model.errors import Diverged, InvalidInput, NotFound
+from strandline.model.names import check_replica_name
 from strandline.node.policies import ReplicaPosition, Standing
 
 SILENT_POLLS: Final = 3
@@ -88,9 +89,7 @@ class Registry(NamedTuple):
 
 def register(registry: Registry, name: str, *, region: str | None, now: int) -> Registry:
     """The registry with this replica; one that comes back keeps its progress, and is no change of the topology."""
-    if not name:
-        raise InvalidInput("A replica needs a name that is unique among those of its log.")
-    known = registry.replicas.get(name)
+    known = registry.replicas.get(check_replica_name(name))
     if known is None:
         return _with(registry, [Replica(name, now, now, region)], is_change=True)
     seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
@@ -99,7 +98,7 @@ def register(registry: Registry, name: str, *, region: str | None, now: int) -> 
 
 def unregister(registry: Registry, name: str) -> Registry:
     """The registry without this replica; one that is not known changes nothing."""
-    if name not in registry.replicas:
+    if check_replica_name(name) not in registry.replicas:
         return registry
     left = {known: each for known, each in registry.replicas.items() if known != name}
     return Registry(MappingProxyType(left), registry.epoch + 1)

@@ -121,8 +121,11 @@ class LocalAppendFile:
             if self._page is not None:
                 self._page.flush()
             _sync_data(self._descriptor)
+            is_gone = not os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise spoken(self._path, error) from error
+        if is_gone:  # what it holds goes with the process, and nobody can ever read it again
+            raise NotFound(f"{self._path} was removed while it was written: nothing that it holds is durable.")
 
     def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
         """Put bytes in place of what the file has from ``start`` on."""

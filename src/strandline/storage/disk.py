@@ -48,7 +48,10 @@ class AppendFile(Protocol):
         """
 
     def sync(self) -> None:
-        """Make everything written durable. When it raises, nothing that was not synced before may be trusted."""
+        """Make everything written durable. When it raises, nothing that was not synced before may be trusted.
+
+        ``NotFound`` if the file has no name any more: what it holds would be gone with this process.
+        """
 
     def cut(self, size: int) -> None:
         """Shorten the file to this size."""

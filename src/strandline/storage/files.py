@@ -6,8 +6,20 @@ import contextlib
 import os
 from pathlib import Path
 
-from strandline.model.errors import StorageError
+from strandline.model.errors import InvalidInput, StorageError
 from strandline.storage.disk import Disk
+
+
+def below(folder: str, *names: str) -> str:
+    """The path of what has these names in a folder; ``InvalidInput`` for a name that could lead out of it.
+
+    >>> below("/data", "snapshots", "replica-1")
+    '/data/snapshots/replica-1'
+    """
+    for name in names:
+        if name in ("", ".", "..") or any(letter in "/\\" or ord(letter) < ord(" ") for letter in name):
+            raise InvalidInput(f"{name[:200]!r} is no plain name of a file in {folder}: nothing was done there.")
+    return "/".join((folder, *names))
 
 
 def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:

@@ -27,6 +27,7 @@ from strandline.model.errors import (
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk, FolderRow
+from strandline.storage.files import below
 
 MANIFEST: Final = "MANIFEST.json"
 DATA: Final = "data"
@@ -129,7 +130,7 @@ def unpack(
         if _inspected(folder, disk=disk, shared=shared) != snapshot:
             raise CorruptData(f"The snapshot {folder} was changed while it was read; nothing was imported. Try again.")
         for file in snapshot.files:
-            target = f"{hidden}/{file.path}"
+            target = below(hidden, *file.path.split("/"))
             if "/" in file.path:
                 disk.make_folders(target.rpartition("/")[0])
             disk.copy(f"{folder}/{DATA}/{file.path}", target)

@@ -38,7 +38,7 @@ def act(served: Served, session: Session, name: str, body: bytes) -> list[bytes]
 
 
 def _replica(session: Session, fields: Fields) -> Caller:
-    return session.replica(fields.text("name"), fields.natural("term"))
+    return session.replica(fields.name("name"), fields.natural("term"))
 
 
 def _register(served: Served, session: Session, fields: Fields) -> list[bytes]:
@@ -48,7 +48,7 @@ def _register(served: Served, session: Session, fields: Fields) -> list[bytes]:
 
 def _unregister(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
-    caller = session.leaver(fields.text("name"), fields.natural("term"))
+    caller = session.leaver(fields.name("name"), fields.natural("term"))
     served.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
@@ -73,7 +73,7 @@ def _end_snapshot(served: Served, session: Session, fields: Fields) -> list[byte
 def _topology(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    caller = Caller(fields.maybe_text("name") or "", fields.maybe_natural("term") or 0)
+    caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if session.grant is not None and not session.grant.may(Role.REPLICA):
         caller = Caller(session.grant.name)  # no client tells a primary that there is a higher term
     return [write_topology(served.topology(caller))]

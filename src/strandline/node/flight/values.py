@@ -46,7 +46,7 @@ def read_topology(fields: Fields) -> Topology:
     """And back."""
     return Topology(
         log_id=fields.uuid("log_id"),
-        primary=fields.text("primary"),
+        primary=fields.name("primary"),
         term=fields.natural("term"),
         term_start=fields.natural("term_start"),
         epoch=fields.natural("epoch"),
@@ -60,7 +60,7 @@ def read_topology(fields: Fields) -> Topology:
 
 def _member(fields: Fields) -> Member:
     return Member(
-        name=fields.text("name"),
+        name=fields.name("name"),
         region=fields.maybe_text("region"),
         sent=fields.natural("sent"),
         applied=fields.maybe_natural("applied"),
@@ -115,7 +115,7 @@ def write_report(report: Report) -> bytes:
 def read_report(fields: Fields) -> Report:
     """And back."""
     return Report(
-        name=fields.text("name"),
+        name=fields.name("name"),
         term=fields.natural("term"),
         adopted=fields.natural("adopted"),
         durable=fields.natural("durable"),
@@ -132,7 +132,7 @@ def write_status(status: Status) -> bytes:
 def read_status(fields: Fields) -> Status:
     """And back."""
     return Status(
-        name=fields.text("name"),
+        name=fields.name("name"),
         condition=fields.text("condition"),
         trouble=fields.maybe_text("trouble", longest=1 << 16),
         term=fields.natural("term"),

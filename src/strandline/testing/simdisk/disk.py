@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from strandline.model.errors import StorageError
+from strandline.model.errors import NotFound, StorageError
 from strandline.storage.disk import AppendFile, FolderRow
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk.choices import Choices, Drawn
@@ -354,7 +354,13 @@ class _SimulatedFile:
         self._do("rewrite", lambda: put(data), half=lambda: put(data[: len(data) // 2]))
 
     def sync(self) -> None:
-        self._do("sync", self._file.sync, failed=self._file.fail_to_sync)
+        self._do("sync", self._sync, failed=self._file.fail_to_sync)
+
+    def _sync(self) -> None:
+        self._file.sync()
+        tree = self._disk._tree  # noqa: SLF001
+        if tree.find(self._path) is not self._file and all(file is not self._file for file in tree.files()):
+            raise NotFound(f"{self._path} was removed while it was written: nothing that it holds is durable.")
 
     def cut(self, size: int) -> None:
         self._do("cut", lambda: self._file.cut(size))
