@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 
 from strandline.formats.block import Compression, encode_page
+from strandline.formats.received import admit_batch
 from strandline.formats.wire import Flag, Note, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.errors import CorruptData, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.receiving import Assembler, Receiver, read_note
+from strandline.node.flight.receiving import Assembler, Receiver, read_part
 from strandline.node.flight.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of
@@ -69,10 +70,10 @@ def test_records_that_changed_on_the_way_are_damage_whatever_arrow_says():
     for data in (sent, altered):
         chunk = SimpleNamespace(data=data, app_metadata=pa.py_buffer(note))
         if data is sent:
-            assert read_note(chunk, "a node").first == 0
+            assert read_part(chunk, "a node")[1].first == 0
         else:
             with pytest.raises(CorruptData, match="did not arrive as they were"):
-                read_note(chunk, "a node")
+                read_part(chunk, "a node")
 
 
 WHOLE = wired(batch(0, b"a", b"b", b"c"))
@@ -136,7 +137,7 @@ def lying_array():
 def test_records_that_are_damaged_are_not_let_through(wrong):
     ((part, note),) = wired(LogBatch(0, 2, 77, None, (records(b"a", b"b"),)))
     with pytest.raises(CorruptData, match="a node"):
-        Assembler("a node", 0).add(columns_of(part, **wrong), note, [])
+        Assembler("a node", 0).add(admit_batch(columns_of(part, **wrong), "a node"), note, [])
 
 
 class Chunks:

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar, final
 
 import pyarrow as pa
 
+from strandline.formats.received import admit_batch
 from strandline.formats.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
@@ -153,7 +154,7 @@ class FlightUpstream:
             offer, manifest = answers
         except ValueError as error:
             raise CorruptData(f"{url} did not answer with a snapshot: is it a node of this version?") from error
-        return SnapshotOffer(answer(offer, url).text("name"), manifest)
+        return SnapshotOffer(answer(offer, url).name("name"), manifest)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
         """A file of a snapshot from a byte on. Checksums are passed on, not checked: whoever stores the bytes does."""
@@ -182,10 +183,10 @@ class FlightUpstream:
             while True:
                 try:
                     with asking(url, "a file of a snapshot"):
-                        batch = reader.read_chunk().data
-                        batch.validate(full=True)
+                        chunk = reader.read_chunk()
                 except StopIteration:
                     return
+                batch = admit_batch(chunk.data, f"A piece of a snapshot of {url}")
                 yield from _chunks_in(batch, url)
         finally:
             reader.cancel()

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, TypeVar, final
 import pyarrow as pa
 
 from strandline.formats.block import Compression, Parts, encode_page, page_checksum
+from strandline.formats.received import admit_batch
 from strandline.formats.wire import Flag, Note, content_checksum, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.errors import CorruptData, StrandlineError, TransientStorageError
@@ -107,12 +108,7 @@ def _same(note: Note) -> tuple[object, ...]:
 
 
 def check_records(batch: pa.RecordBatch, url: str) -> None:
-    """``CorruptData`` unless these are records, every byte of them."""
-    try:
-        batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        why = str(error).splitlines()[0][:200]
-        raise CorruptData(f"Records that {url} sent are damaged: {why}. Connect again.") from error
+    """``CorruptData`` unless this admitted batch holds records."""
     timestamps, ops = batch.column(_TIMESTAMP), batch.column(_OP)
     if timestamps.null_count or ops.null_count or not are_operations(ops):
         raise CorruptData(f"Records that {url} sent have no timestamp or no operation. Connect again.")
@@ -316,14 +312,14 @@ class RemoteFeed:
         )
 
     def _accept(self, chunk: Any) -> tuple[LogBatch, int] | None:
-        part = chunk.data
-        if part is None:
+        if chunk.data is None:
             note, batch = _note_of(chunk, self._url), None
             self._assembler.hear(note)
         else:
+            part = admit_batch(chunk.data, f"A part of the stream of {self._url}")
             # Encoded once, for the checksum and for the log that it goes into.
             page = encode_page(part, Compression.NONE) if part.num_rows else []
-            note = read_note(chunk, self._url, page)
+            note = _checked_note(chunk, self._url, part, page)
             batch = self._assembler.add(part, note, page)
         self._beat = note.beat
         return None if batch is None else (batch, _held(batch))
@@ -345,16 +341,17 @@ class RemoteFeed:
         self._receiver.close()
 
 
-def read_note(chunk: Any, url: str, page: Parts | None = None) -> Note:
-    """The note of a chunk, whose records are those that were sent; ``CorruptData`` otherwise.
+def read_part(chunk: Any, url: str) -> tuple[pa.RecordBatch, Note]:
+    """The records of a chunk, admitted, and its note; ``CorruptData`` unless they are those that were sent."""
+    part = admit_batch(chunk.data, f"A part of the stream of {url}")
+    return part, _checked_note(chunk, url, part, None)
 
-    ``page`` is their encoding, if there is one already.
-    """
-    if chunk.data is None:
-        raise CorruptData(f"{url} sent a note without records: connect again.")
+
+def _checked_note(chunk: Any, url: str, part: pa.RecordBatch, page: Parts | None) -> Note:
+    """The note of a chunk; ``page`` is the encoding of its records, if there is one already."""
     note = _note_of(chunk, url)
-    if chunk.data.num_rows:
-        content = content_checksum(chunk.data) if page is None else page_checksum(page)
+    if part.num_rows:
+        content = content_checksum(part) if page is None else page_checksum(page)
         if content != note.content:
             raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
     return note

@@ -20,7 +20,7 @@ from strandline.node.contract import Commit, Status, Topology
 from strandline.node.flight.appending import AppendCommand, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.failures import asking
-from strandline.node.flight.receiving import Receiver, read_note, size_of
+from strandline.node.flight.receiving import Receiver, read_part, size_of
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.streams import read_schema
 from strandline.node.flight.values import answer, read_commit, read_status, read_topology
@@ -99,14 +99,8 @@ class RemoteLog:
             yield reader
 
         def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
-            note = read_note(chunk, url)
-            if note.flags & Flag.BEAT or not chunk.data.num_rows:
-                return None
-            try:
-                chunk.data.validate(full=True)
-            except pa.ArrowInvalid as error:
-                raise CorruptData(f"Records that {url} sent are damaged: {str(error)[:200]}.") from error
-            return chunk.data, size_of(chunk.data)
+            part, note = read_part(chunk, url)
+            return None if note.flags & Flag.BEAT or not part.num_rows else (part, size_of(part))
 
         turn = self._channel.timeout
         receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=self._clock)

@@ -21,7 +21,7 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
 from strandline.node.flight.appending import collect, read_command
-from strandline.node.flight.failures import answering, leaving, stopping, unknown_caller
+from strandline.node.flight.failures import answering, first_line, leaving, stopping, unknown_caller
 from strandline.node.flight.limits import ServerLimits, Turnstile, share_heaps
 from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
@@ -391,3 +391,5 @@ def _next_chunk(reader: Any) -> Any:
         return reader.read_chunk()
     except StopIteration:
         return None
+    except OSError as error:  # Arrow says so of messages that are no Arrow
+        raise InvalidInput(f"What was sent cannot be read: {first_line(error)}.") from error
