@@ -236,7 +236,7 @@ def test_a_certificate_says_who_a_replica_is(node, certificates):
         certificates("node.pem"),
         certificates("node.key"),
         certificates("ca.pem"),
-        identities={"replica-2": frozenset({Role.ADMIN})},
+        identities={"replica-1": frozenset({Role.REPLICA}), "replica-2": frozenset({Role.ADMIN})},
     )
     with FlightNode(node, security=security) as server:
         with FlightUpstream(server.url, security=client_of(certificates, "replica-1")) as upstream:

@@ -29,4 +29,5 @@ def admit_batch(batch: object, what: str, *, wrong: type[StrandlineError] = Corr
 
 def memory_of(batch: pa.RecordBatch) -> int:
     """How many bytes an admitted batch takes as records of a log, which its buffers need not have taken."""
-    return max(int(batch.nbytes), RECORD_BYTES * batch.num_rows)
+    size: int = batch.nbytes
+    return max(size, RECORD_BYTES * int(batch.num_rows))

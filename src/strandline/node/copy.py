@@ -123,10 +123,10 @@ class LogCopy:
         for slot in self.log.slots():
             self.log.drop_slot(slot.name)
 
-    def fence(self, term: int) -> None:
-        """Remember a term; when this returns, nothing of a lower one is appended any more."""
+    def fence(self, term: int, who: str) -> None:
+        """Remember a term that somebody tells; when this returns, nothing of a lower one is appended any more."""
         with self._lock:
-            self._home.remember(seen=term)
+            self._home.hear_term(term, who)
 
     # --- comparing ---------------------------------------------------------------------------------------------
 

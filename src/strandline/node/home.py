@@ -12,6 +12,7 @@ from typing import Any, Final, Self, final
 from strandline.formats.node_state import decode_node, encode_node
 from strandline.model.errors import Fenced, InvalidInput, NotFound
 from strandline.model.node import NodeState
+from strandline.node.terms import check_rise
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import below, make_own_folder, replace_file
 
@@ -80,10 +81,28 @@ class Home:
                     changes[name] = max(changes[name], getattr(self._state, name))
             after = replace(self._state, **changes)
             if after != self._state:
-                path = f"{self.folder}/{STATE}"
-                replace_file(self.disk, path, encode_node(after), temporary=f"{path}.new")
-                self._state = after
+                self._write(after)
             return after
+
+    def hear_term(self, term: int, who: str) -> None:
+        """Durably remember a term that somebody tells; ``Fenced``, and nothing is, if no election raises it so far.
+
+        The one way by which a term from outside gets in.
+        """
+        self.remember(seen=check_rise(self._state.seen, term, who))
+
+    def reset_term(self, term: int) -> NodeState:
+        """Durably forget terms above this one. For somebody who knows that no node leads in one of them."""
+        with self._lock:
+            state = self._state
+            after = replace(state, seen=term, adopted=min(state.adopted, term), led=min(state.led, term))
+            self._write(after)
+            return after
+
+    def _write(self, after: NodeState) -> None:
+        path = f"{self.folder}/{STATE}"
+        replace_file(self.disk, path, encode_node(after), temporary=f"{path}.new")
+        self._state = after
 
     def data(self, generation: int) -> str:
         """The folder of a copy of the log."""

@@ -265,8 +265,11 @@ class Node(Relay):
         node has is what the log goes on from.
         """
         with self._turn:
-            if isinstance(self._roles.now, PrimaryRole):
-                return self._roles.now.topology(Caller(self.name, self._roles.now.term))
+            role = self._roles.now
+            if isinstance(role, PrimaryRole) and role.gate.is_open:
+                return role.topology(Caller(self.name, role.term))
+            if isinstance(role, PrimaryRole):
+                self._roles.step_down(role, "it leads no more")
             self._roles.log()  # without a copy it would only get in the way of one that has it
             lease = self._roles.lease
             if lease is None:
@@ -291,7 +294,8 @@ class Node(Relay):
         if home.seen > home.led:
             raise Fenced(
                 f"{self.name} led in term {home.led} and has seen term {home.seen}: another node was promoted. Start "
-                "this one as its replica."
+                "this one as its replica; or, if no other node leads, let it forget that term first ('strandline node "
+                "reset-term')."
             )
         with self._turn:
             self._leads(self._roles.lead(max(1, home.led), None, continues=True))
@@ -344,9 +348,9 @@ class Node(Relay):
         role = self._roles.now
         if caller.term > self._home.state.seen:
             if self._roles.copy is not None:
-                self._roles.copy.fence(caller.term)
+                self._roles.copy.fence(caller.term, caller.name)
             else:
-                self._home.remember(seen=caller.term)
+                self._home.hear_term(caller.term, caller.name)
             if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
         return self._roles.report()

@@ -391,7 +391,7 @@ class PrimaryRole:
 
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:
-            self._home.remember(seen=caller.term)
+            self._home.hear_term(caller.term, caller.name)
             self.step_down(f"{caller.name} has seen term {caller.term}")
         self.gate.check("nothing was done")
 

@@ -317,7 +317,7 @@ class ReplicaRole:
                 "this replica to the primary of that term."
             )
         if term > seen:
-            self._home.remember(seen=term)
+            self._home.hear_term(term, "The primary")
 
     def _learn(self, topology: Topology) -> None:
         peers = tuple(Peer(member.name, member.region) for member in topology.members)

@@ -137,7 +137,7 @@ class Roles:
         # Nobody else can have led since: there was no term in between.
         continues = lease is not None and self._home.state.led == term
         if self.copy is not None:
-            self.copy.fence(term)
+            self.copy.fence(term, "The lease" if lease is not None else self._home.state.name)
         mine = self.report()
         if not (continues and mine.unhealthy is None):
             self._candidacy.check(mine, force=force)

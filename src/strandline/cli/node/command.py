@@ -6,6 +6,7 @@ import typer
 
 from strandline.cli.node.asking import promote, rebootstrap, unregister
 from strandline.cli.node.run import run
+from strandline.cli.node.terms import reset_term
 from strandline.cli.node.topology import status, topology
 
 __all__ = ["node", "promote"]
@@ -21,3 +22,4 @@ node.command()(topology)
 node.command()(status)
 node.command()(unregister)
 node.command()(rebootstrap)
+node.command("reset-term")(reset_term)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
@@ -18,7 +18,7 @@ from strandline.cli.places import is_free, look, need
 from strandline.log.folders import Kind
 from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, parse_retention
-from strandline.node.flight.security import ClientSecurity, ServerSecurity
+from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, parse_identities
 from strandline.node.flow import FlowLimits
 from strandline.node.running import NodeConfig, RunningNode
 
@@ -57,6 +57,15 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"--node names {name!r} twice.")
         nodes[name] = url
     return nodes
+
+
+def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, frozenset[Role]]:
+    """The roles of certificates: the log's own nodes are replicas, unless something else is said of them.
+
+    >>> sorted(known_certificates(["b"], ["ops=admin"]))
+    ['b', 'ops']
+    """
+    return {name: frozenset({Role.REPLICA, Role.CLIENT}) for name in nodes} | parse_identities(given)
 
 
 @guarded
@@ -218,6 +227,17 @@ def run(
             rich_help_panel=_SECURITY,
         ),
     ] = None,
+    identity: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--identity",
+            metavar="NAME=ROLE,…",
+            help="What the certificate of this name may be: replica, client, admin. The nodes that --node names are "
+            "replicas; any other is a client.",
+            show_default=False,
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -244,6 +264,10 @@ def run(
         need(there, Kind.NODE)
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
+    nodes = other_nodes(node or [])
+    known = known_certificates(nodes, identity or []) if client_ca is not None and tokens is None else {}
+    if identity and not known:
+        raise InvalidInput("--identity names certificates: it needs --client-ca, and goes without --tokens.")
     config = NodeConfig(
         folder=folder,
         name=name,
@@ -253,7 +277,7 @@ def run(
         policy=policy,
         lease=lease,
         lease_seconds=lease_seconds,
-        nodes=other_nodes(node or []),
+        nodes=nodes,
         upstream=upstream,
         automatic=automatic,
         create=create,
@@ -262,7 +286,7 @@ def run(
         limits=SlotLimits(max_lag_bytes or 0, max_idle or 0),
         flow=FlowLimits(slow_at, refuse_at),
         poll_seconds=poll_seconds,
-        server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens),
+        server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens, identities=known),
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         insecure=insecure,
     )

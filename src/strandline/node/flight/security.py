@@ -45,7 +45,8 @@ class Grant:
         return not self.roles.isdisjoint(roles)
 
 
-_USUAL: Final = frozenset({Role.REPLICA, Role.CLIENT})
+_USUAL: Final = frozenset({Role.CLIENT})
+"""What a certificate stands for that nobody has named: no term, and nobody's progress, is taken from it."""
 
 
 class Tokens:
@@ -118,6 +119,27 @@ def _grant(words: list[str]) -> tuple[bytes, Grant]:
     return hashlib.sha256(token.encode()).digest(), grant
 
 
+def parse_identities(given: Iterable[str]) -> dict[str, frozenset[Role]]:
+    """The roles of certificates by the name that they are for, from texts ``NAME=ROLE,ROLE``.
+
+    >>> sorted(parse_identities(["b=replica", "ops=client,admin"])["ops"])
+    [<Role.ADMIN: 'admin'>, <Role.CLIENT: 'client'>]
+    """
+    found: dict[str, frozenset[Role]] = {}
+    for text in given:
+        name, _, roles = text.rpartition("=")
+        try:
+            if not name or name in found:
+                raise ValueError(name)  # noqa: TRY301 - one sentence for all
+            found[name] = frozenset(Role(role) for role in roles.split(","))
+        except ValueError:
+            raise InvalidInput(
+                f"{text!r} names no identity: write NAME=ROLE[,ROLE] once for each, where NAME is the first "
+                f"alternative name of a certificate, or its common name, and the roles are {', '.join(Role)}."
+            ) from None
+    return found
+
+
 def is_token(text: str) -> bool:
     """Whether a text can travel in a header."""
     return text.isascii() and text.isprintable() and " " not in text
@@ -134,11 +156,16 @@ class ServerSecurity:
     tokens: Tokens | None = None
     """Only callers with one of these may call; with tokens it is they that give the name and the roles."""
     identities: Mapping[str, frozenset[Role]] = field(default_factory=lambda: MappingProxyType({}))
-    """Without tokens: the roles of those with these certificates; everyone else may be a replica and a client."""
+    """Without tokens: the roles of those with these certificates; everyone else who may connect is a client."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise InvalidInput("TLS needs both a certificate and its key.")
+        if self.identities and (self.client_roots is None or self.tokens is not None):
+            raise InvalidInput(
+                "Identities name certificates, which are looked at only with client_roots and without tokens: with "
+                "tokens it is they that give the roles."
+            )
         if self.client_roots is not None and self.certificate is None:
             raise InvalidInput("Clients can show certificates only over TLS: give the node a certificate and a key.")
 
@@ -150,6 +177,7 @@ class ServerSecurity:
         key: str | None = None,
         client_roots: str | None = None,
         tokens: str | None = None,
+        identities: Mapping[str, frozenset[Role]] = MappingProxyType({}),
         disk: Disk = DISK,
     ) -> ServerSecurity:
         """From the files that hold each of it."""
@@ -158,7 +186,7 @@ class ServerSecurity:
             return None if path is None else disk.read(path)
 
         known = None if tokens is None else Tokens.load(tokens, disk=disk)
-        return cls(read(certificate), read(key), read(client_roots), known)
+        return cls(read(certificate), read(key), read(client_roots), known, identities)
 
     @property
     def is_encrypted(self) -> bool:
@@ -274,8 +302,10 @@ class Session:
     def leaver(self, name: str, term: int) -> Caller:
         """The replica that is to be forgotten, said by itself or by an administrator."""
         self.need(Role.REPLICA, Role.ADMIN)
-        if self.grant is not None and self.grant.may(Role.ADMIN):
-            return Caller(name, term)
+        if self.grant is not None and not self.grant.may(Role.REPLICA):
+            return Caller(name)  # terms are told by replicas alone
+        if self.grant is not None and self.grant.may(Role.ADMIN) and self.grant.name != name:
+            return Caller(name)
         return self._itself(name, term)
 
     def _itself(self, name: str, term: int) -> Caller:
