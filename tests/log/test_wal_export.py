@@ -175,6 +175,62 @@ def test_the_time_between_pieces_is_bounded_for_empty_payloads_too(disk, monkeyp
     assert told == [10, 20, 25]
 
 
+def as_the_older_program_reads(data):
+    """Its slots: one without an id, a restart or a confirmed lsn is dropped without a word."""
+    slots = json.loads(data)["slots"]
+    needed = {"id": str, "restart_lsn": int, "confirmed_lsn": int}
+    whole = [slot for slot in slots if all(isinstance(slot.get(name), kind) for name, kind in needed.items())]
+    return {slot["id"]: slot for slot in whole}
+
+
+def test_the_older_program_drops_no_slot_of_an_export(disk):
+    with filled(disk) as wal:
+        export_spool(wal.log, OUT, disk=disk)
+        slots = wal.log.slots()
+    found = as_the_older_program_reads(disk.read(SLOTS))
+    assert {name: slot["confirmed_lsn"] for name, slot in found.items()} == {slot.name: slot.position for slot in slots}
+    assert {name: slot["restart_lsn"] for name, slot in found.items()} == {slot.name: slot.position for slot in slots}
+    assert found["gone"]["invalidation_reason"] == "idle-timeout"
+    assert found["gone"]["invalidated_at_unix_ms"] == next(slot for slot in slots if slot.invalid).invalid.at // 1000
+    assert found["held"]["last_seen_at_unix_ms"] == slots[1].last_seen // 1000
+
+
+def test_every_slot_comes_back_from_an_export_as_it_was(disk):
+    with filled(disk) as wal:
+        wal.log.create_slot("second", 6)
+        wal.log.claim_slot("second", "other")
+        wal.log.claim_slot("second", "another")
+        export_spool(wal.log, OUT, disk=disk)
+        slots = wal.log.slots()
+    with open_on(disk, OUT, migrate=True) as back:
+        assert back.log.slots() == slots
+
+
+def test_slots_that_the_older_program_has_written_again_keep_position_and_invalidation(disk):
+    with filled(disk) as wal:
+        export_spool(wal.log, OUT, disk=disk)
+        slots = wal.log.slots()
+    own = (
+        "id",
+        "restart_lsn",
+        "confirmed_lsn",
+        "last_seen_at_unix_ms",
+        "invalidation_reason",
+        "invalidated_at_unix_ms",
+    )
+    rewritten = [
+        {name: float(slot[name]) if isinstance(slot[name], int) else slot[name] for name in own & slot.keys()}
+        for slot in as_the_older_program_reads(disk.read(SLOTS)).values()
+    ]
+    disk.remove(SLOTS)
+    disk.write_new(SLOTS, [json.dumps({"slots": rewritten}).encode()])
+    with open_on(disk, OUT, migrate=True) as back:
+        found = back.log.slots()
+    assert [(slot.name, slot.position, slot.invalid and slot.invalid.reason) for slot in found] == [
+        (slot.name, slot.position, slot.invalid and slot.invalid.reason) for slot in slots
+    ]
+
+
 # --- what is refused -------------------------------------------------------------------------------------------
 
 

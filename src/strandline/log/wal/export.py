@@ -198,8 +198,12 @@ def _slots(log: WalLog | WalReader) -> tuple[list[SlotState], bytes]:
 
 
 def _older_fields(slot: SlotState) -> dict[str, Any]:
-    """The same under the names that older programs know, which pin nothing by others."""
-    fields: dict[str, Any] = {"restart_lsn": slot.position, "last_seen_at_unix_ms": slot.last_seen // 1000}
+    """The same under the names that older programs know: they drop a slot that lacks one of its two lsns."""
+    fields: dict[str, Any] = {
+        "restart_lsn": slot.position,
+        "confirmed_lsn": slot.position,
+        "last_seen_at_unix_ms": slot.last_seen // 1000,
+    }
     if slot.invalid is not None:
         fields["invalidation_reason"] = str(slot.invalid.reason)
         fields["invalidated_at_unix_ms"] = slot.invalid.at // 1000
