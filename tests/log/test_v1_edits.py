@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from strandline.formats.queue import encode_manifest
 from strandline.log.v1 import edits
 from strandline.log.v1.edits import Moment, QueueListing, UploadTooOld
-from strandline.log.v1.names import checked_path, mark_of, new_location, time_of
+from strandline.log.v1.names import checked_path, mark_of, new_location, stored_as, time_of
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
+from strandline.model.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock
 from tests.log.v1_parts import writer
@@ -191,6 +192,48 @@ def test_a_ulid_in_small_letters_is_one_too():
 def test_a_path_that_no_store_could_have_is_refused(path):
     with pytest.raises(InvalidInput, match="data="):
         checked_path(path, "data")
+
+
+ENCODED = '~%*?#[]{}<>|^`\\"\x01\x1f\x7f\u00e9\u65e5'
+
+
+@pytest.mark.parametrize("char", ENCODED)
+def test_a_path_that_others_store_percent_encoded_is_refused_with_the_reason(char):
+    with pytest.raises(InvalidInput, match=r"percent-encoded.*two queues"):
+        checked_path(f"in{char}gest", "data")
+
+
+def test_every_other_printable_character_is_stored_as_it_is():
+    plain = "".join(chr(code) for code in range(32, 127) if chr(code) not in ENCODED)
+    assert checked_path(plain.replace("/", ""), "data") == stored_as(plain.replace("/", ""))
+
+
+def test_encoded_names_are_those_of_the_rust_crate():
+    # Path::from of object_store: by its tests and documentation.
+    assert stored_as("foo bar/I contain illegal chars [") == "foo bar/I contain illegal chars %5B"
+    assert stored_as("a%2Fb") == "a%252Fb"
+    assert stored_as("\u00e9~*") == "%C3%A9%7E%2A"
+
+
+@pytest.mark.parametrize("epoch", [2**64 - 1, 2**64 - 2])
+def test_no_epoch_follows_the_last_and_the_reserved_one_is_never_written(epoch):
+    manifest = QueueManifest(epoch=epoch)
+    for edit in (lambda: edits.claim(manifest), lambda: edits.claim(manifest, -1), lambda: edits.reset(manifest, 0)):
+        with pytest.raises(CorruptData, match="epoch"):
+            edit()
+    assert edits.claim(QueueManifest(epoch=2**64 - 3)).epoch == 2**64 - 2
+
+
+def test_no_sequence_follows_the_last():
+    with pytest.raises(CorruptData, match="sequence 9,223,372,036,854,775,807"):
+        listed(QueueManifest(next_sequence=2**63 - 1), listing(0))
+    assert listed(QueueManifest(next_sequence=2**63 - 2), listing(0)).next_sequence == 2**63 - 1
+
+
+@pytest.mark.parametrize("manifest", [QueueManifest(epoch=2**64), QueueManifest(next_sequence=2**64)])
+def test_a_manifest_that_the_format_cannot_hold_is_our_own_error(manifest):
+    with pytest.raises(InvalidInput, match="no room"):
+        encode_manifest(manifest)
 
 
 def test_a_moment_is_taken_from_both_clocks():

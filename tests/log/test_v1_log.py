@@ -506,3 +506,21 @@ def test_a_sink_can_follow_a_queue_and_acknowledges_what_it_has_stored(store, fi
     assert len(sink.rows) == 7
     with pytest.raises(InvalidInput, match="one slot"):
         sl.follow(filled, sink, slot="billing", until="end", clock=ManualClock())
+
+
+def test_a_batch_that_another_implementation_stored_under_an_encoded_name_is_read(store):
+    log = open_queue(store)
+    log.append(values(b"a"), writer=writer(1), number=0).result(30)
+    (entry,) = manifest_in(store).entries
+    store.put("in%7Egest/x.batch", store.get(entry.location).data)
+    manifest = QueueManifest((QueueEntry(0, "in~gest/x.batch"),), 1)
+    store.put("ingest/manifest", encode_manifest(manifest))
+    assert [batch.column("value").to_pylist() for batch in log.read()] == [[b"a"]]
+
+
+def test_a_consumer_of_a_queue_whose_epochs_ran_out_is_told_so_and_nothing_is_written(store):
+    data = encode_manifest(QueueManifest(epoch=2**64 - 1))
+    store.put("ingest/manifest", data)
+    with pytest.raises(CorruptData, match="epoch"):
+        sl.Consumer(opened(store))
+    assert bytes(store.get("ingest/manifest").data) == data

@@ -213,7 +213,13 @@ def encode_manifest(manifest: QueueManifest) -> bytes:
 
 
 def _joined(entries: Iterable[bytes], manifest: QueueManifest) -> bytes:
-    footer = _FOOTER.pack(len(manifest.entries), manifest.next_sequence, manifest.epoch, VERSION)
+    try:
+        footer = _FOOTER.pack(len(manifest.entries), manifest.next_sequence, manifest.epoch, VERSION)
+    except struct.error as error:
+        raise InvalidInput(
+            f"A manifest of version {VERSION} has no room for {len(manifest.entries):,} entries up to sequence "
+            f"{manifest.next_sequence:,} in epoch {manifest.epoch:,}: {error}."
+        ) from error
     return b"".join((*entries, footer))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strandline.formats.queue import decode_manifest
-from strandline.log.v1.names import time_of
+from strandline.log.v1.names import stored_as, time_of
 from strandline.model.cursor import SECOND
 from strandline.model.errors import NotFound
 from strandline.model.queue import QueueManifest
@@ -42,7 +42,7 @@ def unlisted(objects: Iterable[ObjectInfo], manifest: QueueManifest, folder: str
 
     What lies in folders below it is none of ours: another queue may be there.
     """
-    listed = {entry.location for entry in manifest.entries}
+    listed = {name for entry in manifest.entries for name in (entry.location, stored_as(entry.location))}
     inside = f"{folder}/"
     return [
         item

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from strandline.log.slots import check_position
 from strandline.log.v1.names import mark_of, tail_of
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CursorExpired, Diverged, ExpectationFailed, Fenced, StrandlineError
+from strandline.model.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, StrandlineError
 from strandline.model.head import MetadataRange
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.storage.ambient import Clock
+
+RESERVED_EPOCH: Final = (1 << 64) - 1
+LAST_SEQUENCE: Final = (1 << 63) - 1
+"""Sequences are offsets here, which have 63 bits."""
 
 
 class UploadTooOld(StrandlineError):
@@ -72,6 +77,11 @@ def list_batches(
             )
         if new.began is None or now.since(new.began) > patience:
             raise UploadTooOld(f"{new.location} was not listed within {patience} s.")
+        if following >= LAST_SEQUENCE:
+            raise CorruptData(
+                f"The queue goes on at sequence {following:,}, the last that there is and which no queue reaches by "
+                "appending: its manifest is damaged. Nothing was appended: restore it, or begin another queue."
+            )
         entries.append(QueueEntry(following, new.location, new.metadata))
         following += 1
     if following == manifest.next_sequence:
@@ -91,7 +101,7 @@ def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManife
     Done twice, it only skips an epoch: whoever claims last is the one that holds it. ``CursorExpired`` if batches
     behind ``last_acked`` are gone, ``Diverged`` if it is ahead of a queue that holds something.
     """
-    claimed = replace(manifest, epoch=manifest.epoch + 1)
+    claimed = replace(manifest, epoch=_next_epoch(manifest))
     if last_acked is None:
         return claimed
     first = first_listed(manifest)
@@ -127,7 +137,17 @@ def reset(manifest: QueueManifest, position: int) -> QueueManifest:
     ``CursorExpired`` or ``Diverged`` if the position is not within the queue.
     """
     check_position(position, bounds_of(manifest))
-    return replace(_without(manifest, position - 1), epoch=manifest.epoch + 1)
+    return replace(_without(manifest, position - 1), epoch=_next_epoch(manifest))
+
+
+def _next_epoch(manifest: QueueManifest) -> int:
+    """One epoch higher. The highest number of the format is reserved, and never written."""
+    if manifest.epoch + 1 >= RESERVED_EPOCH:
+        raise CorruptData(
+            f"The queue is at epoch {manifest.epoch:,}, above which there is none, and which no number of consumers "
+            "reaches: its manifest is damaged. Nothing was claimed: restore it, or begin another queue."
+        )
+    return manifest.epoch + 1
 
 
 def check_epoch(manifest: QueueManifest, epoch: int) -> None:

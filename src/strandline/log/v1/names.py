@@ -18,6 +18,8 @@ _TIME_DIGITS: Final = 10
 _MARK_DIGITS: Final = 16
 _MARK_BITS: Final = 80
 _MAX_TIME: Final = (1 << 48) - 1
+_ENCODED: Final = re.compile(r"""[^ -~]|[\\{^}%`\]">\[~<#|*?]""")
+"""What Rust's ``object_store`` encodes in a part of a path."""
 
 
 def new_location(folder: str, now: int, writer: WriterId, number: int) -> str:
@@ -71,9 +73,27 @@ def _encoded(number: int, digits: int) -> str:
     return "".join(_DIGITS[number >> 5 * place & 31] for place in reversed(range(digits)))
 
 
+def stored_as(path: str) -> str:
+    """The name under which implementations on Rust's ``object_store`` keep an object: ``Path::from`` of that crate.
+
+    It percent-encodes, part by part, control characters, everything but ASCII, and the characters that S3 and Google
+    Cloud Storage recommend to avoid.
+
+    >>> stored_as("größe/a~b.batch"), stored_as("ingest/plain name.batch")
+    ('gr%C3%B6%C3%9Fe/a%7Eb.batch', 'ingest/plain name.batch')
+    """
+    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), path)
+
+
 def checked_path(path: str, what: str) -> str:
-    """The path, if it can be one in every store."""
+    """The path, if it is the same object in every store and for every implementation."""
     pieces = path.split("/")
     if "\0" in path or any(piece in ("", ".", "..") for piece in pieces):
         raise InvalidInput(f"{what}={path!r} cannot be a path in a store: write it as 'folder/name'.")
+    strange = _ENCODED.search(path)
+    if strange is not None:
+        raise InvalidInput(
+            f"{what}={path!r} holds {strange[0]!r}, which other implementations of the queue store percent-encoded, as "
+            f"{stored_as(path)!r}, and some do not: they and this one would see two queues. Name it without."
+        )
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 from strandline.formats.queue import decode_queue_batch
 from strandline.log.object.upload import PAGE_ROWS
 from strandline.log.planning import known_columns
-from strandline.log.v1.names import time_of
+from strandline.log.v1.names import stored_as, time_of
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.queue import Descriptor, QueueEntry
 from strandline.model.records import READ_SCHEMA
@@ -41,7 +42,14 @@ class QueueFetcher:
         return [numbered.slice(at, PAGE_ROWS) for at in range(0, numbered.num_rows, PAGE_ROWS)]
 
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
-        """The object's bytes as they are; also a location that can be none, as only damage has it, is ``NotFound``."""
+        """The object's bytes as they are; also a location that can be none, as only damage has it, is ``NotFound``.
+
+        Some implementations list a location as it was given, and store the object under the encoded name.
+        """
+        stored = stored_as(descriptor.location)
+        if stored != descriptor.location:
+            with contextlib.suppress(NotFound, InvalidInput):
+                return self.store.get(stored).data
         try:
             return self.store.get(descriptor.location).data
         except (NotFound, InvalidInput) as error:
