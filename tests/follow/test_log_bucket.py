@@ -594,21 +594,6 @@ def test_a_change_whose_caller_was_interrupted_while_it_waited_is_never_made(lin
     assert bucket.keys() == [b"a", b"c"]
 
 
-def test_a_forked_child_does_not_write_under_its_parents_name(tmp_path: Path) -> None:
-    bucket = LogBucket(open_log(str(tmp_path / "log"), create=True))
-    bucket.put(b"a", b"1")
-    child = os.fork()
-    if not child:
-        try:
-            bucket.put(b"child", b"1")
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    bucket.put(b"parent", b"1")
-    assert bucket.keys() == [b"a", b"child", b"parent"]
-
-
 # --- watching --------------------------------------------------------------------------------------------------
 
 

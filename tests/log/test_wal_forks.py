@@ -7,8 +7,7 @@ import contextlib
 import os
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,10 @@ from strandline.log.wal.face import LsnHandle, WriteAheadLog
 from strandline.log.wal.reader import WalReader
 from strandline.model.errors import Fenced, UsedAcrossFork
 from strandline.testing.logs import records
+from tests.forking import in_a_child
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 
 REFUSED = dict.fromkeys(CHANGES, "UsedAcrossFork")
-
-
-def in_a_child(work: Callable[[], object]) -> str:
-    """Do this in a forked child; returns what it said, which is ``HANGS`` if it does not end."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            os.close(reading)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(int(SOON) // 2)
-            try:
-                said = f"returned {work()!r}"
-            except UsedAcrossFork as error:
-                said = f"{type(error).__name__}: {error}"
-            except BaseException:  # noqa: BLE001 - it is passed on
-                said = traceback.format_exc()
-            os.write(writing, said.encode()[:4000])
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as told:
-        said = told.read().decode()
-    _, status = os.waitpid(child, 0)
-    return "HANGS" if os.WIFSIGNALED(status) else said
 
 
 # --- what changes the log ----------------------------------------------------------------------------------------

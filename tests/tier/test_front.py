@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,30 +140,3 @@ def test_events_that_are_gone_are_not_taken_for_none(tmp_path: Path) -> None:
         assert values(whole, Cursor(whole.log_id, 1)) == [b"b"]
         (tmp_path / "away").rename(events)
         assert values(whole) == [b"a", b"b"]
-
-
-def _child(log: TieredLog, told: Any) -> None:
-    told.put(values(log))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_follows_the_events_itself(tmp_path: Path) -> None:
-    place = str(tmp_path / "log")
-    hot = sl.open(place, create=True)
-    attach(hot, partitions=1)
-    append(hot, b"a", b"b", number=0)
-    with tiering(hot) as tierer:
-        tierer.run_once(everything=True)
-    forget(hot)
-    with sl.open(place) as log:
-        assert values(log) == [b"a", b"b"]
-        context = multiprocessing.get_context("fork")
-        told = context.Queue()
-        with log._lock:  # as a thread of the parent may hold it at that moment
-            child = context.Process(target=_child, args=(log, told))
-            child.start()
-        try:
-            assert told.get(timeout=30) == [b"a", b"b"]
-        finally:
-            child.kill()
-            child.join(60)

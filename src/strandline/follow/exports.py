@@ -10,6 +10,7 @@ from typing import Self
 
 from strandline.model.errors import InvalidInput
 from strandline.model.snapshot import Snapshot
+from strandline.storage.process import Origin, bound_to_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ExportRequest:
             self.answer.set_exception(error)
 
 
+@bound_to_process()
 class Exports:
     """Requests for exports, from any thread, to the one watch that is given this object.
 
@@ -37,6 +39,7 @@ class Exports:
         self._lock = threading.Lock()
         self._asked: deque[ExportRequest] = deque()
         self._closed = False
+        self._origin = Origin("The exports of a watch", self)
 
     def request(self, folder: str) -> Future[Snapshot]:
         """Ask for a snapshot in a folder that is absent or empty; served between two flushes.

@@ -22,6 +22,7 @@ from strandline.model.errors import (
     UsedAcrossFork,
 )
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class WatchState:
     """Why it is waiting or failed; while it runs, why it was restarted last."""
 
 
+@bound_to_process(close=("close", "halt"))
 class Supervisor:
     """Runs :func:`~strandline.follow.watch.watch_applied` again and again until it is told to stop.
 
@@ -106,6 +108,7 @@ class Supervisor:
         self._state = WatchState()
         self._failures = 0
         self._thread: threading.Thread | None = None
+        self._origin = Origin("A supervised watch", self)
 
     # --- running -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
+from strandline.storage.process import Origin
+
 AHEAD_BYTES: Final = 64 << 20
 
 
@@ -38,6 +40,7 @@ def fetch_in_order(
     What counts is memory: how much stored bytes grow when they are decoded is learned from the spans before. Whoever
     empties a list of batches as it goes frees them early. Spans are taken as they are needed, and one by one.
     """
+    origin = Origin("An iterator over batches")
     source = iter(spans)
     if workers <= 1:
         for span in source:
@@ -56,6 +59,7 @@ def fetch_in_order(
         early = 0
         for span in source:
             while waiting and (len(waiting) >= workers or (early + span.size) * growth > ahead):
+                origin.check()  # its threads are the parent's
                 done, future = waiting.popleft()
                 batches = future.result()
                 growth = max(growth, _growth(done, batches))
@@ -65,10 +69,12 @@ def fetch_in_order(
             waiting.append((span, pool.submit(span.fetch, columns)))
             early += span.size
         while waiting:
+            origin.check()
             done, future = waiting.popleft()
             yield done, future.result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        if origin.is_here:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _growth(span: Fetchable, batches: list[pa.RecordBatch]) -> float:

@@ -20,6 +20,7 @@ from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.model.slots import SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class MemorySpan:
         return kept if columns is None else [batch.select(known_columns(columns)) for batch in kept]
 
 
+@bound_to_process(keep=("log_id",))
 class MemoryLog:
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
@@ -49,6 +51,7 @@ class MemoryLog:
         self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
         self._slots: dict[str, SlotState] = {}
         self._changed = threading.Condition()
+        self._origin = Origin("A log in memory", self)
 
     @property
     def log_id(self) -> UUID:

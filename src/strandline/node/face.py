@@ -24,18 +24,21 @@ from strandline.node.policies import CommitPolicy, parse_policy
 from strandline.node.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.replica import Condition
 from strandline.node.running import RunningNode, leading
+from strandline.storage.process import Origin, bound_to_process
 
 _LOOPBACK: Final = ("127.0.0.1", 0)
 _BEGINNING: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
+@bound_to_process(keep=("name", "url"))
 class _Face:
     """What both have: a running node, which closing closes."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
         """The node itself, for all that is not here."""
+        self._origin = Origin(f"The node {running.name}", self)
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ from strandline.model.node import NodeState
 from strandline.node.terms import check_rise
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import below, make_own_folder, replace_file
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 STATE: Final = "node.json"
 LOCK: Final = "node.lock"
@@ -24,6 +25,7 @@ QUARANTINE: Final = "quarantine"
 _DATA: Final = re.compile(r"data-([0-9]{8})")
 
 
+@bound_to_process()
 @final
 class Home:
     """A node's folder, held by one process at a time. What :meth:`remember` returned from survives any crash.
@@ -39,6 +41,11 @@ class Home:
         self._state = state
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()
+        self._origin = Origin(f"The node in {folder}", self)
+        call_in_child(self, Home._after_fork)
+
+    def _after_fork(self) -> None:
+        self._held.close()  # only this process's part of the lock
 
     @classmethod
     def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> Home:

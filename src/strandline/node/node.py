@@ -33,6 +33,7 @@ from strandline.node.roles import Roles, create_log
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
+from strandline.storage.process import Origin, bound_to_process
 
 _LOGGER = logging.getLogger(__name__)
 _RENEWALS: Final = 3
@@ -41,6 +42,7 @@ _LOOKS: Final = 8
 """How often per term a node that may take over looks at the lease."""
 
 
+@bound_to_process()
 @final
 class Node(Relay):
     """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.contract.Served`.
@@ -83,6 +85,7 @@ class Node(Relay):
         self._closed = False
         self._follow_at = 0.0
         """Until then a primary that could not be followed is left alone, whatever else there is to do."""
+        self._origin = Origin(f"The node in {home.folder}", self)
 
     @classmethod
     def open(

@@ -22,6 +22,7 @@ from strandline.node.home import Home
 from strandline.node.node import Node
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.lease import Lease
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.urls import open_store
 
 __all__ = ["NodeConfig", "RunningNode"]
@@ -36,6 +37,7 @@ _PATIENCE: Final = 2.0
 _LOOK: Final = 0.02
 
 
+@bound_to_process(keep=("name",))
 @final
 class RunningNode:
     """A node that serves, and leads or follows, from when it is made until it is closed.
@@ -82,6 +84,7 @@ class RunningNode:
             )
             opened.pop_all()
         self._front.node = self._node
+        self._origin = Origin(f"The node {config.name}", self)
         self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
         self._thread.start()
 

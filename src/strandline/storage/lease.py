@@ -22,6 +22,7 @@ from strandline.model.errors import AlreadyExists, CorruptData, Fenced, InvalidI
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 
@@ -161,6 +162,7 @@ class _Grip:
     deadline: float
 
 
+@bound_to_process(close=("release",), keep=("seconds",))
 class Lease:
     """A lease in one object of a store. At no time do two of them, anywhere, say that they hold it.
 
@@ -196,6 +198,7 @@ class Lease:
         self._lock = threading.RLock()
         self._seen: Sighting | None = None
         self._grip: _Grip | None = None
+        self._origin = Origin(f"The lease {self._cell.where}", self)
 
     def __repr__(self) -> str:
         return f"Lease({self._cell.where!r}, {self._mine.holder!r})"

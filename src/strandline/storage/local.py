@@ -12,6 +12,7 @@ from typing import Any
 from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
 from strandline.storage.ambient import CHANCE, Chance
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 _HIDDEN = ".~"
@@ -33,6 +34,7 @@ def _is_plain(path: str) -> bool:
     return "\0" not in path and not any(strange)
 
 
+@bound_to_process(keep=("url",))
 class LocalStore:
     """Objects as files below a folder. A put is fsynced, file and folder, before it is acknowledged."""
 
@@ -43,6 +45,7 @@ class LocalStore:
         self._chance = chance
         self._sure: set[str] = set()
         """Folders whose names this process has made durable."""
+        self._origin = Origin(f"The store {self.url}", self)
 
     @property
     def url(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
@@ -19,9 +18,9 @@ from strandline.model.errors import (
     StorageError,
     StrandlineError,
     TransientStorageError,
-    UsedAcrossFork,
 )
 from strandline.storage.answers import Answer, Meaning, understand
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 R = TypeVar("R")
@@ -57,7 +56,9 @@ _CLIENT_OPTIONS = frozenset(
 )
 """Options of the HTTP client: obstore takes them apart from a backend's own, and panics if it finds them there."""
 
-_used_in: int | None = None
+_ADVICE: Final = "start processes that use object stores with 'spawn' or 'forkserver'"
+
+_used_in: Origin | None = None
 """The process that first used any client: all share one set of threads, which do not live on in a forked child."""
 
 
@@ -65,6 +66,7 @@ class _Raced(TransientStorageError):
     """The store says that it did nothing, for another request was under way."""
 
 
+@bound_to_process(keep=("url",))
 class ObstoreStore:
     """Any ``obstore`` backend. The client is made at the first call, so that opening is safe before a fork."""
 
@@ -74,7 +76,9 @@ class ObstoreStore:
         self._url = f"{scheme}{mark}{place.rstrip('/')}"
         self._options = dict(options or {})
         self._client = client
-        self._process = os.getpid() if client is not None else None
+        self._origin: Origin | None = None
+        if client is not None:
+            self._origin = Origin(f"The store {self._url}", self, advice=_ADVICE)
 
     @property
     def url(self) -> str:
@@ -94,17 +98,12 @@ class ObstoreStore:
 
     def _connected(self) -> Any:
         global _used_in  # noqa: PLW0603 - what it tells is true of the whole process
-        process = os.getpid()
-        for user in (self._process, _used_in):
-            if user not in (None, process):
-                raise UsedAcrossFork(
-                    f"{self._url} cannot be used in process {process}: object stores were used in process {user} "
-                    "before that forked, and would hang in the child. Start processes with 'spawn' or 'forkserver'."
-                )
-        _used_in = process
-        if self._process is None:
+        if _used_in is None:
+            _used_in = Origin("The client library of object stores", advice=_ADVICE)
+        _used_in.check()
+        if self._client is None:
             self._client = self._connect()
-            self._process = process
+            self._origin = Origin(f"The store {self._url}", self, advice=_ADVICE)
         return self._client
 
     def _connect(self) -> Any:

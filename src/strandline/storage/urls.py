@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +16,6 @@ from strandline.storage.store import ObjectStore
 _CLOUDS = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "adl")
 
 _memory: dict[str, ObstoreStore] = {}
-_memory_lock = threading.Lock()
 
 
 def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -34,10 +32,9 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
             raise InvalidInput(f"{url!r} names no folder; write file:///path/to/folder.")
         return RetryingStore(LocalStore(path))
     if scheme == "memory":
-        with _memory_lock:
-            store = _memory.get(url)
-            if store is None:
-                store = _memory[url] = ObstoreStore(url, client=MemoryStore())
+        found = _memory.get(url)
+        # Without a lock, which might be held when the process forks: whoever comes second takes the first one's.
+        store = _memory.setdefault(url, ObstoreStore(url, client=MemoryStore())) if found is None else found
         return RetryingStore(store)
     if scheme in _CLOUDS:
         return RetryingStore(ObstoreStore(url, options))

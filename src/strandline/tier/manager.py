@@ -23,6 +23,7 @@ from strandline.model.segments import (
 )
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.process import Origin, bound_to_process
 from strandline.tier.assigning import Assigner
 from strandline.tier.cache import SegmentCache
 from strandline.tier.follower import Follower
@@ -46,6 +47,7 @@ _PAUSE: Final = 0.01
 """Seconds that a manager without threads lets pass when there is nothing to do and somebody waits."""
 
 
+@bound_to_process()
 class MetadataManager:
     """Follows the segment events of the assigned metadata partitions, and answers from all of them or not at all.
 
@@ -83,6 +85,7 @@ class MetadataManager:
         self._saving = threading.Lock()
         self._closing = threading.Lock()
         self._closed = threading.Event()
+        self._origin = Origin("The metadata manager", self)
         self._threads: list[threading.Thread] = []
         if background:
             self._threads = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from strandline.model.errors import CursorExpired, InvalidInput, NotReady, Stran
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.slots import SlotState
+from strandline.storage.process import Origin, bound_to_process
 from strandline.tier.cold import ColdCell
 from strandline.tier.reading import ColdPiece, ColdReader, check_term
 
@@ -51,6 +51,7 @@ class Termed(Protocol):
         """The term of a record, and perhaps of the last one that was forgotten; None if it is not known."""
 
 
+@bound_to_process(keep=("log_id",))
 @final
 class TieredLog:
     """A log whose older records are in segments. Satisfies :class:`~strandline.log.contract.Log`; safe in threads.
@@ -70,7 +71,7 @@ class TieredLog:
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._reader: ColdReader | None = None
-        self._process = os.getpid()
+        self._origin = Origin(f"The log {hot!r}", self)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the hot log offers: producers, retention, collecting."""
@@ -101,10 +102,6 @@ class TieredLog:
         return self._hot
 
     def _old(self) -> ColdReader:
-        if self._process != os.getpid():
-            # In a forked child nobody follows the events: what the parent had opened, and its lock, are left to it.
-            self._process, self._lock = os.getpid(), threading.Lock()
-            self._opened, self._reader = ExitStack(), None
         with self._lock:
             if self._reader is None:
                 with ExitStack() as opened:

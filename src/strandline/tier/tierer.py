@@ -28,6 +28,7 @@ from strandline.model.retention import FOREVER, Retention, parse_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.slots import TIER_SLOT
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 from strandline.tier import planning
 from strandline.tier.expiry import Announced, Expiry
@@ -58,6 +59,7 @@ class Round:
     """Objects that no event knew."""
 
 
+@bound_to_process(close=("close", "release"))
 class Tierer:
     """Keeps the cold tier of one log in step with it. One thread uses it; of several tierers, one holds the slot."""
 
@@ -102,6 +104,7 @@ class Tierer:
         self._clock, self._chance = clock, chance
         self._slot: Slot | None = None
         self._stop: threading.Event | None = None
+        self._origin = Origin(f"The tierer of {log!r}", self)
 
     # --- rounds ------------------------------------------------------------------------------------------------
 

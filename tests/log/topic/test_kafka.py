@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ from tests.servers import KafkaServer, NoServer, free_port
 kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # noqa: E402
 
+from tests.forking import in_a_child  # noqa: E402
 from tests.log.topic.mock_kafka import LIST_OFFSETS, PRODUCE, MockCluster  # noqa: E402
 
 
@@ -358,12 +358,18 @@ def test_closing_lets_what_is_being_published_arrive(mock: MockCluster, on_mock:
         topic.bounds(0)
 
 
-def test_a_topic_of_another_process_is_refused(topic: KafkaTopic, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "getpid", lambda: -1)
-        for use in (lambda: topic.publish(0, b"x"), lambda: topic.bounds(0), topic.subscribe):
-            with pytest.raises(UsedAcrossFork, match="open it here"):
-                use()
+def test_a_topic_of_another_process_is_refused(topic: KafkaTopic) -> None:
+    stream, _ = topic.subscribe([(0, 0)])
+
+    def use() -> None:
+        for call in (lambda: topic.publish(0, b"x"), lambda: topic.bounds(0), topic.subscribe, lambda: stream.take(60)):
+            with pytest.raises(UsedAcrossFork, match="open it again there"):
+                call()
+        stream.close()
+        topic.close()
+
+    assert in_a_child(use) == "returned None"
+    assert topic.publish(0, b"x") == 0
 
 
 # --- following ----------------------------------------------------------------------------------------------------

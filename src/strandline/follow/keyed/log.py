@@ -31,6 +31,7 @@ from strandline.model.errors import (
 from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_key
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
@@ -43,6 +44,7 @@ Rule: TypeAlias = Callable[[Held | None], None]
 """Looks at what a key is now, and raises if the change is not to be made."""
 
 
+@bound_to_process()
 class LogBucket:
     """Keyed values in a log: a record puts, deletes or purges its key. Satisfies the whole bucket contract.
 
@@ -72,6 +74,7 @@ class LogBucket:
         self._waiting: deque[_Change] = deque()
         self._turn = threading.Condition()
         self._busy = False  # whether someone is writing
+        self._origin = Origin(f"The bucket in {log!r}", self)
 
     @property
     def stream(self) -> UUID:

@@ -20,6 +20,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.errors import CursorExpired, Gap, InvalidInput, NotFound, StrandlineError
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op
+from strandline.storage.process import Origin, bound_to_process
 
 _AT_ONCE: Final = Limit(batches=64)
 _AHEAD: Final = 32 << 20
@@ -33,6 +34,7 @@ class _Piece(NamedTuple):
     upto: Cursor
 
 
+@bound_to_process()
 class LogSubscription:
     """A watch of a log. What is out of scope is left out by Arrow; no row is turned into Python here.
 
@@ -50,6 +52,7 @@ class LogSubscription:
         self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
         self._dry = False
         self._closed = False
+        self._origin = Origin(f"A watch of {log!r}", self)
 
     @property
     def stream(self) -> UUID:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import pyarrow as pa
@@ -32,7 +31,6 @@ class LogWriter:
         self._clock = clock
         self._chance = chance
         self._next: tuple[WriterId, int] | None = None
-        self._process = os.getpid()
 
     def append(self, batch: pa.RecordBatch, expect: int | None) -> int:
         """Append a batch, whole or not at all; durable when this returns the offset of its first record.
@@ -77,11 +75,7 @@ class LogWriter:
         be taken for that, and lost. Nor is the old batch appended again before the next: that might bring a value
         back, long after its caller was told, that others have replaced since.
         """
-        process, lent = os.getpid(), self._next
-        if process != self._process:
-            # A forked child has its parent's id and number: the log would take the one's append for the other's.
-            self._process, lent = process, None
-        self._next = None
+        lent, self._next = self._next, None
         return lent or self._fresh_id()
 
     def _fresh_id(self) -> tuple[WriterId, int]:

@@ -13,6 +13,7 @@ from strandline.model.errors import AlreadyExists, Conflict, CursorExpired, Gap,
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_key
 from strandline.model.records import Op
 from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.process import Origin, bound_to_process
 
 _LOOKED_THROUGH: Final = 4096
 """How many changes one take looks through for those in scope, at most."""
@@ -27,6 +28,7 @@ class _Kept(NamedTuple):
     values: list[bytes | None]
 
 
+@bound_to_process()
 class MemoryBucket:
     """Keyed values that end with their process. Satisfies the whole bucket contract; safe in threads.
 
@@ -57,6 +59,7 @@ class MemoryBucket:
         self._waiting = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._origin = Origin("A bucket in memory", self)
 
     @property
     def stream(self) -> UUID:
@@ -248,6 +251,7 @@ class MemoryBucket:
         return Updates(columns[0], columns[1], columns[2], versions, Cursor(self._stream, upto))
 
 
+@bound_to_process()
 class MemorySubscription:
     """A watch of a memory bucket."""
 
@@ -261,6 +265,7 @@ class MemorySubscription:
         self._current = current
         self._given = 0
         self._closed = False
+        self._origin = Origin("A watch of a bucket in memory", self)
 
     @property
     def stream(self) -> UUID:

@@ -32,6 +32,7 @@ from strandline.model.errors import (
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_key
 from strandline.model.records import Op
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY: Final = re.compile(rb"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
@@ -44,6 +45,7 @@ _DELETE: Final = {"KV-Operation": "DEL"}
 _PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 
+@bound_to_process()
 class NatsBucket:
     """A key-value bucket of NATS JetStream that satisfies the whole bucket contract. Safe in threads.
 
@@ -72,6 +74,7 @@ class NatsBucket:
         self._stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
         self._chance = chance
+        self._origin = Origin(f"The bucket {bucket} at {link.url}", self)
 
     @classmethod
     def connect(

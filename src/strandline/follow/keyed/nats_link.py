@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import json
-import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from strandline.model.errors import (
     NotFound,
     StorageError,
     TransientStorageError,
-    UsedAcrossFork,
 )
 from strandline.storage.ambient import Clock
+from strandline.storage.process import Origin, bound_to_process
 
 T = TypeVar("T")
 
@@ -103,6 +102,7 @@ def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
     return kinds.get(code or 0, StorageError)(f"{words}.")
 
 
+@bound_to_process()
 class Link:
     """A connection that threads may share. Every call answers or raises within about ``timeout`` seconds."""
 
@@ -112,7 +112,6 @@ class Link:
         self.url = servers[0]
         self.timeout = timeout
         self.clock = clock
-        self._process = os.getpid()
         self._closed = False
         self._lost_at: float | None = None
         self.generation = 0
@@ -127,6 +126,7 @@ class Link:
             self._closed = True
             self._stop()
             raise
+        self._origin = Origin(f"The connection to {self.url}", self)
 
     def _connect(self, servers: Sequence[str], options: Mapping[str, Any]) -> Any:
         async def connect() -> Any:
@@ -171,12 +171,6 @@ class Link:
 
     def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
         """Run a coroutine on the loop, and wait for it."""
-        if self._process != os.getpid():
-            work.close()
-            raise UsedAcrossFork(
-                f"{what} failed: the connection to NATS was made in process {self._process}, before that forked, and "
-                "would hang in the child. Connect again in the child."
-            )
         if self._closed:
             work.close()
             raise InvalidInput(f"{what} failed: the bucket is closed; connect again.")
@@ -256,7 +250,7 @@ class Link:
 
     def post(self, subject: str, body: Mapping[str, Any], reply: str) -> None:
         """Send without waiting. What is lost is missed by whoever waits for what should come of it."""
-        if self._closed or self._process != os.getpid():
+        if self._closed:
             return
 
         async def publish() -> None:
@@ -274,7 +268,7 @@ class Link:
 
     def close(self) -> None:
         """Close the connection and end its thread. Closing twice is fine, and so is closing in a forked child."""
-        if self._closed or self._process != os.getpid():
+        if self._closed:
             return
         with contextlib.suppress(StorageError):
             self.run(self._client.close(), "Closing")

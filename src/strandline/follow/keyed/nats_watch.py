@@ -15,6 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import Gap, InvalidInput, NotFound, StrandlineError, TransientStorageError
 from strandline.model.keyed import Scope, Updates
 from strandline.model.records import Op
+from strandline.storage.process import Origin, bound_to_process
 
 _FIRST_LOOK: Final = 0.1
 _LONGEST_LOOK: Final = 5.0
@@ -69,6 +70,7 @@ class _Chunk:
             del column[self.before_hole :]
 
 
+@bound_to_process()
 class NatsSubscription:
     """A watch of a NATS bucket.
 
@@ -118,6 +120,7 @@ class NatsSubscription:
         self._failure: StrandlineError | None = None
         self._closed = False
         self._feed = Feed(link, stream, window=window)
+        self._origin = Origin(f"A watch of {stream} at {link.url}", self)
 
     def open(self, name: str, start: Mapping[str, Any]) -> None:
         """Make the consumer."""

@@ -45,6 +45,7 @@ from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
 
@@ -89,6 +90,7 @@ class Publication:
     cursor: Cursor | None = None
 
 
+@bound_to_process()
 class Artifacts:
     """Published snapshots below a prefix of a store, with one pointer to the newest, which never goes back.
 
@@ -120,6 +122,7 @@ class Artifacts:
         self._clock = clock
         self._chance = chance
         self._cell = StoreCell(self._store, f"{self._prefix}pointer.json", PointerCodec(), clock=clock, chance=chance)
+        self._origin = Origin(f"The snapshots in {self._store.url}/{self._prefix}", self)
 
     def __repr__(self) -> str:
         return f"Artifacts({self._store.url!r}, {self._prefix!r})"

@@ -30,6 +30,7 @@ from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.files import make_own_folder
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 KIND: Final = "append-log"
 KIND_VERSION: Final = 1
@@ -41,6 +42,7 @@ _LOCK: Final = "lock"
 _LOGGER: Final = logging.getLogger(__name__)
 
 
+@bound_to_process()
 @final
 class AppendLogStore(KeyedStore):
     """A :class:`~strandline.follow.store.Store` that survives: a write is a frame in a file before readers see it.
@@ -74,6 +76,14 @@ class AppendLogStore(KeyedStore):
         self._compact_at = compact_after
         self._file: AppendFile | None = None
         self._held = contextlib.ExitStack()
+        self._origin = Origin(f"The fold in {folder}", self)
+        call_in_child(self, AppendLogStore._after_fork)
+
+    def _after_fork(self) -> None:
+        """In a child: let go of the file and the lock, which would outlive the parent's closing otherwise."""
+        with self._held:
+            if self._file is not None:
+                self._file.close()
 
     @classmethod
     def open(

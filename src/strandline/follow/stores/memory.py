@@ -11,8 +11,10 @@ from strandline.follow.stores.state import KeyedStore
 from strandline.model.errors import InvalidInput
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
+from strandline.storage.process import Origin, bound_to_process
 
 
+@bound_to_process()
 @final
 class MemoryStore(KeyedStore):
     """Everything that a :class:`~strandline.follow.store.Store` promises, but nothing survives the process.
@@ -30,6 +32,11 @@ class MemoryStore(KeyedStore):
     >>> list(store.range()), store.get(b"c"), store.standing().cursor.next
     ([(b'a', b'1'), (b'b', b'2')], None, 2)
     """
+
+    def __init__(self) -> None:
+        """An empty store."""
+        super().__init__()
+        self._origin = Origin("A store in memory", self)
 
     def __repr__(self) -> str:
         return "MemoryStore()"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ from strandline.model.errors import (
     InvalidInput,
     StrandlineError,
     UnsupportedVersion,
-    UsedAcrossFork,
 )
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
@@ -42,11 +40,13 @@ from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder
+from strandline.storage.process import Origin, bound_to_process
 
 if TYPE_CHECKING:
     from rocksdict import Rdict
 
 
+@bound_to_process()
 @final
 class RocksStore(RuledStore):
     """A :class:`~strandline.follow.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
@@ -74,7 +74,7 @@ class RocksStore(RuledStore):
         self._known: Standing | None = None
         self._ranges: weakref.WeakSet[Range] = weakref.WeakSet()
         self._closed = False
-        self._process = os.getpid()
+        self._origin = Origin(f"The fold in {folder}", self)
 
     @classmethod
     def open(
@@ -169,7 +169,7 @@ class RocksStore(RuledStore):
 
     def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
         """One batch with all of it."""
-        self._refuse_elsewhere()
+        self._refuse_closed()
         batch = self._new_batch(raw_mode=True)
         if records is not None and len(records):
             keys, values, ops = change_of(records)
@@ -199,7 +199,7 @@ class RocksStore(RuledStore):
         """
         with ExitStack() as held:
             held.enter_context(self._writing)
-            self._refuse_elsewhere()
+            self._refuse_closed()
             cursor = self._exported_cursor(self.standing())
 
             def fill(data: str) -> None:
@@ -239,8 +239,7 @@ class RocksStore(RuledStore):
             for found in list(self._ranges):
                 found.close()  # as long as one holds its snapshot, nobody can open the folder again
             try:
-                if self._process == os.getpid():
-                    self._db.flush_wal(True)
+                self._db.flush_wal(True)
             except Exception as error:
                 raise self._failed(error, "made durable") from error
             finally:
@@ -252,11 +251,9 @@ class RocksStore(RuledStore):
 
     # --- refusals ----------------------------------------------------------------------------------------------
 
-    def _refuse_elsewhere(self) -> None:
+    def _refuse_closed(self) -> None:
         if self._closed:
             raise self._is_closed()
-        if self._process != os.getpid():
-            raise UsedAcrossFork(f"{self!r} was opened before a fork and cannot be used in the child: open it there.")
 
     def _is_closed(self) -> InvalidInput:
         return InvalidInput(f"{self!r} is closed: open it again.")

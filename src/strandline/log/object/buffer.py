@@ -10,21 +10,25 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.log.object.handles import Era, Outcome, new_outcome
+from strandline.log.object.handles import Era, Outcome
 from strandline.log.object.outbox import Outbox
 from strandline.log.object.rows import FIRST_PAGE, Row, RowQueue, fitting_page, page_of
 from strandline.log.object.shipper import Drafting, Shipper
 from strandline.log.object.workers import Bell
-from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed
+from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
 from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_BATCH_BYTES
 from strandline.storage.ambient import Clock
+from strandline.storage.process import Origin, call_in_child
 
 MAX_METADATA: Final = 1 << 14
 """A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
 
 _LAG: Final = 4
 """How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
+
+_NEVER: Final = 1 << 62
+"""A ticket that nobody takes."""
 
 CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
@@ -81,7 +85,7 @@ class _Open:
 
     def __init__(self, draft: Drafting) -> None:
         self.draft = draft
-        self.outcome = new_outcome()
+        self.outcome = Outcome()
 
 
 class Buffer:
@@ -126,6 +130,8 @@ class Buffer:
         self._overdue = False  # a page's worth is queued, and its appender found the lock taken
         self._shut = False  # after the last drain
         self._writer = writer
+        self._origin = Origin(f"The producer with the writer id {writer}")
+        call_in_child(self, Buffer._after_fork)
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -194,8 +200,10 @@ class Buffer:
                 )
             self.room.wait()
 
-    def refusal(self) -> ProducerFailed | ProducerClosed | None:
+    def refusal(self) -> ProducerFailed | ProducerClosed | UsedAcrossFork | None:
         """Why nothing is taken in any more, if so."""
+        if not self._origin.is_here:
+            return self._origin.refusal()
         if self.closed is not None:
             return ProducerClosed(self.closed)
         return None if self.failure is None else self.failure.held_back()
@@ -243,7 +251,7 @@ class Buffer:
             outcome, base = self._place_rows(rows)
         except BaseException as error:
             # Out of memory, say: these records are in no batch, so that nothing after them may be either.
-            outcome, base = new_outcome(), 0
+            outcome, base = Outcome(), 0
             outcome.set_exception(error)
             self.refusing = True
             self.failure = Failure(error, self._writer, self._outbox.number, final=True)
@@ -255,7 +263,7 @@ class Buffer:
 
     def _place_rows(self, rows: list[Row]) -> tuple[Outcome, int]:
         if not rows:
-            return new_outcome(), 0  # of nobody: all of these tickets are holes
+            return Outcome(), 0  # of nobody: all of these tickets are holes
         page = page_of(rows)
         if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
             self.seal()
@@ -334,6 +342,17 @@ class Buffer:
         self._shut = True
         self.full = True  # so that appenders look for room, and are told before they queue anything
         self.room.notify_all()
+
+    def _after_fork(self) -> None:
+        """In a child, which has the queue and none of the threads: take in nothing, and answer who has a handle."""
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.refusing = self.full = self._shut = True
+        lost = Outcome()
+        lost.set_exception(self._origin.refusal())
+        era = self.era
+        self.era = Era(self.place_pending, _NEVER)
+        era.close(_NEVER, lost, 0, [], self.era)
 
     def resume(self) -> None:
         """Go on after a failure."""

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 
 from strandline.log.contract import Receipt
+from strandline.storage.process import Origin, call_in_child
 
-Outcome = Future[Receipt]
 
+class Outcome(Future[Receipt]):
+    """What becomes of some records together.
 
-def new_outcome() -> Outcome:
-    """An outcome that cannot be cancelled: many wait for it, and one of them giving up must not touch the others."""
-    outcome: Outcome = Future()
-    outcome.set_running_or_notify_cancel()
-    return outcome
+    It cannot be cancelled: many wait for it, and one of them giving up must not touch the others. In a forked child,
+    where nobody would ever settle it, one that is not known yet is ``UsedAcrossFork``.
+    """
+
+    def __init__(self) -> None:
+        """Not known yet."""
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._origin = Origin("The producer of these records", advice="the parent is told what became of them")
+        call_in_child(self, Outcome._after_fork)
+
+    def _after_fork(self) -> None:
+        # Another thread may have held the lock, and those who are to be called are the parent's.
+        self._condition = threading.Condition()
+        self._done_callbacks: list[Callable[[Future[Receipt]], object]] = []
+        self._waiters = []
+        if not self.done():
+            self.set_exception(self._origin.refusal())
 
 
 class BatchHandle:
@@ -120,6 +136,6 @@ class RecordHandle(tuple[Era, int]):
 
 def settled(receipt: Receipt) -> BatchHandle:
     """A handle whose outcome is known already."""
-    outcome = new_outcome()
+    outcome = Outcome()
     outcome.set_result(receipt)
     return BatchHandle(outcome, 0, receipt.count)

@@ -45,6 +45,7 @@ from strandline.model.slots import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import open_store
@@ -112,6 +113,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
     return identity
 
 
+@bound_to_process(keep=("log_id", "url"))
 class ObjectLog:
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
@@ -128,6 +130,7 @@ class ObjectLog:
         self._keeper = SlotKeeper(store, self._lister.cell, self.head, clock=clock, chance=chance)
         self._retries = Backoff()
         self._waiter = Waiter()
+        self._origin = Origin(f"The log {store.url}", self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self._store, self._identity))

@@ -10,7 +10,7 @@ from itertools import chain, takewhile
 from typing import Any
 
 from strandline.log.contract import Receipt
-from strandline.log.object.handles import Outcome, new_outcome
+from strandline.log.object.handles import Outcome
 from strandline.log.object.shipper import Drafting, Sealed, Shipper
 from strandline.log.object.workers import Workers
 from strandline.model.errors import ExpectationFailed
@@ -158,7 +158,7 @@ class Outbox:
         """
         self._halted = False
         for sent in chain(self._sent, self._waiting):
-            sent.outcome = new_outcome()
+            sent.outcome = Outcome()
         for sent in self._sent:
             if sent.done() and sent.error() is not None:
                 self._upload(sent)

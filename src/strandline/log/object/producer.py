@@ -21,6 +21,7 @@ from strandline.model.errors import InvalidInput
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
 from strandline.storage.ambient import Clock
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 _LARGE: Final = 1 << 14
 """A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
@@ -33,6 +34,7 @@ _new_tuple: Final = tuple.__new__
 _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 
+@bound_to_process(own=("append",))
 class Producer:
     """Appends records. A handle that resolves means: durable, and listed in the log, once.
 
@@ -80,6 +82,11 @@ class Producer:
         self._committer = Committer(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
         # Its threads and its handles hold the parts, not the producer: so that one that nobody holds is noticed.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
+        self._origin = Origin(f"The producer with the writer id {writer}", self)
+        call_in_child(self, Producer._after_fork)
+
+    def _after_fork(self) -> None:
+        self._dropped.detach()
 
     # --- appending ---------------------------------------------------------------------------------------------
 

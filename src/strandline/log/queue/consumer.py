@@ -20,6 +20,7 @@ from strandline.model.cursor import Start
 from strandline.model.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, TooManyDeadLetters
 from strandline.model.queue import Descriptor
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _LOOKED_UP: Final = 64
 OnPoison = Literal["raise", "dead-letter"]
 
 
+@bound_to_process()
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 
@@ -139,7 +141,9 @@ class Consumer:
             # Where many consume one log, the first of them to wake up does it for all.
             collect = partial(self._queue.collect, collect_every / 2)
             self._collector = Collector(collect, every=collect_every, clock=clock, name=self._queue.url)
-            weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
+            dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
+            call_in_child(self, lambda _: dropped.detach())
+        self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
         return f"Consumer({self._queue.url!r}, holder={self.holder!r})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,9 +27,9 @@ from strandline.model.errors import (
     LogClosed,
     NotFound,
     TransientStorageError,
-    UsedAcrossFork,
 )
 from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.process import Origin, bound_to_process
 
 CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 """How a topic is created: its messages are neither compacted, which would leave holes, nor dropped by age."""
@@ -95,6 +94,7 @@ class _Sender:
         self.producer.flush(_SLACK)  # what was purged is reported here
 
 
+@bound_to_process(keep=("partition_count",))
 @final
 class KafkaTopic:
     """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
@@ -136,7 +136,6 @@ class KafkaTopic:
         self._largest = int(self._config.get("message.max.bytes", LARGEST))
         self._timeout = timeout
         self._clock = clock
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._subscriptions: set[KafkaSubscription] = set()
         self._sender: _Sender | None = None
@@ -145,6 +144,7 @@ class KafkaTopic:
         # Asks, and follows nothing. Never closed, since somebody may be asking: it ends when nobody holds it any more.
         self._eye: Any = self._made(self._kafka.Consumer, consumer_settings(bootstrap, self._config))
         self._prepare(create=create, replication_factor=replication_factor)
+        self._origin = Origin(f"The topic {name}", self)
 
     @property
     def topic_id(self) -> UUID:
@@ -284,7 +284,6 @@ class KafkaTopic:
                     raise refusal(told(error), what) from error
 
     def _sending(self) -> _Sender:
-        self._check("nothing was published")
         with self._lock:
             if self._closed:
                 raise LogClosed(f"The topic {self._name} is closed: nothing was published.")
@@ -301,7 +300,6 @@ class KafkaTopic:
         return self._bounds(partition, self._timeout)
 
     def _bounds(self, partition: int, timeout: float) -> Bounds:
-        self._check("its bounds are not known")
         eye = self._eye
         if eye is None:
             raise LogClosed(f"The topic {self._name} is closed: its bounds are not known.")
@@ -324,7 +322,6 @@ class KafkaTopic:
 
     def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[KafkaSubscription, KafkaSubscription]:
         """Follow partitions, each from an offset on; a consumer of its own that stores no position in Kafka."""
-        self._check("there is nothing to follow")
         with self._lock:
             if self._closed:
                 raise LogClosed(f"The topic {self._name} is closed: there is nothing to follow.")
@@ -346,11 +343,6 @@ class KafkaTopic:
 
     # --- closing ----------------------------------------------------------------------------------------------
 
-    def _check(self, so: str) -> None:
-        """The library's threads are not in a forked child: it would wait for them forever."""
-        if os.getpid() != self._process:
-            raise UsedAcrossFork(f"The topic {self._name} was opened in another process, and {so}: open it here.")
-
     def close(self) -> None:
         """End all subscriptions, let what is being published arrive, and let go of the broker."""
         with self._lock:
@@ -360,8 +352,6 @@ class KafkaTopic:
             subscriptions, sender = tuple(self._subscriptions), self._sender
             self._sender = None
             self._eye = None
-        if os.getpid() != self._process:
-            return
         for subscription in subscriptions:
             subscription.close()
         if sender is not None:

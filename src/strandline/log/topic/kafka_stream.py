@@ -22,6 +22,7 @@ from strandline.model.errors import (
     TransientStorageError,
 )
 from strandline.storage.ambient import Clock
+from strandline.storage.process import Origin, bound_to_process
 
 TAKEN: Final = 4096
 """How many messages one take gives at most."""
@@ -73,6 +74,7 @@ def resume(partition: int, track: Track, bounds: Bounds) -> int | CursorExpired 
     return min(track.next, bounds.next)
 
 
+@bound_to_process()
 @final
 class KafkaSubscription:
     """The messages of the assigned partitions, each exactly once and in order. One thread takes, any thread closes.
@@ -109,6 +111,7 @@ class KafkaSubscription:
         self._lost: dict[int, StrandlineError] = {}
         self._complaints: deque[StrandlineError] = deque()
         self._closed = False
+        self._origin = Origin(f"A subscription of the topic {topic}", self)
 
     def take(self, timeout: float) -> list[Message]:
         """What comes next; waits for the first no longer than so many seconds."""

@@ -22,6 +22,7 @@ from strandline.model.errors import AlreadyExists, InvalidInput, LogClosed, NotA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, replace_file
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ABSENT, ObjectStore
 from strandline.storage.urls import open_store
 
@@ -31,6 +32,7 @@ _TAIL_BYTES: Final = 4 << 20
 _IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 
 
+@bound_to_process(keep=("partition_count",))
 @final
 class LogTopic:
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
@@ -70,6 +72,7 @@ class LogTopic:
         self._lock = threading.Lock()
         self._subscriptions: frozenset[LogSubscription] = frozenset()
         self._closed = False
+        self._origin = Origin(f"The topic of {self._logs[0]!r}", self)
 
     def __enter__(self) -> Self:
         return self

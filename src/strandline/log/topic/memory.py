@@ -13,6 +13,7 @@ from strandline.log.topic.contract import Message
 from strandline.model.cursor import Bounds
 from strandline.model.errors import ConsumerClosed, InvalidInput, LogClosed
 from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.process import Origin, bound_to_process
 
 _TAKEN: Final = 4096
 """How many messages one take gives at most."""
@@ -30,6 +31,7 @@ class _Partition:
         return self.first + len(self.payloads)
 
 
+@bound_to_process(keep=("partition_count",))
 @final
 class MemoryTopic:
     """A topic that ends with its process. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
@@ -51,6 +53,7 @@ class MemoryTopic:
         self._lock = threading.Lock()
         self._subscriptions: set[MemorySubscription] = set()
         self._closed = False
+        self._origin = Origin("A topic in memory", self)
 
     @property
     def partition_count(self) -> int:
@@ -116,6 +119,7 @@ class MemoryTopic:
         return self._partitions[check_partition(partition, len(self._partitions))]
 
 
+@bound_to_process()
 @final
 class MemorySubscription:
     """Positions in a memory topic: it holds no messages. One thread takes, any thread closes."""
@@ -131,6 +135,7 @@ class MemorySubscription:
         # does not starve the others.
         self._positions: dict[int, int] = {}
         self._closed = False
+        self._origin = Origin("A subscription of a topic in memory", self)
 
     def take(self, timeout: float) -> list[Message]:
         """What comes next; waits for the first no longer than so many seconds."""

@@ -18,6 +18,7 @@ from strandline.log.topic.contract import Message
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.storage.ambient import Clock
+from strandline.storage.process import Origin, bound_to_process
 
 _TAKEN: Final = 4096
 """How many messages one take gives at most."""
@@ -64,6 +65,7 @@ class _Followed:
     """What was read and not given yet: the rest of one piece."""
 
 
+@bound_to_process()
 @final
 class LogSubscription:
     """Positions in the logs of a topic, and the rest of one piece of each that is behind.
@@ -96,6 +98,7 @@ class LogSubscription:
         self._pause = 0.0
         self._look_at = clock.monotonic()
         self._closed = False
+        self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
     # --- taking ------------------------------------------------------------------------------------------------
 

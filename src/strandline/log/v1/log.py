@@ -30,6 +30,7 @@ from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import RecordSource, conform
 from strandline.model.slots import SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
 
@@ -60,6 +61,7 @@ def open_queue(
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
 
+@bound_to_process(keep=("url",))
 class QueueLog:
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
@@ -90,6 +92,7 @@ class QueueLog:
         self._chance = chance
         self._cell = self.new_cell()
         self._holders: dict[str, int] = {}
+        self._origin = Origin(f"The queue {self.url}", self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.store, self.manifest_path, self.folder, self.grace))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
@@ -17,14 +15,13 @@ from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.model.cursor import batch_fingerprint
 from strandline.model.errors import CorruptData, NotFound
 from strandline.storage.disk import Disk
+from strandline.storage.process import call_in_child
 
 _WINDOW: Final = 64 << 10
 """How many bytes are read at a time to go from header to header."""
 
 _CACHED: Final = 256
 """The indexes of so many files are kept in memory."""
-
-_ALL: weakref.WeakSet[Catalog] = weakref.WeakSet()
 
 
 class Located(NamedTuple):
@@ -62,7 +59,7 @@ class Catalog:
         self._disk = disk
         self._indexes: dict[int, Index] = {}
         self._lock = threading.Lock()
-        _ALL.add(self)
+        call_in_child(self, Catalog.after_fork)
 
     def after_fork(self) -> None:
         """In a child, where the lock may be held by nobody; files and indexes are whole at any moment."""
@@ -247,14 +244,6 @@ def _position_of(entry: IndexEntry) -> int:
 
 def _term_of(entry: IndexEntry) -> int:
     return entry.term
-
-
-def _forked() -> None:
-    for catalog in list(_ALL):
-        catalog.after_fork()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def damaged(path: str, at: int, why: str) -> CorruptData:

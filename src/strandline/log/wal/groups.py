@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +16,7 @@ import pyarrow as pa
 from strandline.formats.block import Parts
 from strandline.log.contract import Receipt
 from strandline.model.head import WriterId
+from strandline.storage.process import call_in_child
 
 R = TypeVar("R")
 
@@ -58,15 +58,13 @@ class _Here(threading.local):
 
     loop: asyncio.AbstractEventLoop | None = None
 
+    def forget(self) -> None:
+        """In a child, the loop that has forked it seems to run for ever."""
+        self.loop = None
+
 
 _HERE: Final = _Here()
-
-
-def _forked() -> None:
-    _HERE.loop = None  # in a child, the loop that has forked it seems to run for ever
-
-
-os.register_at_fork(after_in_child=_forked)
+call_in_child(_HERE, _Here.forget)
 
 
 _AT_ONCE: Final = 4

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, final
@@ -28,7 +26,7 @@ from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.batch import LogBatch
-from strandline.model.errors import InvalidInput, LogClosed, UsedAcrossFork
+from strandline.model.errors import InvalidInput, LogClosed
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, Retention, SlotLimits
@@ -36,12 +34,11 @@ from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
+from strandline.storage.process import Origin, call_in_child
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
-
-_OPEN: weakref.WeakSet[WalLog] = weakref.WeakSet()
 
 
 @final
@@ -75,7 +72,8 @@ class WalLog(WalShowing):
         self._clock, self._opened = clock, clock.now()
         self._durable = durable
         self._held = contextlib.ExitStack()
-        self._process = os.getpid()
+        advice = "write it in that process alone, and read it here with WalReader"
+        self._origin = Origin(f"The log in {folder}", advice=advice)
         self._closed = False
         self._pruning = threading.Lock()
         """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
@@ -161,7 +159,7 @@ class WalLog(WalShowing):
                 clock=clock,
             )
             log._held = held.pop_all()
-        _OPEN.add(log)
+        call_in_child(log, WalLog._after_fork)
         return log
 
     def __repr__(self) -> str:
@@ -382,10 +380,7 @@ class WalLog(WalShowing):
         return LogClosed(f"The log in {self._folder} is closed: open it again.")
 
     def _is_elsewhere(self) -> Exception:
-        return UsedAcrossFork(
-            f"The log in {self._folder} was opened by the process {self._process} and used in a forked child of it, "
-            "which changed nothing: write it in that process alone, and read it here with WalReader."
-        )
+        return self._origin.refusal()
 
     def _after_fork(self) -> None:
         """In a child: change and keep nothing that is the parent's, and wait for nothing that only others can do."""
@@ -402,11 +397,3 @@ class WalLog(WalShowing):
 def _check_options(*sizes: int) -> None:
     if min(sizes) < 0:
         raise InvalidInput("roll_bytes, tail_bytes and pending_bytes are numbers of bytes, not negative.")
-
-
-def _forked() -> None:
-    for log in list(_OPEN):
-        log._after_fork()  # noqa: SLF001 - of the same module
-
-
-os.register_at_fork(after_in_child=_forked)

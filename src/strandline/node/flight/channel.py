@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -12,9 +11,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.formats.json_fields import write_fields
-from strandline.model.errors import CorruptData, InvalidInput, UsedAcrossFork
+from strandline.model.errors import CorruptData, InvalidInput
 from strandline.node.flight.failures import asking
 from strandline.node.flight.security import ClientSecurity, check_calling
+from strandline.storage.process import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0
 MESSAGE_BYTES: Final = 1 << 30
@@ -24,6 +24,7 @@ _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
 _RECONNECT_MS: Final = (50, 1000)
 
 
+@bound_to_process()
 class Channel:
     """Calls to one node. Connects when it is first used, and again by itself when the connection was lost."""
 
@@ -46,7 +47,6 @@ class Channel:
         self.url = url
         self.timeout = timeout
         self._headers = [] if security.token is None else [(b"authorization", f"Bearer {security.token}".encode())]
-        self._process = os.getpid()
         self._client: Any = fl.FlightClient(
             url,
             tls_root_certs=security.roots,
@@ -62,15 +62,11 @@ class Channel:
                 ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
             ],
         )
+        self._origin = Origin(f"The connection to {url}", self)
 
     @property
     def client(self) -> Any:
         """The client of Flight beneath."""
-        if self._process != os.getpid():
-            raise UsedAcrossFork(
-                f"The connection to {self.url} was made by the process {self._process} and used in a forked child of "
-                "it, where it would hang: make another one here."
-            )
         return self._client
 
     def options(self, timeout: float | None) -> Any:
@@ -128,8 +124,7 @@ class Channel:
 
     def close(self) -> None:
         """Let go of the connection; closing twice is fine."""
-        if self._process == os.getpid():
-            self._client.close()
+        self._client.close()
 
 
 def end_exchange(writer: Any, reader: Any) -> None:

@@ -38,6 +38,7 @@ from strandline.node.flight.values import (
 )
 from strandline.node.registry import Progress
 from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.process import Origin, bound_to_process
 
 _SNAPSHOT_SECONDS: Final = 300.0
 _FETCHED: Final = 64 << 20
@@ -51,6 +52,7 @@ _WHAT: Final = "an acknowledgement"
 T = TypeVar("T")
 
 
+@bound_to_process()
 @final
 class FlightUpstream:
     """Another node over Flight. Satisfies :class:`~strandline.node.contract.Upstream`. Safe in threads.
@@ -78,6 +80,7 @@ class FlightUpstream:
         self._clock = clock
         self._acknowledging = threading.Lock()
         self._reports: _Reports | None = None
+        self._origin = Origin(f"The connection to {url}", self)
 
     def __repr__(self) -> str:
         return f"FlightUpstream({self._channel.url!r})"

@@ -25,11 +25,13 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.streams import read_schema
 from strandline.node.flight.values import answer, read_commit, read_status, read_topology
 from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.process import Origin, bound_to_process
 
 _PART_BYTES = 16 << 20
 """Batches are sent in parts of about this size, whatever size they have: a node limits its messages."""
 
 
+@bound_to_process()
 @final
 class RemoteLog:
     """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads."""
@@ -40,6 +42,7 @@ class RemoteLog:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``; connects when it is first used."""
         self._channel = Channel(url, security=security, timeout=timeout)
         self._clock = clock
+        self._origin = Origin(f"The remote log {url}", self)
 
     def __repr__(self) -> str:
         return f"RemoteLog({self._channel.url!r})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, 
 from strandline.node.flight.values import write_commit
 from strandline.node.registry import Progress
 from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 _PATIENCE: Final = 1.0
 """For so many seconds closing waits for the streams to end."""
@@ -39,6 +39,7 @@ _LOOK: Final = 0.01
 _CALL: Final = "call"
 
 
+@bound_to_process(keep=("port", "url"))
 @final
 class FlightNode:
     """Serves a node over Arrow Flight, from when it is made until it is closed. Does not close the node itself.
@@ -80,9 +81,10 @@ class FlightNode:
         )
         self._clock = clock
         self._ending: threading.Thread | None = None
-        self._process = os.getpid()
         _let_exit(self._server)
         _NODES.add(self)
+        self._origin = Origin(f"The server {self.url}", self)
+        call_in_child(self, _NODES.discard)
 
     @property
     def port(self) -> int:
@@ -116,10 +118,9 @@ class FlightNode:
                 self._ending.join(_LOOK)
 
     def _leave(self) -> None:
-        if self._process == os.getpid():
-            self.close()
-            if self._ending is not None:
-                self._ending.join(_EXIT_PATIENCE)
+        self.close()
+        if self._ending is not None:
+            self._ending.join(_EXIT_PATIENCE)
 
     def __enter__(self) -> Self:
         return self
