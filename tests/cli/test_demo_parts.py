@@ -257,9 +257,30 @@ def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     done = run("demo")
     assert done.exit_code == status, done.output
     assert ("WRONG" if status else "EXACT: both tables") in done.stdout
-    (report,) = tmp_path.iterdir()
+    (home,) = tmp_path.iterdir()
+    assert home.stat().st_mode & 0o777 == 0o700
+    (report,) = home.iterdir()
     assert done.stdout.splitlines()[-1] == f"Report: {report}"
     assert report.suffix == ".html"
+
+
+def test_the_demo_writes_through_no_link_that_somebody_put_beside_its_folder(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    made = tempfile.mkdtemp
+
+    def watched(**options: str) -> str:
+        home = made(**options)
+        Path(f"{home}.html").symlink_to(mine)  # by somebody who watches the folder of temporary files
+        return home
+
+    monkeypatch.setattr(command, "_play", lambda *_, **__: told())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "mkdtemp", watched)
+    assert run("demo").exit_code == 0
+    assert mine.read_text() == "mine"
 
 
 def test_a_story_is_json() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
+from strandline.storage.modes import file_mode
 
 _PAGE: Final = 4096
 """So few bytes at the beginning of a file can be written over in memory."""
@@ -99,7 +100,7 @@ class LocalAppendFile:
         self._page: mmap.mmap | None = None
         """The first bytes of the file, in memory, once they were written over."""
         with speaking(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
 
     def size(self) -> int:
         """How many bytes it has."""

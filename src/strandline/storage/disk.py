@@ -8,10 +8,12 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from strandline.model.errors import NotFound, StorageError
+from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.appending import STROKE, LocalAppendFile, speaking, write_all
+from strandline.storage.modes import file_mode, folder_mode
 
 
 class FolderRow(NamedTuple):
@@ -104,14 +106,31 @@ class Disk(Protocol):
         """What is in the folder, by name; ``[]`` if there is none."""
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
-        """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind."""
+        """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind.
+
+        Waits for whoever holds it, for a bounded time: then it is a ``StorageError`` that names the lock.
+        """
 
     def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
         """The same without waiting: the block is given True if it holds the lock, False if someone else does."""
 
 
+LOCK_TIMEOUT: Final = 60.0
+"""How long a lock is waited for, in seconds. Whoever holds one writes one small object, and lets go of it."""
+_FIRST_LOOK: Final = 0.0005
+_LONGEST_LOOK: Final = 0.02
+
+
 class LocalDisk:
-    """The machine's own file system."""
+    """The machine's own file system. What it creates is its owner's alone, unless ``STRANDLINE_UMASK`` says otherwise.
+
+    What exists keeps its mode.
+    """
+
+    def __init__(self, *, lock_timeout: float = LOCK_TIMEOUT, clock: Clock = CLOCK) -> None:
+        """Wait for locks up to ``lock_timeout`` seconds."""
+        self._lock_timeout = lock_timeout
+        self._clock = clock
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file, or ``NotFound``."""
@@ -144,7 +163,7 @@ class LocalDisk:
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create, write and fsync a file; what could not be written whole is removed again."""
         with speaking(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
             try:
                 write_all(descriptor, parts)
                 os.fsync(descriptor)
@@ -164,7 +183,7 @@ class LocalDisk:
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             with speaking(target):
-                made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
                 try:
                     while piece := os.read(found, STROKE):
                         write_all(made, [piece])
@@ -223,7 +242,7 @@ class LocalDisk:
         with speaking(path):
             # Two processes may create the same folder at once; both then sync the name, which is harmless.
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path)
+                os.mkdir(path, folder_mode())
             if not os.path.isdir(path):
                 raise StorageError(f"{path} is in the way: a folder is needed there, and it is a file.")
         self.sync_folder(parent or ".")
@@ -250,7 +269,20 @@ class LocalDisk:
     @contextlib.contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
-        descriptor, _ = _lock(path, fcntl.LOCK_EX)
+        # Not a blocking call: anybody who can open the file can hold its lock, and would stop us without a word.
+        deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_LOOK
+        while True:
+            descriptor, held = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if held:
+                break
+            os.close(descriptor)
+            if self._clock.monotonic() >= deadline:
+                raise StorageError(
+                    f"The lock {path} was held by another process for {self._lock_timeout:g} s; nothing was changed. "
+                    f"Find out who holds it ('fuser {path}'), end that, and try again."
+                )
+            self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_LOOK)
         try:
             yield
         finally:
@@ -270,7 +302,7 @@ def _lock(path: str, how: int) -> tuple[int, bool]:
     """The lock's file, open, and whether it is held."""
     with speaking(path):
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
             try:
                 fcntl.flock(descriptor, how)
                 if os.fstat(descriptor).st_nlink:

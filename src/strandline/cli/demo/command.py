@@ -52,15 +52,15 @@ def demo(
         raise typer.BadParameter(f"--dir {dir} is not empty.")
     _check_extras()
     shape = Shape(records, keys, producers, seed)
-    home = Path(tempfile.mkdtemp(prefix="strandline-demo-")) if dir is None else dir.absolute()
+    home, report = _own_folder(dir), None
     try:
         with _terminated_like_interrupted():
             story = _play(shape, home, quiet=json)
-        report = (home if dir or keep else Path(tempfile.gettempdir())) / f"{home.name}.html"
+        report = home / "report.html"
         report.write_text(page(story), encoding="utf-8")
     finally:
         if dir is None and not keep:
-            shutil.rmtree(home, ignore_errors=True)
+            _leave(home, report)
     if json:
         show.document({**story.fields(), "report": str(report)})
     else:
@@ -68,6 +68,29 @@ def demo(
         print(f"Report: {report}")
     if not story.outcome.exact:
         raise typer.Exit(1)
+
+
+def _own_folder(asked: Path | None) -> Path:
+    """A new folder that nobody else can have prepared: nothing is written outside of it."""
+    if asked is None:
+        return Path(tempfile.mkdtemp(prefix="strandline-demo-"))
+    home = asked.absolute()
+    if not home.exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700)
+    return home
+
+
+def _leave(home: Path, report: Path | None) -> None:
+    """Remove all but the report."""
+    if report is None:
+        shutil.rmtree(home, ignore_errors=True)
+        return
+    for found in home.iterdir():
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found, ignore_errors=True)
+        elif found != report:
+            found.unlink(missing_ok=True)
 
 
 def _check_extras() -> None:

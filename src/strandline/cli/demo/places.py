@@ -87,7 +87,7 @@ class Places:
     def prepare(self) -> None:
         """Make the folders that nobody else makes."""
         for folder in ("markers", "output", "checkpoints", "tables"):
-            (self.home / folder).mkdir(parents=True, exist_ok=True)
+            (self.home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def tell(place: Path, fact: Any = None) -> None:
