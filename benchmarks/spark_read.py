@@ -183,7 +183,7 @@ def _task_memory(folder: Path) -> list[Result]:
     count, size = 200_000, 1000
     table = pa.table({"key": [b"%d" % n for n in range(count)], "value": [os.urandom(size) for _ in range(count)]})
     for _ in range(3):
-        with log.producer(batch_bytes=512 << 20) as producer:
+        with log.producer(batch_bytes=256 << 20) as producer:
             producer.append_batch(table)
     done = subprocess.run([sys.executable, "-c", TASK, log.url], capture_output=True, text=True, check=True)
     value = int(done.stdout) / table.nbytes

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import struct
+from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from strandline.formats.batch import BatchInfo, encode_batch
 from strandline.formats.block import Compression, encode_page
 from strandline.formats.checksum import crc32c
 from strandline.formats.head import encode_head
 from strandline.formats.queue import encode_manifest, encode_queue_batch, encode_values
+from strandline.formats.segment_file import (
+    FACTS_KEY,
+    SEGMENT_SCHEMA,
+    SegmentFacts,
+    chunks_of,
+    decode_tail,
+    encode_block,
+    footer_size,
+    tail_size,
+)
+from strandline.formats.segment_records import decode_group
+from strandline.formats.segment_writer import SegmentWriter
+from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
 from strandline.model.queue import QueueEntry, QueueManifest
-from strandline.model.records import record_batch
+from strandline.model.records import record_batch, with_offsets
 from strandline.model.stamp import OpId, Stamped
 
 WRITER = WriterId(UUID(int=0xABCD))
@@ -114,3 +131,79 @@ def some_manifest() -> QueueManifest:
 
 def manifest_bytes() -> bytes:
     return encode_manifest(some_manifest())
+
+
+# --- segments --------------------------------------------------------------------------------------------------
+
+
+def segment_bytes(*counts: int, **options: Any) -> bytes:
+    """A segment as its own writer makes it: a batch of so many records each."""
+    writer = SegmentWriter(0, **options)
+    for number, count in enumerate(counts):
+        records = with_offsets([some_records(count, first=writer.next)], writer.next)
+        writer.add(records, term=number // 2, listed=1000 + number)
+    return b"".join(writer.finish(log_id=UUID(int=7), partition=3, segment=UUID(int=8)).parts)
+
+
+def forged_segment(table: pa.Table, **options: Any) -> bytes:
+    """A table, with its offsets and listing times, as one row group of a segment that Parquet writes by these options.
+
+    All checksums are right.
+    """
+    sink = pa.BufferOutputStream()
+    last = table.num_rows - 1
+    facts = SegmentFacts(
+        log_id=UUID(int=7),
+        partition=3,
+        segment=UUID(int=8),
+        start=0,
+        end=last,
+        terms=((0, 0),),
+        max_timestamp=0,
+    )
+    with pq.ParquetWriter(sink, table.schema, write_statistics=False, **options) as writer:
+        writer.write_table(table, row_group_size=table.num_rows)
+        writer.add_key_value_metadata({FACTS_KEY: facts.encode()})
+    data = sink.getvalue().to_pybytes()
+    footer = data[len(data) - footer_size(data, "it") :]
+    return sealed_segment(data[: len(data) - len(footer)], footer, pq.read_metadata(io.BytesIO(data)))
+
+
+def sealed_segment(before: bytes, footer: bytes, metadata: Any, listed: int = 0) -> bytes:
+    """The columns, a block of right checksums where ``metadata`` says that columns are, and the footer."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    sums = [
+        [crc32c(before[chunk.start : chunk.next]) for chunk in chunks_of(group, [0] * group.num_columns)]
+        for group in groups
+    ]
+    return before + encode_block(sums, [listed] * len(groups), crc32c(before), footer) + footer
+
+
+def reseal_tail(data: bytes) -> bytes:
+    """The same bytes with a right checksum of the tail, if there is one."""
+    try:
+        footer = footer_size(data, "it")
+        size = tail_size(data, "it")
+    except (CorruptData, UnsupportedVersion):
+        return data
+    if size > len(data):
+        return data
+    end = len(data) - footer
+    checksum = crc32c(
+        data[end:],
+        crc32c(data[end - 21 : end - 9] + bytes(4) + data[end - 5 : end], crc32c(data[len(data) - size : end - 21])),
+    )
+    return data[: end - 9] + struct.pack("<I", checksum) + data[end - 5 :]
+
+
+def read_segment(data: bytes, columns: Sequence[str] = SEGMENT_SCHEMA.names) -> pa.Table:
+    """Everything in a segment, as its own reader gives it."""
+    size = tail_size(data, "it")
+    if size > len(data):
+        raise CorruptData("it is shorter than its tail")
+    tail, _ = decode_tail(data[len(data) - size :], "it", before=len(data) - size)
+    batches = []
+    for number in range(len(tail)):
+        pieces = [(piece, data[piece.start : piece.next]) for piece in tail.ranges(number, columns)]
+        batches += decode_group(tail, number, columns, pieces)
+    return pa.Table.from_batches(batches)

@@ -9,8 +9,9 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from strandline.formats.arrow_stream import _field, _pointer, _read
 from strandline.formats.batch import decode_batch
-from strandline.formats.block import Compression, _field, _pointer, _read
+from strandline.formats.block import Compression
 from strandline.formats.head import decode_head
 from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.errors import CorruptData

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.formats.block import (
-    _END,
+    END,
     Compression,
     encode_page,
     frame_pages,
@@ -153,7 +153,7 @@ def test_a_batch_that_does_not_hold_records_cannot_become_a_page():
 def test_a_block_without_metadata_has_the_bytes_that_it_always_had():
     page = encode_page(two_records(), Compression.NONE)
     plain = b"".join(frame_pages([page]))
-    assert plain == RECORD_SCHEMA.serialize().to_pybytes() + b"".join(page) + _END
+    assert plain == RECORD_SCHEMA.serialize().to_pybytes() + b"".join(page) + END
     assert b"".join(frame_pages([page], {})) == plain
 
 
@@ -319,7 +319,7 @@ def test_hostile_metadata_gives_a_value_or_corrupt_data():
 
 def test_metadata_may_be_any_bytes_and_is_given_as_found():
     schema = RECORD_SCHEMA.with_metadata({b"\xff\x00": b"\xfe"}).serialize().to_pybytes()
-    assert read_block(memoryview(schema + _END), "it", Compression.NONE).metadata == {b"\xff\x00": b"\xfe"}
+    assert read_block(memoryview(schema + END), "it", Compression.NONE).metadata == {b"\xff\x00": b"\xfe"}
 
 
 def test_counts_that_differ_from_the_records_are_refused():

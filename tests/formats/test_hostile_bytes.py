@@ -150,7 +150,7 @@ def bomb(announced: int) -> bytes:
 @pytest.mark.parametrize("announced", [2**31, 2**40, 2**62, -2, -(2**62)])
 def test_a_buffer_that_announces_more_than_a_batch_may_hold_is_never_allocated(announced):
     before = pa.default_memory_pool().max_memory()
-    with pytest.raises(CorruptData, match="announces"):
+    with pytest.raises(CorruptData, match=r"announces?"):
         decode_batch(bomb(announced), "it")
     assert pa.default_memory_pool().max_memory() - before < 64 << 20
 
@@ -160,13 +160,13 @@ def test_many_pages_that_announce_a_lot_together_are_refused():
     page = encode_page(record, Compression.ZSTD)
     data = b"".join(encode_batch([page] * 7, BatchInfo(Compression.ZSTD, 7, 7, 0, 0, WRITER, 0)))
     assert len(data) < 1 << 20
-    with pytest.raises(CorruptData, match="announces more than"):
+    with pytest.raises(CorruptData, match="announce more than"):
         decode_batch(data, "it")
 
 
 def test_compressed_pages_in_a_batch_that_says_plain_are_refused():
     page = b"".join(encode_page(some_records(), Compression.LZ4))
-    with pytest.raises(CorruptData, match="not stored as its footer says"):
+    with pytest.raises(CorruptData, match="not stored as it says"):
         decode_batch(forged(page, Compression.NONE, count=5), "it")
 
 
@@ -176,7 +176,7 @@ def test_another_schema_than_that_of_records_is_refused():
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     block = sink.getvalue().to_pybytes()
-    with pytest.raises(CorruptData, match="does not hold records but \\['x'\\]"):
+    with pytest.raises(CorruptData, match=r"does not hold .* but \['x'\]"):
         decode_batch(reseal_batch(block + batch_bytes()[-(48 + 4 + 4 + 7) :]), "it")
 
 

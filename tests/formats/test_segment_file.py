@@ -17,10 +17,10 @@ from strandline.formats.segment_file import (
     SEGMENT_SCHEMA,
     Seal,
     SegmentFacts,
-    decode_group,
     decode_tail,
     tail_size,
 )
+from strandline.formats.segment_records import decode_group
 from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets

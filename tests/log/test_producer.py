@@ -117,10 +117,11 @@ class TestWhenABatchCloses:
     def test_before_it_holds_more_than_a_reader_would_take(
         self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # The real limits are a hundred times as large and in the same proportion. All this compresses well.
+        # The real limits are thirty times as large and in the same proportion. All this compresses well.
         for module in ("log.object.buffer", "model.records"):
             monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
-        monkeypatch.setattr("strandline.formats.block._DECODED_LIMIT", (10 << 20) + (10 << 17))
+        monkeypatch.setattr("strandline.formats.unpacking.PADDED_LIMIT", (10 << 20) + (10 << 17))
+        monkeypatch.setattr("strandline.formats.unpacking._EARLIER_LIMIT", 0)
         with log.producer(linger=NEVER, batch_bytes=5 << 20) as producer:
 
             def work() -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 
+from strandline.formats.arrow_stream import END, ArrowStream, Layout, damaged, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.model.errors import CorruptData, InvalidInput
-from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op, are_operations
+from strandline.model.records import RECORD_SCHEMA, Op, are_operations
 
 
 class Compression(IntEnum):
@@ -32,9 +33,6 @@ class Compression(IntEnum):
             raise InvalidInput(f"Compression is 'none', 'lz4' or 'zstd', not {name!r}.") from error
 
 
-_DECODED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
-"""What decoding may take: a batch, and the padding between its buffers."""
-
 _SMALL: Final = 64 << 10
 """A plain page of up to so many bytes is copied: that takes a sixth of the time that handing over its buffers does."""
 
@@ -42,8 +40,8 @@ _HEAD = struct.Struct("<II")
 """What an Arrow message begins with: a mark, and the length of its head."""
 
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
+_LAYOUT: Final = Layout.of(RECORD_SCHEMA)
 _PLAIN_SCHEMA: Final = bytes(_SCHEMA_MESSAGE)
-_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _OPTIONS: Final = {
     Compression.NONE: pa.ipc.IpcWriteOptions(),
     Compression.ZSTD: pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1)),
@@ -80,7 +78,7 @@ def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
     target = _Gatherer()
     with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
         writer.write_batch(batch)
-    return _without(_without(target.parts, len(_SCHEMA_MESSAGE), 0), len(_END), -1)
+    return _without(_without(target.parts, len(_SCHEMA_MESSAGE), 0), len(END), -1)
 
 
 def page_checksum(page: Parts) -> int:
@@ -116,7 +114,7 @@ def _without(parts: Parts, length: int, end: int) -> Parts:
 def frame_pages(pages: Iterable[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
     """The block made of encoded pages; metadata goes into its schema message."""
     schema = memoryview(_schema_message(metadata)).cast("B") if metadata else _PLAIN_SCHEMA
-    return [schema, *chain.from_iterable(pages), _END]
+    return [schema, *chain.from_iterable(pages), END]
 
 
 def _schema_message(metadata: Mapping[str, str]) -> bytes | bytearray:
@@ -146,13 +144,6 @@ def _serialized(names: Sequence[str], values: Sequence[bytes]) -> bytes:
     return bytes(RECORD_SCHEMA.with_metadata(dict(zip(names, values, strict=True))).serialize().to_pybytes())
 
 
-class Block(NamedTuple):
-    """What a block holds: its record batches, and the metadata of its schema."""
-
-    batches: list[pa.RecordBatch]
-    metadata: dict[bytes, bytes]
-
-
 def decode_block(block: memoryview, where: str, compression: Compression) -> list[pa.RecordBatch]:
     """The record batches of a block, fully validated; zero-copy where the buffers are plain.
 
@@ -161,32 +152,12 @@ def decode_block(block: memoryview, where: str, compression: Compression) -> lis
     return read_block(block, where, compression).batches
 
 
-def read_block(block: memoryview, where: str, compression: Compression) -> Block:
+def read_block(block: memoryview, where: str, compression: Compression) -> ArrowStream:
     """The same, with the metadata: names and values as they were found, which may be any bytes."""
-    stream = pa.BufferReader(pa.py_buffer(block))
-    batches: list[pa.RecordBatch] = []
-    budget = _DECODED_LIMIT
-    try:
-        schema = pa.ipc.read_schema(stream)
-        if not schema.equals(RECORD_SCHEMA):
-            raise CorruptData(f"{where} is damaged: it does not hold records but {schema.names}.")
-        while stream.tell() < len(block) - len(_END):
-            message = pa.ipc.read_message(stream)
-            if message.type != "record batch":
-                raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
-            budget -= _announced_bytes(message, where, compression)
-            if budget < 0:
-                raise CorruptData(f"{where} is damaged: it announces more than {_DECODED_LIMIT:,} bytes.")
-            batch = pa.ipc.read_record_batch(message, RECORD_SCHEMA)
-            batch.validate(full=True)
-            batches.append(batch)
-    except (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError) as error:
-        raise CorruptData(f"{where} is damaged: {str(error).splitlines()[0][:200]}.") from error
-    if bytes(block[stream.tell() :]) != _END:
-        raise CorruptData(f"{where} is damaged: its block does not end where it should.")
-    for batch in batches:
+    found = read_stream(block, _LAYOUT, where, compressed=compression is not Compression.NONE)
+    for batch in found.batches:
         _check_values(batch, where)
-    return Block(batches, dict(schema.metadata or {}))
+    return found
 
 
 def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
@@ -196,7 +167,7 @@ def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
     try:
         schema = pa.ipc.read_schema(pa.BufferReader(pa.py_buffer(block)))
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptData(f"{where} is damaged: {str(error).splitlines()[0][:200]}.") from error
+        raise damaged(error, where) from error
     return dict(schema.metadata or {})
 
 
@@ -206,56 +177,3 @@ def _check_values(batch: pa.RecordBatch, where: str) -> None:
         raise CorruptData(f"{where} is damaged: it holds records without timestamp or operation.")
     if batch.num_rows and not are_operations(ops):
         raise CorruptData(f"{where} is damaged: it holds operations outside {Op.PUT:d} to {Op.PURGE:d}.")
-
-
-# Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
-_MESSAGE_HEADER: Final = 2
-_BATCH_BUFFERS: Final = 2
-_BATCH_COMPRESSION: Final = 3
-_PLAIN_MARK: Final = -1
-
-
-def _announced_bytes(message: pa.Message, where: str, compression: Compression) -> int:
-    """How much memory decoding will take, by the message's own word, read before Arrow believes it."""
-    table = memoryview(message.metadata).cast("B")
-    batch = _pointer(table, _field(table, _read(table, 0, "I"), _MESSAGE_HEADER))
-    compressed = _field(table, batch, _BATCH_COMPRESSION) is not None
-    if compressed != (compression is not Compression.NONE):
-        raise CorruptData(f"{where} is damaged: its buffers are not stored as its footer says.")
-    if not compressed:
-        return len(message.body or b"")
-    body = memoryview(message.body).cast("B")
-    buffers = _pointer(table, _field(table, batch, _BATCH_BUFFERS))
-    total = 0
-    for index in range(_read(table, buffers, "I")):
-        start, length = struct.unpack_from("<qq", table, buffers + 4 + 16 * index)
-        if length == 0:
-            continue
-        if length < 0 or start < 0 or start + length > len(body):
-            raise CorruptData(f"{where} is damaged: a buffer of {length} bytes at {start} is not within its message.")
-        plain = _read(body, start, "q")
-        if plain < _PLAIN_MARK:
-            raise CorruptData(f"{where} is damaged: a buffer announces {plain} bytes.")
-        total += length if plain == _PLAIN_MARK else plain
-    return total
-
-
-def _read(data: memoryview, at: int, kind: str) -> int:
-    if at < 0:
-        raise ValueError("an offset points before the message")
-    return int(struct.unpack_from("<" + kind, data, at)[0])
-
-
-def _field(table: memoryview, start: int, index: int) -> int | None:
-    """Where a flatbuffer table keeps its field, or None if it has none."""
-    directory = start - _read(table, start, "i")
-    if 4 + 2 * index + 2 > _read(table, directory, "H"):
-        return None
-    offset = _read(table, directory + 4 + 2 * index, "H")
-    return start + offset if offset else None
-
-
-def _pointer(table: memoryview, at: int | None) -> int:
-    if at is None:
-        raise ValueError("a message lacks a field")
-    return at + _read(table, at, "I")

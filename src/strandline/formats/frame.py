@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from strandline.formats.block import Block, Compression, Parts, frame_pages, read_block
+from strandline.formats.arrow_stream import ArrowStream
+from strandline.formats.block import Compression, Parts, frame_pages, read_block
 from strandline.formats.checksum import crc32c
 from strandline.model.errors import CorruptData, InvalidInput
 
@@ -118,7 +119,7 @@ def encode_frame(info: FrameInfo, pages: Sequence[Parts], metadata: Mapping[str,
     return [header + sealed, *block, _TRAILER.pack(checksum, length)]
 
 
-def decode_frame(frame: Frame, where: str) -> Block:
+def decode_frame(frame: Frame, where: str) -> ArrowStream:
     """The records and the metadata in a frame that was found whole, fully validated."""
     block = read_block(frame.block, where, frame.info.compression)
     rows = sum(batch.num_rows for batch in block.batches)

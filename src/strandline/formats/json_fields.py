@@ -77,6 +77,22 @@ class Fields:
         """The same, or None."""
         return self.natural(name) if name in self else None
 
+    def whole(self, name: str) -> int:
+        """A whole number that fits 64 bits with its sign."""
+        value = self._fields.get(name)
+        if type(value) is not int or not -LARGEST_NUMBER - 1 <= value <= LARGEST_NUMBER:
+            raise self.refused(f"{name!r} is no whole number in range")
+        return value
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """A list of pairs of whole numbers that fit 63 bits."""
+        values = self._fields.get(name)
+        if not isinstance(values, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in values):  # noqa: PLR2004
+            raise self.refused(f"{name!r} is no list of pairs")
+        if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for pair in values for number in pair):
+            raise self.refused(f"{name!r} has numbers out of range")
+        return tuple((first, second) for first, second in values)
+
     def seconds(self, name: str) -> float:
         """A time that is finite and not negative."""
         value = self._fields.get(name)

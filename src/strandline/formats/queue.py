@@ -12,10 +12,19 @@ import pyarrow.compute as pc
 
 from strandline.formats.block import Compression, Parts
 from strandline.formats.plain_page import read_values
+from strandline.formats.unpacking import check_unpacked, unpacked_limit
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.head import MetadataRange
 from strandline.model.queue import QueueEntry, QueueManifest
-from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
+from strandline.model.records import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_RECORDS,
+    RECORD_SCHEMA,
+    RECORD_WIDTH,
+    TIMESTAMP,
+    Op,
+    no_headers,
+)
 from strandline.model.stamp import Stamped
 
 VERSION: Final = 1
@@ -28,7 +37,6 @@ _PREFIX: Final = 4
 """The bytes of a length before each record."""
 
 _WIDE: Final = pa.large_binary()
-_MAX_COUNT: Final = (1 << 32) - 1
 _MAX_TIME: Final = (1 << 63) - 1
 _MILLISECOND: Final = 1000
 """The wire has milliseconds; everything else here has microseconds."""
@@ -63,10 +71,10 @@ def encode_queue_batch(blocks: Iterable[memoryview], count: int, compression: Co
         raise InvalidInput(f"A queue of version 1 is compressed by 'zstd' or 'none', not {compression.name.lower()!r}.")
     parts: Parts = list(blocks)
     size = sum(map(len, parts))
-    if count > _MAX_COUNT or size > MAX_BATCH_BYTES:
+    if count > MAX_BATCH_RECORDS or size > MAX_BATCH_BYTES:
         raise InvalidInput(
-            f"A batch of {count:,} records and {size:,} bytes is over the limit of {MAX_BATCH_BYTES:,}: append it in "
-            "parts."
+            f"A batch of {count:,} records and {size:,} bytes is over the limit of {MAX_BATCH_RECORDS:,} records and "
+            f"{MAX_BATCH_BYTES:,} bytes: append it in parts."
         )
     if compression is Compression.ZSTD:
         # One frame that tells its size: some readers can do no other.
@@ -91,12 +99,14 @@ def decode_values(data: bytes | memoryview, where: str) -> pa.Array:
         )
     if version != VERSION:
         raise CorruptData(f"{where} is damaged: there is no batch of version {version}. Restore the object.")
+    # What a record takes in memory beside its value, and its length, which are all that is stored of it.
+    beside = count * (RECORD_WIDTH - _PREFIX)
+    check_unpacked(beside, len(view), where)
     if compression == Compression.ZSTD:
-        block = _decompressed(block, where)
+        block = _decompressed(block, where, unpacked_limit(len(view)) - beside)
     elif compression != Compression.NONE:
         raise CorruptData(f"{where} is damaged: it names the unknown compression {compression}.")
-    if len(block) > MAX_BATCH_BYTES:
-        raise CorruptData(f"{where} holds {len(block):,} bytes, over the limit of {MAX_BATCH_BYTES:,} for a batch.")
+    check_unpacked(beside + len(block), len(view), where)
     if count * _PREFIX > len(block):
         raise CorruptData(
             f"{where} is damaged: it announces {count:,} records, more than its {len(block):,} bytes can hold."
@@ -146,19 +156,19 @@ def _times(metadata: Sequence[MetadataRange], count: int, uncovered: int) -> pa.
     return pa.concat_arrays(runs).view(TIMESTAMP) if runs else pa.nulls(0, TIMESTAMP)
 
 
-def _decompressed(block: memoryview, where: str) -> memoryview:
-    """What a zstd block holds, within the limit of a batch; its own word is believed only where it can be true."""
+def _decompressed(block: memoryview, where: str, limit: int) -> memoryview:
+    """What a zstd block holds, within a limit; its own word is believed only where it can be true."""
     announced = _content_size(block)
-    if announced is not None and announced > min(MAX_BATCH_BYTES, len(block) * _DENSEST):
+    if announced is not None and announced > min(limit, len(block) * _DENSEST):
         raise CorruptData(
-            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, and a batch holds at "
-            f"most {MAX_BATCH_BYTES:,}."
+            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, and a batch of so many "
+            f"records holds at most {limit:,}."
         )
     try:
         if announced is not None:
             with contextlib.suppress(OSError):  # several frames, and this is the first one's size; or damage
                 return _expanded(block, announced)
-        return _expanded(block, _counted(block, where))
+        return _expanded(block, _counted(block, where, limit))
     except OSError as error:
         raise CorruptData(f"{where} is damaged: it cannot be decompressed ({error}). Restore the object.") from error
 
@@ -167,15 +177,15 @@ def _expanded(block: memoryview, size: int) -> memoryview:
     return memoryview(_ZSTD.decompress(pa.py_buffer(block), decompressed_size=size)).cast("B")
 
 
-def _counted(block: memoryview, where: str) -> int:
+def _counted(block: memoryview, where: str, limit: int) -> int:
     """How many bytes a block decompresses to, found out by doing it piece by piece and keeping none."""
     size = 0
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(block)), "zstd") as stream:
         # Not read(): where that fails, as it does on damage, pyarrow never frees what it was about to return.
         while (piece := stream.read_buffer(_STEP)).size:
             size += piece.size
-            if size > MAX_BATCH_BYTES:
-                raise CorruptData(f"{where} is damaged: it decompresses to more than {MAX_BATCH_BYTES:,} bytes.")
+            if size > limit:
+                raise CorruptData(f"{where} is damaged: it decompresses to more than {limit:,} bytes.")
     return size
 
 

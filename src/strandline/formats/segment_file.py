@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Final
 from uuid import UUID
 
@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import Fields
+from strandline.formats.thrift import ThriftReader
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 
@@ -37,6 +38,25 @@ SEGMENT_SCHEMA: Final = pa.schema([*READ_SCHEMA, pa.field(LISTED, TIMESTAMP, nul
 """What is stored: the columns that readers see, and when each record's batch was listed."""
 
 FACTS_KEY: Final = b"strandline.segment"
+
+PHYSICAL: Final = (
+    ("offset", "INT64"),
+    ("timestamp", "INT64"),
+    ("op", "INT32"),
+    ("key", "BYTE_ARRAY"),
+    ("value", "BYTE_ARRAY"),
+    ("headers.key_value.key", "BYTE_ARRAY"),
+    ("headers.key_value.value", "BYTE_ARRAY"),
+    ("listed", "INT64"),
+)
+"""The stored columns: names and Parquet's own types."""
+_LEAVES: Final = tuple(path.partition(".")[0] for path, _ in PHYSICAL)
+"""The column that each stored column is part of."""
+_LARGEST_FOOTER: Final = 2 << 20
+_LARGEST_GROUP_FOOTER: Final = 32 << 10
+"""What Parquet's footer may have, and for each group: statistics have up to 4 KiB each, and keys have four."""
+_SHORT_LIST: Final = 64
+_FEW_GROUPS: Final = 256
 
 _MAGIC: Final = b"PAR1"
 _END: Final = struct.Struct("<I4s")
@@ -116,21 +136,19 @@ class SegmentFacts:
         version = fields.natural("version")
         if version > VERSION:
             raise _too_new(where, version)
-        told: Any = json.loads(data)
-        try:
-            terms = tuple((int(term), int(offset)) for term, offset in told["terms"])
-            newest = int(told["max_timestamp"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise fields.refused("its terms or its newest time are missing") from error
-        return cls(
+        facts = cls(
             log_id=fields.uuid("log"),
             partition=fields.natural("partition"),
             segment=fields.uuid("segment"),
             start=fields.natural("start"),
             end=fields.natural("end"),
-            terms=terms,
-            max_timestamp=newest,
+            terms=fields.pairs("terms"),
+            max_timestamp=fields.whole("max_timestamp"),
         )
+        ascends = all(term < later and at <= start for (term, at), (later, start) in pairwise(facts.terms))
+        if facts.start > facts.end or not facts.terms or not ascends or facts.terms[0][1] > facts.start:
+            raise fields.refused("its offsets or its terms are out of order")
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +183,24 @@ class SegmentTail:
     """Where everything in a segment's object is. Immutable; safe in threads."""
 
     def __init__(
-        self, where: str, facts: SegmentFacts, footer: Any, sums: Sequence[Sequence[int]], listed: Sequence[int]
+        self,
+        where: str,
+        facts: SegmentFacts,
+        footer: Any,
+        sums: Sequence[Sequence[int]],
+        listed: Sequence[int],
+        *,
+        rows: Sequence[int],
+        before: int,
     ) -> None:
-        """Use :func:`decode_tail`."""
+        """Use :func:`decode_tail`. There are ``before`` bytes before the tail."""
         self.where = where
         self.facts = facts
         self.footer = footer
         """Parquet's own metadata."""
         self._sums = sums
         self._listed = listed
-        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        self._before = before
         self._firsts = list(accumulate(rows, initial=facts.start))[:-1]
 
     def __len__(self) -> int:
@@ -203,19 +229,24 @@ class SegmentTail:
         number = bisect_left(self._listed, time)
         return None if number == len(self._listed) else number
 
+    def chunks(self, number: int) -> list[ByteRange]:
+        """The bytes of each stored column of a group."""
+        return self._chunks[number]
+
     def ranges(self, number: int, columns: Sequence[str]) -> list[ByteRange]:
         """The bytes of these columns of a group, in the order in which they stand."""
-        return [chunk for chunk, name in zip(self._chunks[number], self._leaves, strict=True) if name in columns]
-
-    @cached_property
-    def _leaves(self) -> list[str]:
-        """The column that each stored column is part of."""
-        schema = self.footer.schema
-        return [schema.column(leaf).path.partition(".")[0] for leaf in range(len(schema))]
+        return [chunk for chunk, name in zip(self._chunks[number], _LEAVES, strict=True) if name in columns]
 
     @cached_property
     def _chunks(self) -> list[list[ByteRange]]:
-        return [chunks_of(self.footer.row_group(number), sums) for number, sums in enumerate(self._sums)]
+        groups = [chunks_of(self.footer.row_group(number), sums) for number, sums in enumerate(self._sums)]
+        if any(
+            chunk.start < len(_MAGIC) or chunk.size < 0 or chunk.next > self._before
+            for each in groups
+            for chunk in each
+        ):
+            raise damaged(self.where, "it has columns outside of itself")
+        return groups
 
 
 def chunks_of(group: Any, sums: Sequence[int]) -> list[ByteRange]:
@@ -245,10 +276,10 @@ def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: i
 def footer_size(data: bytes | memoryview, where: str) -> int:
     """How many bytes Parquet's footer has, with its end, by the last bytes of a file."""
     if len(data) < _END.size:
-        raise _damaged(where, f"{len(data)} bytes cannot be a segment")
+        raise damaged(where, f"{len(data)} bytes cannot be a segment")
     length, magic = _END.unpack(data[-_END.size :])
     if magic != _MAGIC:
-        raise _damaged(where, "it does not end as a Parquet file does")
+        raise damaged(where, "it does not end as a Parquet file does")
     return int(length) + _END.size
 
 
@@ -261,109 +292,74 @@ def tail_size(data: bytes | memoryview, where: str) -> int:
     return footer + _BLOCK_END.size + 4 * groups * leaves + 8 * groups
 
 
-def decode_tail(data: bytes | memoryview, where: str) -> tuple[SegmentTail, int]:
-    """The tail in these bytes, every one of them checked, and the checksum of what is before it."""
+def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_SEGMENT) -> tuple[SegmentTail, int]:
+    """The tail in these bytes, every one of them checked, and the checksum of the ``before`` bytes before it."""
     view = memoryview(data).cast("B")
     footer = footer_size(view, where)
     if len(view) < footer + _BLOCK_END.size:
-        raise _damaged(where, "its footer is longer than itself")
+        raise damaged(where, "its footer is longer than itself")
     at = len(view) - footer - _BLOCK_END.size
-    groups, leaves, before, checksum = _block_end(view[: at + _BLOCK_END.size], where)
-    if at != 4 * groups * leaves + 8 * groups:
-        raise _damaged(where, f"the checksums of {groups} groups of {leaves} columns do not fit")
-    end = _BLOCK_END.pack(groups, leaves, before, 0, VERSION, _BLOCK_MAGIC)
+    groups, leaves, before_checksum, checksum = _block_end(view[: at + _BLOCK_END.size], where)
+    if at != 4 * groups * leaves + 8 * groups or leaves != len(_LEAVES) or not groups:
+        raise damaged(where, f"the checksums of {groups} groups of {leaves} columns do not fit")
+    end = _BLOCK_END.pack(groups, leaves, before_checksum, 0, VERSION, _BLOCK_MAGIC)
     if crc32c(view[-footer:], crc32c(end, crc32c(view[:at]))) != checksum:
-        raise _damaged(where, "the checksum of its tail is wrong")
+        raise damaged(where, "the checksum of its tail is wrong")
     numbers = struct.unpack_from(f"<{groups * leaves}I{groups}q", view)
     sums = [numbers[row * leaves : (row + 1) * leaves] for row in range(groups)]
-    parquet, facts = _decode_footer(view[-footer:], where)
-    tail = SegmentTail(where, facts, parquet, sums, numbers[groups * leaves :])
-    rows = parquet.num_rows
-    if parquet.num_row_groups != groups or len(parquet.schema) != leaves or facts.end + 1 - facts.start != rows:
-        raise _damaged(where, f"it holds {rows} records, and says that they are {facts.start} to {facts.end}")
-    return tail, before
+    listed = numbers[groups * leaves :]
+    parquet, facts = _decode_footer(view[-footer:], groups, where)
+    rows = [parquet.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+    fits = len(rows) == groups and min(rows) > 0 and facts.end + 1 - facts.start == sum(rows) == parquet.num_rows
+    if not fits or any(parquet.row_group(number).num_columns != leaves for number in range(groups)):
+        raise damaged(
+            where, f"it holds {parquet.num_rows} records, and says that they are {facts.start} to {facts.end}"
+        )
+    if any(earlier > later for earlier, later in pairwise(listed)):
+        raise damaged(where, "its groups were listed in another order than they stand")
+    return SegmentTail(where, facts, parquet, sums, listed, rows=rows, before=before), before_checksum
 
 
 def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:
     groups, leaves, before, checksum, version, magic = _BLOCK_END.unpack_from(view, len(view) - _BLOCK_END.size)
     if magic != _BLOCK_MAGIC:
-        raise _damaged(where, "it has no checksums before its footer: strandline did not write it, or not as it is")
+        raise damaged(where, "it has no checksums before its footer: strandline did not write it, or not as it is")
     if version > VERSION:
         raise _too_new(where, version)
     return groups, leaves, before, checksum
 
 
-def _decode_footer(data: memoryview, where: str) -> tuple[Any, SegmentFacts]:
+def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, SegmentFacts]:
+    if len(data) > _LARGEST_FOOTER + groups * _LARGEST_GROUP_FOOTER:
+        raise damaged(where, f"its footer has {len(data):,} bytes for {groups:,} groups")
     try:
+        if groups > _FEW_GROUPS:
+            _count_structures(data, groups)
         # The footer alone is a file to Parquet: it looks at the rest only when it is asked for records.
-        parquet = pq.read_metadata(pa.BufferReader(pa.py_buffer(_MAGIC + data)))
+        with pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(_MAGIC + data)),
+            pre_buffer=False,
+            thrift_string_size_limit=_LARGEST_FOOTER,
+            thrift_container_size_limit=max(groups, _SHORT_LIST),
+        ) as file:
+            parquet = file.metadata
         schema = parquet.schema.to_arrow_schema().remove_metadata()
         told = (parquet.metadata or {}).get(FACTS_KEY)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(where, f"its footer cannot be read ({error})") from error
-    if told is None or not schema.equals(SEGMENT_SCHEMA):
-        raise _damaged(where, f"it has the columns {schema.names} and is no segment")
+        leaves = [parquet.schema.column(leaf) for leaf in range(len(parquet.schema))]
+        physical = tuple((leaf.path, leaf.physical_type) for leaf in leaves)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise damaged(where, f"its footer cannot be read ({str(error)[:200]})") from error
+    if told is None or not schema.equals(SEGMENT_SCHEMA) or physical != PHYSICAL:
+        raise damaged(where, f"it has the columns {str(schema.names)[:200]} and is no segment")
     return parquet, SegmentFacts.decode(told, where)
 
 
-# --- the records -----------------------------------------------------------------------------------------------
-
-
-def decode_group(
-    tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
-) -> list[pa.RecordBatch]:
-    """These columns of a group, from the bytes of the ranges that :meth:`SegmentTail.ranges` names, each checked."""
-    for piece, data in pieces:
-        if len(data) != piece.size or crc32c(data, 0) != piece.checksum:
-            raise _damaged(tail.where, f"the checksum of bytes {piece.start} to {piece.next - 1} is wrong")
-    group = tail.group(number)
-    try:
-        source = pa.PythonFile(_Pieces(pieces), mode="r")
-        with pq.ParquetFile(source, metadata=tail.footer, pre_buffer=False) as file:
-            table = file.read_row_group(number, columns=list(columns), use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(tail.where, f"its row group {number} cannot be read ({error})") from error
-    if table.num_rows != group.next - group.first:
-        raise _damaged(tail.where, f"its row group {number} holds {table.num_rows} records")
-    wanted = pa.schema([SEGMENT_SCHEMA.field(name) for name in columns])
-    batches: list[pa.RecordBatch] = table.select(list(columns)).cast(wanted).to_batches()
-    return batches
-
-
-class _Pieces:
-    """A file of which only some pieces are there, to read from; asking for others is an error."""
-
-    closed = False
-
-    def __init__(self, pieces: Sequence[tuple[ByteRange, bytes | memoryview]]) -> None:
-        self._pieces = sorted(pieces, key=lambda piece: piece[0].start)
-        self._starts = [piece.start for piece, _ in self._pieces]
-        self._position = 0
-
-    def read(self, size: int) -> memoryview:
-        number = bisect_right(self._starts, self._position) - 1
-        piece, data = self._pieces[number]
-        start = self._position - piece.start
-        if number < 0 or start + size > piece.size:
-            raise OSError(f"bytes {self._position} to {self._position + size - 1} are not where they should be")
-        self._position += size
-        return memoryview(data)[start : start + size]
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        self._position = LARGEST_SEGMENT if whence else position
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        return
+def _count_structures(footer: memoryview, groups: int) -> None:
+    """``ValueError`` for a footer with more structures than its groups have: each takes much more memory than bytes."""
+    reader = ThriftReader(footer)
+    reader.skip_struct()
+    if reader.structs > _SHORT_LIST * (groups + _SHORT_LIST):
+        raise ValueError(f"{reader.structs:,} structures are too many")
 
 
 def check_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
@@ -379,5 +375,6 @@ def _too_new(where: str, version: int) -> UnsupportedVersion:
     )
 
 
-def _damaged(where: str, what: str) -> CorruptData:
+def damaged(where: str, what: str) -> CorruptData:
+    """The error that says what is wrong with a segment."""
     return CorruptData(f"{where} is damaged: {what}. Restore the object; retrying does not help.")

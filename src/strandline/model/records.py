@@ -15,10 +15,16 @@ import pyarrow.compute as pc
 from strandline.model.errors import InvalidInput
 
 MAX_RECORD_BYTES: Final = 256 << 20
-"""No single key or value may be larger than this."""
+"""No single key or value may be larger than this, nor a record that is appended by itself."""
 
-MAX_BATCH_BYTES: Final = 1 << 30
-"""No batch may hold more than this, uncompressed."""
+MAX_BATCH_BYTES: Final = MAX_RECORD_BYTES + MAX_RECORD_BYTES // 8
+"""No batch may hold more than this, uncompressed: the largest record, and room for what Arrow puts around it."""
+
+MAX_BATCH_RECORDS: Final = 1 << 24
+"""No batch may hold more records than this, be they all empty."""
+
+RECORD_WIDTH: Final = 21
+"""Bytes that any record takes in memory: its timestamp, its operation, and where its key, value and headers end."""
 
 
 class Op(IntEnum):
@@ -30,6 +36,7 @@ class Op(IntEnum):
 
 
 _OPS: Final = bytes(Op)
+_FEW_ROWS: Final = 8
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.map_(pa.string(), pa.binary())
@@ -100,10 +107,16 @@ def conform(source: RecordSource, *, now: int) -> list[pa.RecordBatch]:
         )
     if table.num_rows == 0:
         raise InvalidInput("A batch must hold at least one record.")
+    if table.num_rows > MAX_BATCH_RECORDS:
+        raise InvalidInput(
+            f"A batch of {table.num_rows:,} records is over the limit of {MAX_BATCH_RECORDS:,}: append it in parts."
+        )
     if not table.schema.equals(RECORD_SCHEMA):
         table = _cast(table, now)
     _check_values(table)
-    return [batch for batch in table.to_batches() if batch.num_rows]
+    batches = [batch for batch in table.to_batches() if batch.num_rows]
+    # Each batch is stored as a page, with a head and with padding: in pages of a few records that would be most of it.
+    return table.combine_chunks().to_batches() if table.num_rows < _FEW_ROWS * (len(batches) - 1) else batches
 
 
 def are_operations(ops: pa.Array) -> bool:
@@ -127,15 +140,46 @@ def _check_values(table: pa.Table) -> None:
         longest = pc.max(pc.binary_length(table.column(name))).as_py() or 0
         if longest > MAX_RECORD_BYTES:
             raise InvalidInput(f"A {name} of {longest:,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
-    if table.nbytes > MAX_BATCH_BYTES:
-        raise InvalidInput(
-            f"A batch of {table.nbytes:,} bytes is over the limit of {MAX_BATCH_BYTES:,}: append it in parts."
-        )
+    check_batch_bytes(table.nbytes)
+
+
+def check_batch_bytes(size: int) -> None:
+    """``InvalidInput`` if no batch may hold so many bytes."""
+    if size > MAX_BATCH_BYTES:
+        raise InvalidInput(f"A batch of {size:,} bytes is over the limit of {MAX_BATCH_BYTES:,}: append it in parts.")
+
+
+def _shared_bytes(column: pa.ChunkedArray | pa.Array) -> int:
+    """What the values of a column take that are stored once and used by many rows, with a copy for each row."""
+    if isinstance(column, pa.ChunkedArray):
+        return sum(map(_shared_bytes, column.chunks))
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not _is_text(kind.value_type):
+            return 0
+        lengths = pc.binary_length(column.dictionary).cast(pa.int64())
+        return pc.sum(lengths.take(column.indices)).as_py() or 0
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        # A view is 16 bytes, of which the first four are its length.
+        views = memoryview(column.buffers()[1] or b"").cast("B").cast("i")
+        return sum(views[4 * column.offset : 4 * (column.offset + len(column)) : 4])
+    if pa.types.is_map(kind):
+        ends = column.offsets
+        first, count = ends[0].as_py(), ends[-1].as_py() - ends[0].as_py()
+        return sum(_shared_bytes(part.slice(first, count)) for part in (column.keys, column.items))
+    return 0
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    is_narrow = pa.types.is_binary(kind) or pa.types.is_string(kind)
+    return bool(is_narrow or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind))
 
 
 def _cast(table: pa.Table, now: int) -> pa.Table:
     defaults = {"timestamp": pa.scalar(now, TIMESTAMP), "op": pa.scalar(int(Op.PUT), pa.int8())}
     columns = []
+    # Before anything is cast: values that are shared would each become a copy.
+    check_batch_bytes(table.num_rows * RECORD_WIDTH + sum(map(_shared_bytes, table.columns)))
     for field in RECORD_SCHEMA:
         if field.name in table.column_names:
             try:

@@ -19,10 +19,10 @@ from strandline.formats.segment_file import (
     Seal,
     SegmentFacts,
     SegmentTail,
-    decode_group,
     decode_tail,
     tail_size,
 )
+from strandline.formats.segment_records import decode_group
 from strandline.formats.segment_writer import EncodedSegment
 from strandline.log.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Limit
@@ -115,7 +115,7 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
             f"{where} is damaged: it is not the {seal.size} bytes that were written there. Restore the object, or "
             "remove the segment."
         )
-    tail, _ = decode_tail(kept[0], where)
+    tail, _ = decode_tail(kept[0], where, before=seal.size - seal.tail)
     return _agreeing(tail.facts, segment, where)
 
 
@@ -132,7 +132,7 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
             raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
         end = _whole(store, path, size - length, length, "it was listed with more")
         length = tail_size(end, where)
-    tail, before = decode_tail(memoryview(end)[len(end) - length :], where)
+    tail, before = decode_tail(memoryview(end)[len(end) - length :], where, before=size - length)
     checksum = 0
     for at in range(0, size - length, _STROKE):
         checksum = crc32c(_whole(store, path, at, min(_STROKE, size - length - at), "it ends there"), checksum)
@@ -365,4 +365,4 @@ def _read_tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, in
         raise _missing(store, path, *offsets) from error
     if crc32c(data, 0) != seal.tail_checksum:
         raise CorruptData(f"{where} is damaged: the checksum of its tail is wrong. Restore the object.")
-    return decode_tail(data, where)[0]
+    return decode_tail(data, where, before=seal.size - seal.tail)[0]

@@ -17,7 +17,7 @@ from strandline.log.object.shipper import Drafting, Shipper
 from strandline.log.object.workers import Bell
 from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
 from strandline.model.head import MetadataRange
-from strandline.model.records import MAX_BATCH_BYTES
+from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 from strandline.storage.ambient import Clock
 from strandline.storage.process import Origin, call_in_child
 
@@ -45,10 +45,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         least = min(self.batch_bytes, self.budget, self.uploads)
-        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_BATCH_BYTES // 2:
+        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_RECORD_BYTES:
             raise InvalidInput(
                 "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
-                f"{MAX_BATCH_BYTES // 2:,}."
+                f"{MAX_RECORD_BYTES:,}."
             )
 
 

@@ -14,7 +14,15 @@ from strandline.log.object.buffer import MAX_METADATA, Buffer, Limits
 from strandline.log.object.committer import Committer
 from strandline.log.object.handles import BatchHandle, EntriesHandle, RecordHandle
 from strandline.log.object.outbox import Outbox
-from strandline.log.object.rows import ONLY_VALUES, Headers, check_opaque, check_rare, check_size, check_timestamp
+from strandline.log.object.rows import (
+    ONLY_VALUES,
+    Headers,
+    check_opaque,
+    check_rare,
+    check_size,
+    check_timestamp,
+    header_bytes,
+)
 from strandline.log.object.shipper import Shipper
 from strandline.log.object.workers import Bell
 from strandline.model.errors import InvalidInput
@@ -114,13 +122,13 @@ class Producer:
                 raise InvalidInput(ONLY_VALUES)
         elif key is not None:
             raise InvalidInput(_TYPES)
-        if large:
-            check_size(key, value)
         if op or headers is not None:
             headers, op = check_rare(op, headers), int(op)
-            large = large or (headers is not None and sum(map(len, headers.values())) >= _LARGE)
+            large = large or (headers is not None and header_bytes(headers) >= _LARGE)
             if buffer.opaque and (op or headers):
                 raise InvalidInput(ONLY_VALUES)
+        if large:
+            check_size(key, value, headers)
         if timestamp is not None:
             check_timestamp(timestamp)
         if buffer.full:

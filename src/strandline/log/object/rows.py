@@ -108,11 +108,18 @@ def _numbers(kind: pa.DataType, data: array[int] | bytes) -> pa.Array:
     return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])
 
 
-def check_size(*parts: bytes | None) -> None:
-    """Refuse a key or value that no batch may hold."""
-    for part in parts:
-        if part is not None and len(part) > MAX_RECORD_BYTES:
-            raise InvalidInput(f"A key or value of {len(part):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+def check_size(key: bytes | None, value: bytes | None, headers: Headers | None) -> None:
+    """Refuse a record that no batch may hold."""
+    size = len(key or b"") + len(value or b"") + header_bytes(headers or {})
+    if size > MAX_RECORD_BYTES:
+        raise InvalidInput(
+            f"A record of {size:,} bytes (key, value and headers) is over the limit of {MAX_RECORD_BYTES:,}."
+        )
+
+
+def header_bytes(headers: Headers) -> int:
+    """What headers take in a batch: their names and values, and where each of them ends."""
+    return sum(len(name.encode()) + len(value) + 8 for name, value in headers.items())
 
 
 def check_timestamp(timestamp: int) -> None:
@@ -138,11 +145,9 @@ def check_rare(op: int, headers: Headers | None) -> Headers | None:
         return None
     try:
         kept = dict(headers.items())
-        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
+        "".join(kept).encode()
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"Headers map text to bytes: {error}.") from error
     if not all(type(name) is str and type(value) is bytes for name, value in kept.items()):
         raise InvalidInput("Headers map text to bytes.")
-    if size > MAX_RECORD_BYTES:
-        raise InvalidInput(f"Headers of {size:,} bytes are over the limit of {MAX_RECORD_BYTES:,}.")
     return kept

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.formats.block import Block
+from strandline.formats.arrow_stream import ArrowStream
 from strandline.formats.frame import Frame, FrameScanner, decode_frame
 from strandline.formats.wal_folder import append_of
 from strandline.log.planning import clipped, known_columns
@@ -68,7 +68,7 @@ class WalSpan:
         """
         return self._batch(self._read() if self.cached is None else None)
 
-    def _batch(self, block: Block | None) -> LogBatch:
+    def _batch(self, block: ArrowStream | None) -> LogBatch:
         frame = self.frame
         if self.cached is not None:
             return batch_of(frame, self.cached)
@@ -77,11 +77,11 @@ class WalSpan:
         append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
         return batch_of(frame, Records(tuple(block.batches), append=append))
 
-    def _read(self) -> Block:
+    def _read(self) -> ArrowStream:
         frame = self.frame
         return self._decode(self._bytes(frame.position, frame.size))
 
-    def _decode(self, data: memoryview) -> Block:
+    def _decode(self, data: memoryview) -> ArrowStream:
         frame = self.frame
         with fetching() as count:
             block = decode_frame(whole_frame(data, frame), f"{frame.path} at byte {frame.position}")

@@ -1,0 +1,127 @@
+"""Reads Thrift's compact protocol, as far as Parquet's headers need it: never past the end, and never deep."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_STOP: Final = 0
+_TRUE: Final = 1
+_FALSE: Final = 2
+_BYTE: Final = 3
+I32: Final = 5
+I64: Final = 6
+_NUMBERS: Final = frozenset((4, I32, I64))
+_DOUBLE: Final = 7
+_BINARY: Final = 8
+_LISTS: Final = frozenset((9, 10))
+STRUCT: Final = 12
+_DEEPEST: Final = 16
+_LONGEST_NUMBER: Final = 10
+_LARGEST_I32: Final = (1 << 31) - 1
+_SHORT_LIST: Final = 15
+
+Fields = dict[int, "int | Fields"]
+"""The numbers and structures in a structure, by the numbers of their fields."""
+
+
+class ThriftReader:
+    """Reads front to back; ``ValueError`` for bytes that are none of ours."""
+
+    __slots__ = ("_data", "at", "structs")
+
+    def __init__(self, data: memoryview, at: int = 0) -> None:
+        """Begin at byte ``at``."""
+        self._data = data
+        self.at = at
+        """The next byte."""
+        self.structs = 0
+        """How many structures have been read."""
+
+    def struct(self, depth: int = 0) -> Fields:
+        """The numbers in the next structure, and in those within it; all else is passed over.
+
+        Fields come in ascending order, each once: of two with one number, readers may believe either.
+        """
+        fields: Fields = {}
+        number = 0
+        self.structs += 1
+        while (head := self._byte()) != _STOP:
+            step, kind = head >> 4, head & 15
+            before, number = number, number + step if step else self._zigzag()
+            if number <= before:
+                raise ValueError(f"field {number} comes after {before}")
+            if kind == I32:
+                fields[number] = self._i32()
+            elif kind == STRUCT and depth < _DEEPEST:
+                fields[number] = self.struct(depth + 1)
+            else:
+                self._pass_over(kind, depth)
+        return fields
+
+    def skip_struct(self, depth: int = 0) -> None:
+        """Pass over the next structure, and count it with all that are within it."""
+        self.structs += 1
+        while (head := self._byte()) != _STOP:
+            if not head >> 4:
+                self._zigzag()
+            self._pass_over(head & 15, depth)
+
+    def _pass_over(self, kind: int, depth: int) -> None:
+        if kind in _NUMBERS:
+            self._varint()
+        elif kind == _BINARY:
+            self._move(self._varint())
+        elif kind in (_TRUE, _FALSE):
+            return
+        elif kind == STRUCT and depth < _DEEPEST:
+            self.skip_struct(depth + 1)
+        elif kind in _LISTS and depth < _DEEPEST:
+            self._skip_list(depth + 1)
+        elif kind in (_BYTE, _DOUBLE):
+            self._move(1 if kind == _BYTE else 8)
+        else:
+            raise ValueError(f"a field is of type {kind}, or too deep")
+
+    def _skip_list(self, depth: int) -> None:
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        if count == _SHORT_LIST:
+            count = self._varint()
+        if kind in (_TRUE, _FALSE):
+            self._move(count)
+            return
+        for _ in range(count):  # each takes a byte at least
+            self._pass_over(kind, depth)
+
+    def _byte(self) -> int:
+        at = self.at
+        if at >= len(self._data):
+            raise ValueError("it ends within a structure")
+        self.at = at + 1
+        return self._data[at]
+
+    def _move(self, length: int) -> None:
+        if length > len(self._data) - self.at:
+            raise ValueError("it ends within a field")
+        self.at += length
+
+    def _varint(self) -> int:
+        byte = self._byte()
+        number, shift = byte & 0x7F, 7
+        while byte & 0x80:
+            byte = self._byte()
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if shift > 7 * _LONGEST_NUMBER:
+                raise ValueError("a number has no end")
+        return number
+
+    def _zigzag(self) -> int:
+        number = self._varint()
+        return number >> 1 ^ -(number & 1)
+
+    def _i32(self) -> int:
+        number = self._zigzag()
+        if not -_LARGEST_I32 - 1 <= number <= _LARGEST_I32:
+            raise ValueError(f"{number} has no 32 bits")
+        return number
