@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import resource
 from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.manifest import LARGEST, decode_snapshot, encode_snapshot
+from strandline.formats.manifest import decode_snapshot, encode_snapshot
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
-from tests.formats.fuzz import TARGETS, attempt
 
 FILE = SnapshotFile("state/all.log", 12, "0f" * 32)
 SNAPSHOT = Snapshot("/snap", "append-log", 3, Cursor(UUID(int=7), 42, 2), 1_700_000_000_000_000, (FILE,))
@@ -98,7 +97,7 @@ def test_a_newer_schema_asks_for_an_upgrade():
 
 
 def test_one_that_is_too_large_is_refused_unread():
-    with pytest.raises(CorruptData, match="too many for a manifest"):
+    with pytest.raises(CorruptData, match="more than is kept in JSON"):
         decode_snapshot(b" " * (LARGEST + 1), "it", "/s")
 
 
@@ -112,12 +111,3 @@ def test_a_snapshot_that_could_not_be_read_again_is_not_written():
             encode_snapshot(Snapshot("/s", "k", 1, SNAPSHOT.cursor, 0, (file,)))
     with pytest.raises(InvalidInput, match="cannot be a kind"):
         encode_snapshot(Snapshot("/s", "A kind", 1, SNAPSHOT.cursor, 0, ()))
-
-
-@pytest.mark.parametrize("name", ["snapshot", "snapshot-pointer", "lease"])
-def test_hostile_bytes_give_a_value_or_one_of_two_errors(name):
-    target = next(target for target in TARGETS if target.name == name)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen = {attempt(target, seed) for seed in range(1500)}
-    assert "CorruptData" in seen
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "kilobytes"

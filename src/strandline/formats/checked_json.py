@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strandline.formats.checksum import crc32c
+from strandline.model.json_values import parse_object
 
 
 def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
@@ -18,11 +19,9 @@ def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:
 def decode_checked(data: bytes, kind: str, version: int) -> dict[str, Any]:
     """The fields of a file of this kind and version; an error that says why (of Python, not ours) for anything else.
 
-    What the fields hold is not looked at.
+    It is a ``ValueError``, or a ``KeyError`` for a field that is missing. What the fields hold is not looked at.
     """
-    fields = json.loads(data)
-    if not isinstance(fields, dict):
-        raise TypeError("it is no object")
+    fields = parse_object(data)
     if fields.pop("checksum") != _checksum(fields):
         raise ValueError("its checksum is wrong")
     if (found := (fields.pop("kind"), fields.pop("version"))) != (kind, version):

@@ -8,6 +8,7 @@ from uuid import UUID
 from strandline.formats.checked_json import decode_checked, encode_checked
 from strandline.model.cold import ColdTier
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.json_values import natural, text
 from strandline.model.stamp import OpId, Stamped
 
 FORMAT_VERSION: Final = 1
@@ -39,31 +40,19 @@ class ColdCodec:
         """The state in these bytes; damage is an error, never "no cold tier"."""
         try:
             fields = decode_checked(bytes(data), _KIND, FORMAT_VERSION)
-            if _natural(fields["min_reader"]) > FORMAT_VERSION:
+            if natural(fields["min_reader"]) > FORMAT_VERSION:
                 raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
             cold = ColdTier(
-                UUID(_text(fields["log_id"])),
-                _text(fields["store"]),
-                _text(fields["events"]),
-                _natural(fields["partitions"]),
-                _text(fields["name"]),
-                _natural(fields["start"]),
-                _natural(fields["gone"]),
-                _natural(fields["announced"]),
+                UUID(text(fields["log_id"])),
+                text(fields["store"]),
+                text(fields["events"]),
+                natural(fields["partitions"]),
+                text(fields["name"]),
+                natural(fields["start"]),
+                natural(fields["gone"]),
+                natural(fields["announced"]),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            return Stamped(cold, _natural(fields["revision"]), recent)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidInput) as error:
+            return Stamped(cold, natural(fields["revision"]), recent)
+        except (ValueError, TypeError, KeyError, AttributeError, InvalidInput) as error:
             raise CorruptData(f"{where} is damaged: {error}. Restore the object.") from error
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no number from 0 on")
-    return value

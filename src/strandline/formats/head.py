@@ -10,6 +10,7 @@ from strandline.formats.checksum import crc32c
 from strandline.formats.packing import Unpacker, pack_blob, pack_count, pack_text
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
+from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.stamp import OpId, Stamped
 
 VERSION: Final = 1
@@ -87,6 +88,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     writers = {}
     for _ in range(source.count(item_size=_WRITER.size)):
         writer, *last = source.fields(_WRITER)
+        _in_range(source, *last)
         writers[_writer_id(writer)] = WriterState(*last)
     slots: dict[str, Pin | None] = {}
     for _ in range(source.count(item_size=_SLOT.size)):
@@ -98,6 +100,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         location = source.text()
         trimmed.append(Trimmed(location, *source.fields(_TRIMMED)))
     source.end()
+    _in_range(source, *numbers)
     revision, next_offset, next_sequence, floor, listed, *rest = numbers
     generation, min_generation, swept_generation, tiered_through, writers_floor, membership, collected = rest
     head = Head(
@@ -236,6 +239,7 @@ def _pack_entry(entry: Entry) -> bytes:
 
 def _unpack_entry(source: Unpacker) -> Entry:
     sequence, first, count, size, oldest, newest, listed, writer, number, ranges = source.fields(_ENTRY)
+    _in_range(source, sequence, first + count, size, number)
     location = source.text()
     metadata = []
     for _ in range(ranges):
@@ -270,7 +274,15 @@ def _pack_reference(reference: ChunkRef) -> bytes:
 
 
 def _unpack_reference(source: Unpacker) -> ChunkRef:
-    return ChunkRef(*source.fields(_REFERENCE))
+    reference = source.fields(_REFERENCE)
+    _in_range(source, *reference)
+    return ChunkRef(*reference)
+
+
+def _in_range(source: Unpacker, *numbers: int) -> None:
+    """No log reaches a number of 64 bits, and what counts with it would fail in ways of its own."""
+    if max(numbers) > LARGEST_NUMBER:
+        raise source.corrupt("holds numbers that no log reaches")
 
 
 def _writer_id(data: bytes) -> WriterId:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.json_values import flag, natural, parse_object, text, whole
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import OpId, Stamped
@@ -52,14 +53,14 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log: {hint}.")
         identity = LogIdentity(
             UUID(fields["log_id"]),
-            _natural(fields["version"]),
-            _natural(fields["min_reader"]),
-            str(fields["value_format"]),
+            natural(fields["version"]),
+            natural(fields["min_reader"]),
+            text(fields["value_format"]),
             parse_retention(fields["retention"]),
-            SlotLimits(_natural(fields.get("slot_lag_bytes", 0)), _natural(fields.get("slot_idle_seconds", 0))),
+            SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidInput) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the object.") from error
     if identity.min_reader > FORMAT_VERSION:
         raise UnsupportedVersion(
             f"{where} needs a reader of version {identity.min_reader}, and this program is of version "
@@ -104,42 +105,24 @@ class SlotCodec:
         try:
             holder, gone, expires = fields["holder"], fields.get("invalid"), fields.get("expires")
             slot = SlotState(
-                name=str(fields["id"]),
-                position=_natural(fields["position"]),
-                holder=None if holder is None else str(holder),
-                epoch=_natural(fields["epoch"]),
-                last_seen=_whole(fields["last_seen"]),
-                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), _whole(gone["at"])),
-                expires=None if expires is None else _whole(expires),
-                dropped=_flag(fields.get("dropped", False)),
-                born=_natural(fields.get("born", 0)),
-                hot=_flag(fields.get("hot", False)),
+                name=text(fields["id"]),
+                position=natural(fields["position"]),
+                holder=None if holder is None else text(holder),
+                epoch=natural(fields["epoch"]),
+                last_seen=whole(fields["last_seen"]),
+                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), whole(gone["at"])),
+                expires=None if expires is None else whole(expires),
+                dropped=flag(fields.get("dropped", False)),
+                born=natural(fields.get("born", 0)),
+                hot=flag(fields.get("hot", False)),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            state = Stamped(slot, _natural(fields["revision"]), recent)
+            state = Stamped(slot, natural(fields["revision"]), recent)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
         if slot.name != self._name:
             raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
         return state
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - the bytes are wrong, not the program
-    return value
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{value!r} is no whole number")  # noqa: TRY004 - the bytes are wrong, not the program
-    return value
-
-
-def _natural(value: object) -> int:
-    if _whole(value) < 0:
-        raise ValueError(f"{value!r} is negative")
-    return _whole(value)
 
 
 def _json(fields: dict[str, Any]) -> bytes:
@@ -148,9 +131,6 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
     try:
-        fields = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{where} is damaged: it is not JSON. Restore the object.") from error
-    if not isinstance(fields, dict):
-        raise CorruptData(f"{where} is damaged: it is no JSON object. Restore the object.")
-    return fields
+        return parse_object(data)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). Restore the object.") from error

@@ -8,17 +8,14 @@ from typing import Any, Final
 
 from strandline.formats.json_fields import cursor_fields, read_cursor
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.json_values import LARGEST, has_too_many_values, natural, parse_object
 from strandline.model.snapshot import Snapshot, SnapshotFile
 
 SCHEMA_VERSION: Final = 1
 
-LARGEST: Final = 32 << 20
-"""A manifest of more bytes is refused unread: it would be of more than 100,000 files."""
-
 _KIND: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _LONGEST_PATH: Final = 1024
-_LARGEST_NUMBER: Final = (1 << 63) - 1
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -37,21 +34,19 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         data = json.dumps(fields, indent=1).encode() + b"\n"
     except ValueError as error:
         raise InvalidInput(f"No snapshot can be sealed at {snapshot.folder}: {error}.") from error
-    if len(data) > LARGEST:
+    if len(data) > LARGEST or has_too_many_values(data):
         raise InvalidInput(f"No snapshot can be sealed at {snapshot.folder}: it has too many files.")
     return data
 
 
 def decode_snapshot(data: bytes | memoryview, where: str, folder: str) -> Snapshot:
     """What a manifest says of the snapshot in ``folder``. Paths that could leave ``data/`` are damage."""
-    if len(data) > LARGEST:
-        raise CorruptData(f"{where} is damaged: {len(data)} bytes are too many for a manifest. {_TAKE_ANOTHER}")
     try:
-        fields = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
-        raise CorruptData(f"{where} is damaged: it is not JSON. {_TAKE_ANOTHER}") from error
+        fields = parse_object(data)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). {_TAKE_ANOTHER}") from error
     try:
-        version = _natural(fields["schema"])
+        version = natural(fields["schema"])
         if version == SCHEMA_VERSION:
             return _checked(fields, folder)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -72,9 +67,9 @@ def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
     return Snapshot(
         folder=folder,
         kind=kind,
-        kind_version=_natural(fields["kind_version"]),
+        kind_version=natural(fields["kind_version"]),
         cursor=read_cursor(cursor),
-        created=_natural(fields["created"]),
+        created=natural(fields["created"]),
         files=_files(fields["files"]),
     )
 
@@ -82,7 +77,7 @@ def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
 def _files(rows: object) -> tuple[SnapshotFile, ...]:
     if not isinstance(rows, list):
         raise ValueError("its files are no list")  # noqa: TRY004 - the bytes are wrong, not the program
-    files = tuple(SnapshotFile(_path(row["path"]), _natural(row["size"]), _hash(row["sha256"])) for row in rows)
+    files = tuple(SnapshotFile(_path(row["path"]), natural(row["size"]), _hash(row["sha256"])) for row in rows)
     paths = {file.path for file in files}
     if len(paths) != len(files):
         raise ValueError("it lists a file twice")
@@ -108,9 +103,3 @@ def _hash(text: object) -> str:
     if not isinstance(text, str) or not _HASH.fullmatch(text):
         raise ValueError(f"{str(text)[:80]!r} is no SHA-256")
     return text
-
-
-def _natural(value: object, limit: int = _LARGEST_NUMBER) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-        raise ValueError(f"{str(value)[:80]} is no whole number in range")
-    return value

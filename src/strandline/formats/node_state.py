@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from strandline.formats.checked_json import decode_checked, encode_checked
 from strandline.model.errors import CorruptData
+from strandline.model.json_values import natural, text
 from strandline.model.node import NodeState, Peer, Trouble
 
 KIND: Final = "strandline-node"
@@ -23,24 +24,18 @@ def decode_node(data: bytes, where: str) -> NodeState:
     """The state in these bytes; damage is ``CorruptData``, never a node that has seen nothing."""
     try:
         fields = decode_checked(data, KIND, VERSION)
-        plain: dict[str, Any] = {name: _natural(fields.pop(name)) for name in _NUMBERS}
-        peers = tuple(Peer(str(peer["name"]), _text(peer["region"])) for peer in fields.pop("peers"))
+        plain: dict[str, Any] = {name: natural(fields.pop(name)) for name in _NUMBERS}
+        peers = tuple(Peer(text(peer["name"]), _text(peer["region"])) for peer in fields.pop("peers"))
         found = fields.pop("trouble")
-        trouble = None if found is None else Trouble(str(found["state"]), str(found["reason"]), _natural(found["at"]))
-        plain |= {name: str(fields[name]) for name in ("name", "primary", "policy")}
+        trouble = None if found is None else Trouble(text(found["state"]), text(found["reason"]), natural(found["at"]))
+        plain |= {name: text(fields[name]) for name in ("name", "primary", "policy")}
         plain["settled"] = _flag(fields.get("settled", False))  # earlier versions did not tell
         return NodeState(**plain, peers=peers, trouble=trouble)
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
             f"{where} is damaged: {error}. It says which terms this node must refuse, so that nothing is done without "
             "it: restore the file, or remove the node's folder and let it bootstrap again."
         ) from error
-
-
-def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{str(value)[:80]} is no whole number")
-    return value
 
 
 def _flag(value: object) -> bool:
@@ -50,4 +45,4 @@ def _flag(value: object) -> bool:
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else text(value)

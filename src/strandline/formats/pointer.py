@@ -10,11 +10,11 @@ from uuid import UUID
 from strandline.formats.json_fields import cursor_fields, read_cursor
 from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.json_values import natural, parse_object
 from strandline.model.stamp import OpId, Stamped
 
 VERSION: Final = 1
 
-_LARGEST: Final = (1 << 64) - 1
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _LOCATION: Final = re.compile(r"payloads/[0-9]{16}/[0-9a-z-]{1,160}")
 
@@ -40,12 +40,12 @@ class PointerCodec:
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[Pointer]:
         """The state in these bytes."""
         try:
-            fields = json.loads(bytes(data))
+            fields = parse_object(data)
             kind, version = fields["kind"], fields["version"]
             known = kind == "strandline-snapshot-pointer"
             if known and version == VERSION:
                 return _state(fields)
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
         if known and isinstance(version, int) and version > VERSION:
             raise UnsupportedVersion(
@@ -71,12 +71,12 @@ def _fields(artifact: Artifact) -> dict[str, Any]:
 def _state(fields: dict[str, Any]) -> Stamped[Pointer]:
     current = fields["current"]
     pointer = Pointer(
-        generation=_natural(fields["generation"]),
-        min_generation=_natural(fields["min_generation"]),
+        generation=natural(fields["generation"]),
+        min_generation=natural(fields["min_generation"]),
         current=None if current is None else _artifact(current),
-        superseded=tuple(Superseded(_location(row["location"]), _natural(row["at"])) for row in fields["superseded"]),
+        superseded=tuple(Superseded(_location(row["location"]), natural(row["at"])) for row in fields["superseded"]),
     )
-    return Stamped(pointer, _natural(fields["revision"]), tuple(OpId(UUID(hex=op)) for op in fields["recent"]))
+    return Stamped(pointer, natural(fields["revision"]), tuple(OpId(UUID(hex=op)) for op in fields["recent"]))
 
 
 def _artifact(fields: dict[str, Any]) -> Artifact:
@@ -87,11 +87,11 @@ def _artifact(fields: dict[str, Any]) -> Artifact:
         location=_location(fields["location"]),
         cursor=read_cursor(cursor),
         kind=kind,
-        kind_version=_natural(fields["kind_version"]),
-        size=_natural(fields["size"]),
-        part=max(1, _natural(fields["part"])),
+        kind_version=natural(fields["kind_version"]),
+        size=natural(fields["size"]),
+        part=max(1, natural(fields["part"])),
         sha256=sha256,
-        published=_natural(fields["published"]),
+        published=natural(fields["published"]),
     )
 
 
@@ -99,9 +99,3 @@ def _location(text: object) -> str:
     if not isinstance(text, str) or not _LOCATION.fullmatch(text):
         raise ValueError(f"{str(text)[:80]!r} cannot be a payload")
     return text
-
-
-def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-        raise ValueError(f"{str(value)[:80]} is no whole number in range")
-    return value

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from strandline.formats.legacy_frame import LegacyScanner, LegacyStop
 from strandline.model.errors import CorruptData
+from strandline.model.json_values import LARGEST, has_too_many_values
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 
 T = TypeVar("T")
@@ -22,8 +23,6 @@ DEFAULT_TERM: Final = 1
 
 _LARGEST: Final = (1 << 64) - 1
 _MICROSECONDS: Final = 1000
-_MOST_VALUES: Final = 1 << 20
-"""A payload that may hold more JSON values is no change record: each takes a hundred bytes to look at."""
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _OBJECT: Final = re.compile(rb"[ \t\n\r]*\{")
 
@@ -136,7 +135,7 @@ _JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 
 def _change(payload: memoryview) -> tuple[str, int] | None:
     """The text and the term of a change record; None if these bytes are none, which most payloads show at once."""
-    if _OBJECT.match(payload) is None or _has_too_many_values(payload):
+    if _OBJECT.match(payload) is None or has_too_many_values(payload):  # then it is none
         return None
     try:
         text = str(payload, "utf-8")
@@ -150,14 +149,6 @@ def _change(payload: memoryview) -> tuple[str, int] | None:
         return text, _natural(fields.get("term", DEFAULT_TERM))
     except ValueError:
         return text, DEFAULT_TERM
-
-
-def _has_too_many_values(payload: memoryview) -> bool:
-    """Whether reading this as JSON could take far more memory than it has bytes: each value follows one of these."""
-    if payload.nbytes <= _MOST_VALUES:
-        return False
-    raw = payload.tobytes()
-    return sum(map(raw.count, (b",", b"[", b"{", b":"))) > _MOST_VALUES
 
 
 def _with_term(text: str, term: int) -> str:
@@ -205,10 +196,12 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     7
     """
     try:
+        if len(data) > LARGEST or has_too_many_values(data):
+            raise ValueError(f"{len(data):,} bytes are more than slots have")  # noqa: TRY301 - one sentence for all
         return slots_of(_JSON.decode(str(data, "utf-8")), now)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
-            f"{where} is damaged: {error!r}. Restore the file, or move it away to go on without its slots."
+            f"{where} is damaged: {str(error)[:200]!r}. Restore the file, or move it away to go on without its slots."
         ) from error
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.json_values import parse_object
 
 FORMAT_VERSION: Final = 1
 
@@ -26,19 +27,19 @@ def encode_topic(partition_count: int) -> bytes:
 def decode_topic(data: bytes | memoryview, where: str) -> int:
     """The number of partitions that these bytes tell, or an error that says what to do."""
     try:
-        fields = json.loads(bytes(data))
+        fields = parse_object(data)
         kind, min_reader, count = fields["kind"], fields["min_reader"], fields["partition_count"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except (ValueError, KeyError) as error:
         raise CorruptData(f"{where} is damaged: {error!r}. Restore it.") from error
     if kind != _KIND:
-        raise CorruptData(f"{where} describes a {kind!r}, which is no topic: name another place.")
+        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no topic: name another place.")
     if type(min_reader) is not int or min_reader < 0:
-        raise CorruptData(f"{where} is damaged: {min_reader!r} is no version. Restore it.")
+        raise CorruptData(f"{where} is damaged: {str(min_reader)[:80]!r} is no version. Restore it.")
     if min_reader > FORMAT_VERSION:
         raise UnsupportedVersion(
             f"{where} needs a reader of version {min_reader}, and this program is of version {FORMAT_VERSION}: "
             "upgrade strandline."
         )
     if type(count) is not int or count < 1:
-        raise CorruptData(f"{where} is damaged: {count!r} is no number of partitions. Restore it.")
+        raise CorruptData(f"{where} is damaged: {str(count)[:80]!r} is no number of partitions. Restore it.")
     return count

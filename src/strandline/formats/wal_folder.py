@@ -15,6 +15,7 @@ from strandline.formats.checked_json import decode_checked, encode_checked
 from strandline.formats.spool import slot_fields, slots_of
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import WriterId, WriterState
+from strandline.model.json_values import natural, parse_json, parse_object, text, whole
 from strandline.model.slots import SlotState
 
 KIND: Final = "strandline-wal"
@@ -39,12 +40,14 @@ def encode_wal_identity(log_id: UUID) -> bytes:
 def decode_wal_identity(data: bytes, where: str) -> UUID:
     """The log's identity, or an error that says what to do."""
     try:
-        fields = json.loads(data)
-        kind, log_id, needs = fields["kind"], UUID(fields["log_id"]), int(fields["min_reader"])
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptData(f"{where} is damaged: {error!r}. Restore the file.") from error
+        fields = parse_object(data)
+        kind, log_id, needs = fields["kind"], UUID(text(fields["log_id"])), natural(fields["min_reader"])
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
     if kind != KIND:
-        raise CorruptData(f"{where} describes a {kind!r}, which is no write-ahead log: open it with strandline.open.")
+        raise CorruptData(
+            f"{where} describes a {str(kind)[:80]!r}, which is no write-ahead log: open it with strandline.open."
+        )
     if needs > FORMAT_VERSION:
         raise UnsupportedVersion(
             f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "
@@ -75,11 +78,11 @@ def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
     """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
     try:
         fields = decode_checked(data, KEPT_KIND, FORMAT_VERSION)
-        return Kept(UUID(fields["log_id"]), int(fields["start"]), tuple(slots_of(fields, now)))
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return Kept(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
-            f"{where} is damaged: {error}. It says where the log begins and which slots pin it, so that nothing is "
-            "served or pruned without it: restore the file from a backup, or let 'strandline wal repair "
+            f"{where} is damaged: {str(error)[:200]}. It says where the log begins and which slots pin it, so that "
+            "nothing is served or pruned without it: restore the file from a backup, or let 'strandline wal repair "
             "--forget-slots' make one without slots, and create them again."
         ) from error
 
@@ -119,11 +122,13 @@ def decode_rewinding(data: bytes, where: str) -> Rewinding:
     """What is to be finished, or ``CorruptData``."""
     try:
         fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
-        return Rewinding(**{**fields, "log_id": UUID(fields["log_id"])})
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        log_id, quarantine = UUID(text(fields.pop("log_id"))), text(fields.pop("quarantine"))
+        numbers = {name: natural(value) for name, value in fields.items()}
+        return Rewinding(log_id=log_id, quarantine=quarantine, **numbers)
+    except (KeyError, ValueError, TypeError) as error:
         raise CorruptData(
-            f"{where} is damaged: {error}. It says how the log is being cut, so that nothing is done without it: "
-            "restore the file, or the log from a backup."
+            f"{where} is damaged: {str(error)[:200]}. It says how the log is being cut, so that nothing is done "
+            "without it: restore the file, or the log from a backup."
         ) from error
 
 
@@ -141,7 +146,7 @@ def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, in
     if found is None:
         return None
     try:
-        return WriterId(UUID(hex=found.decode())), int(metadata[_NUMBER.encode()])
+        return WriterId(UUID(hex=found.decode())), natural(int(metadata[_NUMBER.encode()]))
     except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its writer cannot be read ({error!r}).") from error
 
@@ -157,8 +162,8 @@ def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]])
 def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[WriterId, WriterState]]:
     """The log that a file belongs to, and the last append of each writer before it."""
     try:
-        rows = json.loads(metadata[_WRITERS.encode()])
-        writers = {WriterId(UUID(hex=row[0])): WriterState(*map(int, row[1:])) for row in rows}
+        rows = parse_json(metadata[_WRITERS.encode()])
+        writers = {WriterId(UUID(hex=text(row[0]))): WriterState(*map(whole, row[1:])) for row in rows}
         return UUID(metadata[_LOG.encode()].decode()), writers
-    except (KeyError, ValueError, TypeError, IndexError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error

@@ -19,6 +19,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.model.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.model.json_values import natural, parse_object, text
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
@@ -118,18 +119,18 @@ class LeaseCodec:
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[LeaseState]:
         """The state in these bytes; damage is an error, never a free lease."""
         try:
-            fields = _known(json.loads(bytes(data)))
+            fields = _known(parse_object(data))
             holder, seconds = fields["holder"], float(fields["seconds"])
             lease = LeaseState(
-                holder=None if holder is None else str(holder),
+                holder=None if holder is None else text(holder),
                 token=UUID(hex=fields["token"]),
-                epoch=_natural(fields["epoch"]),
-                beat=_natural(fields["beat"]),
+                epoch=natural(fields["epoch"]),
+                beat=natural(fields["beat"]),
                 seconds=_term(seconds),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            return Stamped(lease, _natural(fields["revision"]), recent)
-        except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            return Stamped(lease, natural(fields["revision"]), recent)
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptData(
                 f"The lease {where} is damaged: {error!r}. When nobody uses it any more, delete the object."
             ) from error
@@ -139,12 +140,6 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
     if (fields["kind"], fields["version"]) != ("strandline-lease", 1):
         raise ValueError(f"{fields['kind']!r} of version {fields['version']!r} is not known")
     return fields
-
-
-def _natural(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{str(value)[:80]} is no whole number")
-    return value
 
 
 def _term(seconds: float) -> float:

@@ -70,8 +70,8 @@ def load(tables: Mapping[str, pa.Table]) -> Content:
                 "highest": _numbers("q", highest),
             },
         )
-    except (InvalidInput, ValueError, TypeError, LookupError, pa.ArrowException) as error:
-        raise CorruptData(f"{_BROKEN}: {error} {_ADVICE}") from error
+    except (InvalidInput, ValueError, TypeError, LookupError, OverflowError, pa.ArrowException) as error:
+        raise CorruptData(f"{_BROKEN}: {str(error)[:200]} {_ADVICE}") from error
 
 
 _BROKEN: Final = "A snapshot of segments tells what cannot be"
@@ -95,8 +95,8 @@ def _table(tables: Mapping[str, pa.Table], name: str) -> pa.Table:
     table = tables[name]
     if sorted(table.schema.names) != sorted(schema.names):
         raise _refuse(f"the table of {name} has the columns {', '.join(table.schema.names)[:200]}")
+    table.validate(full=True)  # before the first look at it, which casting is
     table = table.select(schema.names).cast(schema)
-    table.validate(full=True)
     for column in schema.names:
         _require(column in NULLABLE or table[column].null_count == 0, f"{column} in the table of {name} has gaps")
     return table

@@ -17,19 +17,23 @@ import pyarrow as pa
 
 from strandline.follow.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, numbered, seal
 from strandline.follow.snapshots.staging import set_aside
+from strandline.formats.arrow_stream import Layout, read_stream
 from strandline.formats.checked_json import decode_checked, encode_checked
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.model.cursor import Cursor
 from strandline.model.errors import CorruptData, InvalidInput, StorageError
+from strandline.model.json_values import LARGEST, natural
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tier.cache import SegmentCache
+from strandline.tier.cache_tables import SCHEMAS
 from strandline.tier.metadata_state import Taken
 
 KIND: Final = "segment-cache"
 KIND_VERSION: Final = 1
 POSITIONS: Final = "positions.json"
 
+_LAYOUTS: Final = {name: Layout.of(schema) for name, schema in SCHEMAS.items()}
 _LOGGER = logging.getLogger(__name__)
 _KEPT: Final = 2
 """How many are kept: if the newest is damaged, less has to be replayed than everything."""
@@ -127,25 +131,29 @@ class MetadataSnapshots:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def _positions(self, data: str) -> dict[int, tuple[int, dict[str, list[int]]]]:
+    def _positions(self, data: str) -> dict[int, tuple[int, dict[str, slice]]]:
         path = f"{data}/{POSITIONS}"
         try:
-            fields = decode_checked(self.disk.read(path), KIND, KIND_VERSION)
+            fields = decode_checked(self.disk.read(path, 0, LARGEST + 1), KIND, KIND_VERSION)
             count = fields["partition_count"]
-            found = {int(key): (int(row["next"]), row["tables"]) for key, row in fields["partitions"].items()}
+            found = {
+                natural(int(key)): (natural(row["next"]), {name: _place(row["tables"][name]) for name in SCHEMAS})
+                for key, row in fields["partitions"].items()
+            }
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CorruptData(f"{path} is damaged: {error!r}. Remove the snapshot.") from error
+            raise CorruptData(f"{path} is damaged: {str(error)[:200]!r}. Remove the snapshot.") from error
         if count != self.count:
             raise InvalidInput(f"it is of a topic with {count} partitions and not {self.count}")
         return found
 
-    def _tables(self, data: str, partition: int, slices: Mapping[str, list[int]]) -> dict[str, pa.Table]:
+    def _tables(self, data: str, partition: int, slices: Mapping[str, slice]) -> dict[str, pa.Table]:
         path = f"{data}/{_name(partition)}"
-        held = pa.py_buffer(self.disk.read(path))
-        try:
-            return {name: _decoded(held, start, length) for name, (start, length) in slices.items()}
-        except (pa.ArrowException, ValueError, TypeError) as error:
-            raise CorruptData(f"{path} is damaged: {error!r}. Remove the snapshot.") from error
+        held = memoryview(self.disk.read(path))
+        tables = {}
+        for name, place in slices.items():
+            found = read_stream(held[place], _LAYOUTS[name], f"The table of {name} in {path}")
+            tables[name] = pa.Table.from_batches(found.batches, SCHEMAS[name])
+        return tables
 
 
 def _name(partition: int) -> str:
@@ -159,8 +167,6 @@ def _encoded(table: pa.Table) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _decoded(held: pa.Buffer, start: int, length: int) -> pa.Table:
-    with pa.ipc.open_stream(held.slice(start, length)) as reader:
-        table = reader.read_all()
-    table.validate()
-    return table
+def _place(told: list[int]) -> slice:
+    start, length = map(natural, told)
+    return slice(start, start + length)

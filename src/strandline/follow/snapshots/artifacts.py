@@ -25,7 +25,7 @@ from strandline.follow.snapshots.pointer import (
 from strandline.follow.snapshots.sealed import DATA, MANIFEST, read_snapshot
 from strandline.follow.snapshots.staging import scratch_folder, staged
 from strandline.follow.store import Standing
-from strandline.formats.manifest import LARGEST, decode_snapshot
+from strandline.formats.manifest import decode_snapshot
 from strandline.formats.pointer import PointerCodec
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import SECOND, Cursor
@@ -39,6 +39,7 @@ from strandline.model.errors import (
     NotReady,
     StorageError,
 )
+from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 from strandline.follow.snapshots.staging import files_below, set_aside, staged, sweep
-from strandline.formats.manifest import LARGEST, decode_snapshot, encode_snapshot
+from strandline.formats.manifest import decode_snapshot, encode_snapshot
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     CorruptData,
@@ -24,6 +24,7 @@ from strandline.model.errors import (
     NotFound,
     UnsupportedVersion,
 )
+from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk, FolderRow

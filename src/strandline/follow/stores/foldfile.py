@@ -52,6 +52,7 @@ _PIECE_BYTES: Final = 8 << 20
 _FRAME_BYTES: Final = MAX_PAYLOAD - (1 << 20)
 """What of a write goes into one frame: the limit, and room for what Arrow puts around it."""
 _FEW_ROWS: Final = 1 << 16
+_LARGEST_NUMBER: Final = (1 << 64) - 1
 
 
 class Place(NamedTuple):
@@ -272,12 +273,12 @@ def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
 def _standing(metadata: dict[bytes, bytes], where: str) -> Standing:
     cursor, resync = metadata.get(CURSOR.encode()), metadata.get(RESYNC.encode())
     try:
-        return Standing(
-            None if cursor is None else Cursor.parse(cursor.decode("ascii")),
-            None if resync is None else UUID(resync.decode("ascii")),
-        )
-    except (InvalidInput, ValueError, OverflowError) as error:
-        raise CorruptData(f"{where} is damaged: its cursor cannot be read ({error}).") from error
+        found = None if cursor is None else Cursor.parse(cursor.decode("ascii"))
+        if found is not None and max(found.next, found.term) > _LARGEST_NUMBER:
+            raise ValueError("no log has got so far")  # noqa: TRY301 - one sentence for all
+        return Standing(found, None if resync is None else UUID(resync.decode("ascii")))
+    except (InvalidInput, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: its cursor cannot be read ({str(error)[:200]}).") from error
 
 
 def whole(path: str, *, disk: Disk) -> Cursor:

@@ -1,0 +1,110 @@
+"""JSON files whose checksum is right and whose values are not: damage, whatever they hold, however large they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+
+from strandline.formats.checked_json import encode_checked
+from strandline.formats.identity import SlotCodec, decode_identity
+from strandline.formats.segment_file import SegmentFacts
+from strandline.formats.topic import decode_topic
+from strandline.formats.wal_folder import (
+    Kept,
+    Rewinding,
+    append_of,
+    decode_kept,
+    decode_rewinding,
+    decode_wal_identity,
+    encode_kept,
+    encode_rewinding,
+    encode_wal_identity,
+    lead_of,
+)
+from strandline.model.errors import CorruptData
+from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object, text, whole
+
+INFINITE = float("inf")
+FACTS = SegmentFacts(
+    log_id=UUID(int=7), partition=3, segment=UUID(int=8), start=0, end=9, terms=((0, 0), (1, 5)), max_timestamp=7
+)
+
+
+def changed(data: bytes, **fields: object) -> bytes:
+    return json.dumps({**json.loads(data), **fields}).encode()
+
+
+def resealed(data: bytes, **fields: object) -> bytes:
+    told = {**json.loads(data), **fields}
+    del told["checksum"]
+    return encode_checked(told.pop("kind"), told.pop("version"), told)
+
+
+@pytest.mark.parametrize("wrong", [INFINITE, 1.5, "1", None, -1, 1 << 63, 10**300, [], True])
+def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
+    for decode, data in (
+        (decode_wal_identity, changed(encode_wal_identity(UUID(int=7)), min_reader=wrong)),
+        (decode_rewinding, resealed(encode_rewinding(Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "q")), size=wrong)),
+        (SegmentFacts.decode, changed(FACTS.encode(), terms=[[wrong, 0]])),
+        (SegmentFacts.decode, changed(FACTS.encode(), terms=[[0, wrong]])),
+    ):
+        with pytest.raises(CorruptData, match="it"):
+            decode(data, "it")
+    with pytest.raises(CorruptData, match="it is damaged"):
+        decode_kept(resealed(encode_kept(Kept(UUID(int=7), 3)), start=wrong), "it", now=0)
+
+
+@pytest.mark.parametrize("terms", [[], [[1, 0], [0, 5]], [[0, 5], [1, 0]], [[0, 1]], [[0]], [[0, 0, 0]], 7, None])
+def test_terms_that_no_segment_has_are_damage(terms: object) -> None:
+    with pytest.raises(CorruptData, match="it says of itself"):
+        SegmentFacts.decode(changed(FACTS.encode(), terms=terms), "it")
+
+
+def test_a_segment_that_ends_before_it_begins_is_damage() -> None:
+    with pytest.raises(CorruptData, match="out of order"):
+        SegmentFacts.decode(changed(FACTS.encode(), start=10), "it")
+
+
+@pytest.mark.parametrize(
+    "row", [["0" * 32, INFINITE, 1, 1, 1, 1], ["0" * 32, 10**40, 1, 1, 1, 1], [7, 1, 1, 1, 1, 1], 7]
+)
+def test_a_lead_with_writers_that_there_cannot_be_is_damage(row: object) -> None:
+    with pytest.raises(CorruptData, match="its beginning"):
+        lead_of({b"log": str(UUID(int=7)).encode(), b"writers": json.dumps([row]).encode()}, "it")
+
+
+@pytest.mark.parametrize("number", [b"-1", b"9" * 30, b"1.5", b"", b"\xff"])
+def test_an_append_with_a_number_that_there_cannot_be_is_damage(number: bytes) -> None:
+    with pytest.raises(CorruptData, match="its writer"):
+        append_of({b"writer": b"0" * 32, b"number": number}, "it")
+
+
+DECODERS: list[Callable[[bytes, str], object]] = [
+    decode_identity,
+    decode_topic,
+    decode_wal_identity,
+    decode_rewinding,
+    SlotCodec("s").decode,
+    lambda data, where: decode_kept(data, where, now=0),
+]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000, b" " * (LARGEST + 1), b"[" + b"0," * MOST_VALUES + b"0]", b"9" * 5000]
+)
+def test_json_that_would_take_much_to_parse_is_damage(decode: Callable[[bytes, str], object], data: bytes) -> None:
+    with pytest.raises(CorruptData, match="it is damaged"):
+        decode(data, "it")
+
+
+def test_values_are_taken_for_nothing_but_what_they_are() -> None:
+    assert (natural(0), natural((1 << 63) - 1), whole(-5), text("é")) == (0, (1 << 63) - 1, -5, "é")
+    assert parse_json(b" [1] ") == [1]
+    assert parse_object(b"{}") == {}
+    for check, wrong in ((natural, -1), (natural, 1 << 63), (whole, True), (whole, 1.0), (text, 7), (text, "\ud800")):
+        with pytest.raises(ValueError, match=r"."):
+            check(wrong)
