@@ -14,7 +14,7 @@ WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -n $(JOBS) --dist loadfile
 
-.PHONY: help venv demo quickstart test test-slow soak test-spark-oldest lint types services bench lock clean
+.PHONY: help venv demo quickstart test test-slow soak fuzz test-spark-oldest lint types services bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-slow: venv ## the slow tests: long crash and fault schedules (about an hour
 
 soak: venv ## simulate whole clusters until one breaks, you stop it, or SECONDS_=600 are over
 	@$(BIN)/python -m strandline.testing.cluster $(if $(SECONDS_),--seconds $(SECONDS_))
+
+fuzz: venv ## hostile input for all decoders, stores, calls and commands: SECONDS_=600, SEED=1, ONLY=target or group
+	@$(BIN)/python -m tests.fuzz $(if $(SECONDS_),--seconds $(SECONDS_)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 test-spark-oldest: .venv-spark42/.stamp ## the Spark tests on the oldest supported Spark, 4.2.0 (about 5 minutes)
 	@echo "The Spark suite on 4.2.0 takes about 5 minutes, plus two for its environment the first time."

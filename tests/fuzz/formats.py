@@ -1,0 +1,531 @@
+"""Every decoder, with bytes that were good once; checksums are right again, so that damage is met behind them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+from collections.abc import Callable
+from uuid import UUID
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.formats.arrow_stream import Layout, read_stream
+from strandline.formats.batch import decode_batch
+from strandline.formats.block import Compression, encode_page
+from strandline.formats.checked_json import encode_checked
+from strandline.formats.checksum import crc32c
+from strandline.formats.cold import ColdCodec
+from strandline.formats.frame import (
+    HEADER_SIZE,
+    TRAILER_SIZE,
+    Ending,
+    FrameInfo,
+    FrameScanner,
+    decode_frame,
+    encode_frame,
+    frames_beyond,
+)
+from strandline.formats.head import decode_cut, decode_entries, decode_head, decode_references, encode_chunk, encode_cut
+from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.formats.legacy_frame import LegacyEnding, encode_record_frame
+from strandline.formats.manifest import decode_snapshot, encode_snapshot
+from strandline.formats.node_state import decode_node, encode_node
+from strandline.formats.pointer import PointerCodec
+from strandline.formats.queue import decode_manifest, decode_queue_batch, encode_manifest
+from strandline.formats.segment_events import decode_event, encode_event
+from strandline.formats.segment_file import Seal, SegmentFacts, footer_size, tail_size
+from strandline.formats.spool import decode_slots, encode_slots, read_spool, runs
+from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
+from strandline.formats.topic import decode_topic, encode_topic
+from strandline.formats.wal_folder import (
+    Kept,
+    Rewinding,
+    append_of,
+    batch_metadata,
+    decode_kept,
+    decode_rewinding,
+    decode_wal_identity,
+    encode_kept,
+    encode_rewinding,
+    encode_wal_identity,
+    lead_metadata,
+    lead_of,
+)
+from strandline.formats.wal_index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal_mark import Mark, decode_mark, encode_mark
+from strandline.formats.wire import (
+    Advance,
+    Flag,
+    Note,
+    decode_advance,
+    decode_answer,
+    decode_error,
+    decode_note,
+    encode_advance,
+    encode_answer,
+    encode_error,
+    encode_note,
+)
+from strandline.model.artifacts import Artifact, Pointer, Superseded
+from strandline.model.cold import ColdTier
+from strandline.model.cursor import Cursor
+from strandline.model.errors import CorruptData, ExpectationFailed, InvalidInput
+from strandline.model.head import MetadataRange, WriterState
+from strandline.model.node import Beat, NodeState, Peer, Trouble
+from strandline.model.queue import QueueManifest
+from strandline.model.records import RECORD_SCHEMA
+from strandline.model.segments import (
+    PartitionDelete,
+    PartitionDeleteState,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    TopicPartition,
+)
+from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.snapshot import Snapshot, SnapshotFile
+from strandline.model.stamp import OpId, Stamped
+from strandline.storage.lease import LeaseCodec, LeaseState
+from strandline.tier.cache import SegmentCache
+from strandline.tier.cache_tables import SCHEMAS
+from tests.formats.forging import (
+    CHECKSUM,
+    FOOTER,
+    TAIL,
+    WRITER,
+    batch_bytes,
+    head_bytes,
+    manifest_bytes,
+    queue_batch_bytes,
+    read_segment,
+    reseal_batch,
+    reseal_head,
+    reseal_tail,
+    sealed_segment,
+    segment_bytes,
+    some_cut,
+    some_entry,
+    some_records,
+    some_reference,
+)
+from tests.fuzz.mutation import damage, in_place, mutated, times, unchanged
+from tests.fuzz.targets import Target, decoding
+
+# --- batches and frames ----------------------------------------------------------------------------------------
+
+
+def _look(batches: list[pa.RecordBatch]) -> None:
+    """What a reader does with records: whatever was let through must be safe to look at."""
+    for batch in batches:
+        assert batch.schema.equals(RECORD_SCHEMA)
+        batch.set_column(0, "timestamp", batch.column(0).cast(pa.int64())).to_pylist()
+
+
+def _read_batch(data: bytes) -> None:
+    _look(decode_batch(data, "x")[1])
+
+
+def _read_queue_batch(data: bytes) -> None:
+    batch = decode_queue_batch(data, "x", metadata=(MetadataRange(3, 7, b""),))
+    batch.validate(full=True)
+    batch.column("value").to_pylist()
+
+
+def _same_tail(data: bytes) -> bytes:
+    """A batch of version 1 whose tail is well, whatever became of the rest: its count is 40."""
+    return data[:-7] + struct.pack("<BIH", data[-7] & 1, 40, 1) if len(data) >= 7 else data
+
+
+_FRAMES = [
+    b"".join(encode_frame(FrameInfo(1, 1, 5, 7, 0), [encode_page(some_records(5), Compression.NONE)])),
+    b"".join(
+        encode_frame(
+            FrameInfo(1, 6, 9, 7, 5, pages=2),
+            [encode_page(some_records(count), Compression.NONE) for count in (4, 5)],
+            batch_metadata(WRITER, 3),
+        )
+    ),
+    b"".join(
+        encode_frame(
+            FrameInfo(2, 15, 50, 7, 14, compression=Compression.ZSTD), [encode_page(some_records(50), Compression.ZSTD)]
+        )
+    ),
+    b"".join(
+        encode_frame(
+            FrameInfo(2, 65, 0, 7, 64, flags=1, pages=0),
+            [],
+            lead_metadata(UUID(int=7), [(WRITER, WriterState(3, 4, 5, 6, 7))]),
+        )
+    ),
+]
+
+
+def sealed_frames(data: bytes) -> bytes:
+    """Right checksums for all frames, as far as their lengths lead."""
+    sealed, at = bytearray(data), 0
+    while sealed[at : at + 5] == b"RDLW\x04" and at + HEADER_SIZE <= len(sealed):
+        (length,) = struct.unpack_from("<I", sealed, at + HEADER_SIZE - 8)
+        struct.pack_into("<I", sealed, at + HEADER_SIZE - 4, crc32c(bytes(sealed[at + 4 : at + HEADER_SIZE - 4])))
+        end = at + HEADER_SIZE + length
+        if end + TRAILER_SIZE > len(sealed):
+            break
+        struct.pack_into("<II", sealed, end, crc32c(bytes(sealed[at + 4 : end])), length)
+        at = end + TRAILER_SIZE
+    return bytes(sealed)
+
+
+def _read_frames(data: bytes) -> None:
+    scanner = FrameScanner(memoryview(data))
+    for frame in scanner:
+        block = decode_frame(frame, "x")
+        _look(block.batches)
+        append_of(block.metadata, "x")
+        if frame.info.flags & 1:
+            lead_of(block.metadata, "x")
+    if scanner.stop.ending is not Ending.CLEAN:
+        for frame in frames_beyond(memoryview(data)[scanner.stop.at :], origin=scanner.stop.at):
+            assert frame.end <= len(data)
+        raise CorruptData(scanner.stop.why)
+
+
+# --- spools ----------------------------------------------------------------------------------------------------
+
+_CHANGE = b'{"lsn":3,"timestamp":44,"operation":"delete","collection":"users","rid":9,"metadata":{"term":[8.50]}}'
+_OLD_FRAMES = (
+    b"RDLW\x01" + struct.pack("<QQ", 1, len(_CHANGE)) + _CHANGE,
+    b"RDLW\x02" + struct.pack("<QQI", 2, 20, len(_CHANGE)) + _CHANGE + bytes(4),
+    *(
+        b"".join(encode_record_frame(7, 3, 30, payload))
+        for payload in (b"", b"ccc", _CHANGE, b'{"term": 3,' + _CHANGE[1:])
+    ),
+)
+_OLD_SLOT = {
+    "id": "old",
+    "restart_lsn": 7,
+    "confirmed_lsn": 9,
+    "last_seen_at_unix_ms": 5,
+    "invalidation_reason": "horizon",
+}
+
+
+def _read_spool(data: bytes) -> None:
+    """What a migration does with a spool: the prefix that was let through must be all there is, and safe to look at."""
+    view = memoryview(data)
+    spool = read_spool(view)
+    again = read_spool(view[: spool.valid_bytes])
+    assert (again.records, again.stop.ending) == (spool.records, LegacyEnding.CLEAN)
+    assert sum(len(run.payloads) for run in runs(spool.records, max_count=3, max_bytes=99)) == len(spool.records)
+    for record in spool.records:
+        b"".join(encode_record_frame(*record))
+    if spool.stop.ending is not LegacyEnding.CLEAN:
+        raise CorruptData(spool.stop.why)
+
+
+def sealed_spool(data: bytes) -> bytes:
+    """Right checksums for all frames of versions 2 and 3, as far as their lengths lead."""
+    sealed, at = bytearray(data), 0
+    while header := {b"RDLW\x01": 21, b"RDLW\x02": 25, b"RDLW\x03": 33}.get(data[at : at + 5]):
+        checksum = 0 if data[at + 4] == 1 else 4
+        length = data[at + header - (4 if checksum else 8) : at + header]
+        end = at + header + int.from_bytes(length, "little")
+        if end + checksum > len(data):
+            break
+        if checksum:
+            sealed[end : end + 4] = struct.pack("<I", crc32(sealed[at + 4 : end]))
+        at = end + checksum
+    return bytes(sealed)
+
+
+# --- segments --------------------------------------------------------------------------------------------------
+
+_SEGMENT = segment_bytes(60, 50, 40)
+_SEGMENTS = (_SEGMENT, segment_bytes(5), segment_bytes(400, expected=1 << 20))
+
+
+def _hostile_segment(chance: random.Random) -> bytes:
+    """Damage to the columns, or to the tail; all checksums are right again."""
+    good = chance.choice(_SEGMENTS)
+    footer = good[len(good) - footer_size(good, "x") :]
+    if chance.random() < 0.6:
+        size = tail_size(good, "x")
+        before = bytearray(good[: len(good) - size])
+        for _ in range(times(chance)):
+            in_place(before, chance)
+        return sealed_segment(bytes(before), footer, pq.read_metadata(io.BytesIO(good)))
+    data = bytearray(footer[:-8])
+    for _ in range(times(chance)):
+        damage(data, chance, footer)
+    rest = good[: len(good) - len(footer)]
+    return reseal_tail(rest + data + struct.pack("<I4s", len(data), b"PAR1"))
+
+
+# --- the cache of segments --------------------------------------------------------------------------------------
+
+_PARTITION = TopicPartition("orders", UUID(int=7), 3)
+
+
+def _segment_event(number: int) -> SegmentMetadata:
+    return SegmentMetadata(
+        segment=SegmentId(_PARTITION, UUID(int=number)),
+        start=100 * number,
+        end=100 * number + 99,
+        broker=1,
+        max_timestamp=5,
+        event_timestamp=6,
+        terms=((1, 100 * number), (2, 100 * number + 50)),
+        size=1000,
+        custom_metadata=Seal(1000, 1, 200, 2).encode(),
+        state=SegmentState.COPY_STARTED,
+    )
+
+
+def _finished(number: int) -> SegmentUpdate:
+    return SegmentUpdate(
+        segment=SegmentId(_PARTITION, UUID(int=number)),
+        broker=1,
+        event_timestamp=7,
+        state=SegmentState.COPY_FINISHED,
+        custom_metadata=None,
+    )
+
+
+_DELETION = PartitionDelete(partition=_PARTITION, broker=1, event_timestamp=9, state=PartitionDeleteState.MARKED)
+
+
+def _tables() -> dict[str, pa.Table]:
+    cache = SegmentCache()
+    for number in range(1, 6):
+        cache.apply(_segment_event(number))
+        if number < 5:
+            cache.apply(_finished(number))
+    return cache.to_tables()
+
+
+_TABLES = _tables()
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+_STREAMS = {name: _stream(table) for name, table in _TABLES.items()}
+
+
+def _read_cache(data: bytes) -> None:
+    """A table of segments, which takes its place among the others; then somebody looks something up."""
+    found = read_stream(memoryview(data), Layout.of(SCHEMAS["segments"]), "x")
+    tables = {**_TABLES, "segments": pa.Table.from_batches(found.batches, SCHEMAS["segments"])}
+    cache = SegmentCache.from_tables(tables)
+    for offset in (0, 150, 499):
+        cache.segment_for(_PARTITION, 1, offset)
+    cache.to_tables()
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+_SLOTS = SlotCodec("billing")
+_SLOT = Stamped(SlotState("billing", 17, "me", 4, 99, Invalidation(InvalidReason.HORIZON, 7)), 5, (OpId(UUID(int=9)),))
+_CURSOR = Cursor(UUID(int=7), 42, 1)
+_FILES = (SnapshotFile("state/all.log", 12, "0f" * 32), SnapshotFile("NOTE", 0, "a1" * 32))
+_SNAPSHOT = Snapshot("/s", "append-log", 1, _CURSOR, 99, _FILES)
+_PAYLOAD = f"payloads/{3:016d}/{42:020d}-1-{UUID(int=7).hex}-{'0f' * 32}"
+_ARTIFACT = Artifact(_PAYLOAD, _CURSOR, "append-log", 1, 12, 8 << 20, "0f" * 32, 99)
+_POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpId(UUID(int=9)),))
+_LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
+_COLD = Stamped(ColdTier(UUID(int=7), "file:///s", "file:///e", 3, "orders", 5, 4, 6), 5, (OpId(UUID(int=9)),))
+_NODE = NodeState(
+    name="a",
+    generation=1,
+    seen=2,
+    adopted=2,
+    led=2,
+    committed=7,
+    primary="b",
+    policy="quorum(a,b)",
+    peers=(Peer("b", "north"), Peer("c", None)),
+    trouble=Trouble("diverged", "why", 5),
+)
+_REWINDING = Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "quarantine/1")
+_KEPT = Kept(UUID(int=7), 3, (_SLOT.value,))
+_INDEX_CHAIN = new_chain(UUID(int=7), 3)
+
+
+def _index() -> bytes:
+    data, chain = index_lead(), _INDEX_CHAIN
+    for number in range(5):
+        entry = IndexEntry(number, 100 * number, 1, 5, {WRITER: WriterState(1, 2, 3, 4, 5)} if number % 2 else {})
+        piece, chain = encode_entry(entry, chain)
+        data += piece
+    return data
+
+
+def _read_index(data: bytes) -> None:
+    found = decode_index(data, _INDEX_CHAIN)
+    if found.size != len(data):
+        raise CorruptData("it is not whole")
+
+
+def _read_mark(data: bytes) -> None:
+    if decode_mark(data) is None:
+        raise CorruptData("it is no mark")
+
+
+def _sealed_checked(data: bytes) -> bytes:
+    """A checked JSON file with a right checksum, if it is still JSON."""
+    try:
+        fields = json.loads(data)
+        kind, version = fields.pop("kind"), fields.pop("version")
+        fields.pop("checksum", None)
+        return encode_checked(kind, version, fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return data
+
+
+def _refusing(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    """Of requests the refusal is the caller's mistake, which counts as damage here."""
+
+    def attempt(data: bytes) -> object:
+        try:
+            return decode(data)
+        except InvalidInput as error:
+            raise CorruptData(str(error)) from error
+
+    return attempt
+
+
+def _read_error(data: bytes) -> None:
+    if decode_error(data) is None:
+        raise CorruptData("it is no error")
+
+
+_BEAT = Beat(1, 2, 3, 4, 5)
+_NOTES = (
+    encode_note(Note(Flag.LAST, 5, 7, 1, 99, (WRITER, 3), _BEAT, 77)),
+    encode_note(Note(Flag.BEAT, 0, 0, 1, 99, None, _BEAT)),
+)
+_FACTS = SegmentFacts(
+    log_id=UUID(int=7), partition=3, segment=UUID(int=8), start=0, end=9, terms=((0, 0), (1, 5)), max_timestamp=7
+)
+_TICKETS = tuple(
+    map(
+        encode_ticket,
+        (
+            ReadTicket(_CURSOR, 9, follow=True, columns=("offset", "value")),
+            ReadTicket(),
+            FeedTicket("b", 3, _CURSOR),
+            ReportTicket("b"),
+            FileTicket("b", 3, "s", "data/x", 0, 100),
+        ),
+    )
+)
+
+
+def _text(name: str, decode: Callable[[bytes], object], *seeds: bytes) -> Target:
+    return Target(name, mutated(seeds, is_text=True), decoding(decode))
+
+
+def _checked(name: str, decode: Callable[[bytes], object], *seeds: bytes) -> Target:
+    return Target(name, mutated(seeds, _sealed_checked, is_text=True), decoding(decode))
+
+
+def _binary(name: str, decode: Callable[[bytes], object], *seeds: bytes, sealed: bool = True) -> Target:
+    return Target(name, mutated(seeds, reseal_head if sealed else unchanged), decoding(decode))
+
+
+TARGETS = (
+    *(
+        Target(
+            f"batch-{kind.name.lower()}",
+            mutated(
+                (
+                    batch_bytes(kind),
+                    batch_bytes(kind, some_records(1)),
+                    batch_bytes(kind, some_records(300)),
+                    batch_bytes(kind, some_records(9).slice(3)),
+                ),
+                reseal_batch,
+                kept=FOOTER + CHECKSUM + TAIL,
+            ),
+            decoding(_read_batch),
+        )
+        for kind in Compression
+    ),
+    Target("frame", mutated((*_FRAMES, b"".join(_FRAMES)), sealed_frames), decoding(_read_frames)),
+    *(
+        Target(
+            f"queue-batch-{kind.name.lower()}",
+            mutated((queue_batch_bytes(kind), queue_batch_bytes(kind, 1), queue_batch_bytes(kind, 300)), _same_tail),
+            decoding(_read_queue_batch),
+        )
+        for kind in (Compression.NONE, Compression.ZSTD)
+    ),
+    Target("segment", _hostile_segment, decoding(read_segment)),
+    Target("segment-cache", mutated((_STREAMS["segments"],)), decoding(_read_cache)),
+    _binary("head", lambda data: decode_head(data, "x"), head_bytes()),
+    _binary(
+        "entries",
+        lambda data: decode_entries(data, "x"),
+        encode_chunk((some_entry(0), some_entry(1), some_entry(3)), 0),
+    ),
+    _binary(
+        "references",
+        lambda data: decode_references(data, "x", 2),
+        encode_chunk((some_reference(0), some_reference(1)), 2),
+    ),
+    _binary("cut", lambda data: decode_cut(data, "x"), encode_cut(some_cut())),
+    Target(
+        "manifest",
+        mutated((manifest_bytes(), encode_manifest(QueueManifest((), 9, 4))), lambda data: data[:-2] + b"\x01\x00"),
+        decoding(lambda data: decode_manifest(data, "x")),
+    ),
+    Target(
+        "spool",
+        mutated((sealed_spool(b"".join(_OLD_FRAMES)), b"".join(_OLD_FRAMES[2:])), sealed_spool),
+        decoding(_read_spool),
+    ),
+    _text(
+        "spool-slots",
+        lambda data: decode_slots(data, "x", now=9),
+        encode_slots([_SLOT.value]),
+        json.dumps({"slots": [_OLD_SLOT]}).encode(),
+    ),
+    _binary(
+        "segment-event",
+        lambda data: decode_event(data, "x"),
+        *map(encode_event, (_segment_event(1), _finished(1), _DELETION)),
+        sealed=False,
+    ),
+    _binary("seal", lambda data: Seal.decode(data, "x"), Seal(1000, 1, 200, 2).encode(), sealed=False),
+    _text("segment-facts", lambda data: SegmentFacts.decode(data, "x"), _FACTS.encode()),
+    _binary("index", _read_index, _index(), sealed=False),
+    _binary("mark", _read_mark, encode_mark(Mark(UUID(int=7), 0, 9, 3, 1, UUID(int=2), clean=True))),
+    _binary("note", lambda data: decode_note(data, "x"), *_NOTES),
+    _binary("progress", lambda data: decode_advance(data, "x"), encode_advance(Advance(1, 2, 3, 4, 5))),
+    _binary("answer", lambda data: decode_answer(data, "x"), encode_answer(_BEAT, "no"), encode_answer(_BEAT, None)),
+    _text("error", _read_error, encode_error(ExpectationFailed("it ends elsewhere"))),
+    _text("ticket", _refusing(decode_ticket), *_TICKETS),
+    _text("slot", lambda data: _SLOTS.decode(data, "x"), _SLOTS.encode(_SLOT)),
+    _text("identity", lambda data: decode_identity(data, "x"), encode_identity(LogIdentity(UUID(int=7)))),
+    _text("wal-identity", lambda data: decode_wal_identity(data, "x"), encode_wal_identity(UUID(int=7))),
+    _text("topic", lambda data: decode_topic(data, "x"), encode_topic(3)),
+    _text("snapshot-manifest", lambda data: decode_snapshot(data, "x", "/s"), encode_snapshot(_SNAPSHOT)),
+    _text(
+        "snapshot-pointer",
+        lambda data: PointerCodec().decode(data, "x"),
+        PointerCodec().encode(_POINTER),
+        PointerCodec().encode(Stamped(Pointer(), 1, ())),
+    ),
+    _text("lease", lambda data: LeaseCodec().decode(data, "x"), LeaseCodec().encode(_LEASE)),
+    _checked("wal-slots", lambda data: decode_kept(data, "x", now=9), encode_kept(_KEPT)),
+    _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
+    _checked("cold", lambda data: ColdCodec().decode(data, "x"), ColdCodec().encode(_COLD)),
+    _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
+)
