@@ -20,7 +20,7 @@ from strandline.model.errors import (
     Overloaded,
     StorageError,
 )
-from strandline.model.retention import Consumed, SlotLimits
+from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
 from strandline.model.slots import InvalidReason
 from strandline.node.contract import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.copy import KIND
@@ -353,6 +353,25 @@ class TestKeeping:
         assert primary.prune(9) == 9
         assert [slot.invalid.reason for slot in primary.log.slots()] == [InvalidReason.HORIZON]
         cluster.close()
+
+    @pytest.mark.parametrize("retention", [MaxBytes(1000), MaxAge(1)])
+    def test_one_that_never_comes_holds_nothing_back_for_ever_where_retention_is_bounded(
+        self, tmp_path, monkeypatch, retention
+    ):
+        monkeypatch.setattr("strandline.model.retention.DEFAULT_LAG", 4000)
+        cluster, primary = led(tmp_path, retention=retention)
+        primary.register(ONE)
+        fill(primary, 100)
+        cluster.clock.advance(5)
+        primary.tick()
+        assert primary.replicas.slot("r1").invalid.reason is InvalidReason.HORIZON
+        assert primary.log.bounds().first > 0
+        cluster.close()
+
+    def test_the_usual_limits_are_those_of_any_slot_unless_others_are_given(self):
+        assert PrimaryOptions(retention=MaxAge(1)).slot_limits == SlotLimits(lag_bytes=64 << 30)
+        assert PrimaryOptions().slot_limits == SlotLimits()
+        assert PrimaryOptions(retention=MaxAge(1), limits=SlotLimits()).slot_limits == SlotLimits()
 
     def test_the_sweep_forgets_what_everybody_has(self, tmp_path):
         cluster, primary = led(tmp_path, retention=Consumed())

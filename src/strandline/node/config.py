@@ -10,7 +10,7 @@ from typing import Final
 
 from strandline.model.errors import InvalidInput
 from strandline.model.names import check_replica_name
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
+from strandline.model.retention import FOREVER, Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
@@ -59,8 +59,11 @@ class NodeConfig:
     lead: bool = False
     """Whether it is the primary by configuration, where there is no lease."""
     retention: Retention = FOREVER
-    limits: SlotLimits = NO_LIMITS
-    """How far replicas may hold back what is pruned before they have to bootstrap again."""
+    limits: SlotLimits | None = None
+    """How far replicas may hold back what is pruned before they have to bootstrap again.
+
+    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any in any case.
+    """
     flow: FlowLimits = NO_FLOW_LIMITS
     poll_seconds: float = 1.0
     timeout: float = TIMEOUT

@@ -13,7 +13,7 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, SlotLimits, parse_retention
+from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.committed import Current
 from strandline.node.config import NodeConfig
 from strandline.node.contract import Caller, Commit, Resume, Topology
@@ -99,7 +99,7 @@ class Primary(_Face):
         region: str | None = None,
         nodes: Mapping[str, str] | None = None,
         retention: str = "forever",
-        limits: SlotLimits = NO_LIMITS,
+        limits: SlotLimits | None = None,
         flow: FlowLimits = NO_FLOW_LIMITS,
         server: ServerSecurity | None = None,
         client: ClientSecurity | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits
+from strandline.model.retention import FOREVER, Retention, SlotLimits, default_limits
 from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
 from strandline.node.policies import CommitPolicy, Local
 
@@ -15,12 +15,17 @@ class PrimaryOptions:
     """How a primary keeps its log and its replicas."""
 
     policy: CommitPolicy = field(default_factory=Local)
-    limits: SlotLimits = NO_LIMITS
-    """How far replicas may hold back what is pruned before they have to bootstrap again."""
+    limits: SlotLimits | None = None
+    """How far replicas may hold back what is pruned before they have to bootstrap again; None for the usual limits."""
     retention: Retention = FOREVER
     flow: FlowLimits = NO_FLOW_LIMITS
     poll_seconds: float = 1.0
     """How often replicas say something even if nothing happens."""
+
+    @property
+    def slot_limits(self) -> SlotLimits:
+        """The limits that hold: those that were given, or the usual ones of the retention policy."""
+        return default_limits(self.retention) if self.limits is None else self.limits
 
 
 @dataclass(frozen=True, slots=True)

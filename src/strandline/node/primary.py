@@ -372,7 +372,7 @@ class PrimaryRole:
         """Judge who is silent, and forget what nobody needs; called about once a poll interval."""
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
-        self.log.sweep(self.options.retention, self.options.limits)
+        self.log.sweep(self.options.retention, self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
@@ -382,7 +382,7 @@ class PrimaryRole:
     def prune(self, upto: int) -> int:
         """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
         self.replicas.move_slots()
-        return self.log.prune(upto, limits=self.options.limits)
+        return self.log.prune(upto, limits=self.options.slot_limits)
 
     def step_down(self, why: str) -> None:
         """Be the primary no more: nothing is written or acknowledged from here on."""

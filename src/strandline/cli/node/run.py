@@ -17,7 +17,7 @@ from strandline.cli.frame import retention as understood
 from strandline.cli.places import is_free, look, need
 from strandline.log.folders import Kind
 from strandline.model.errors import InvalidInput, StorageError
-from strandline.model.retention import SlotLimits, parse_retention
+from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, parse_identities
 from strandline.node.flow import FlowLimits
 from strandline.node.running import NodeConfig, RunningNode
@@ -66,6 +66,19 @@ def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, 
     ['b', 'ops']
     """
     return {name: frozenset({Role.REPLICA, Role.CLIENT}) for name in nodes} | parse_identities(given)
+
+
+def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
+    """The limits of a retention policy, but for those that were given; 0 switches one off.
+
+    >>> _limits("age:7d", None, 60), _limits("age:7d", 0, None)
+    (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
+    """
+    usual = default_limits(parse_retention(retention))
+    return SlotLimits(
+        usual.lag_bytes if lag_bytes is None else lag_bytes,
+        usual.idle_seconds if idle_seconds is None else idle_seconds,
+    )
 
 
 @guarded
@@ -150,8 +163,8 @@ def run(
         typer.Option(
             metavar="SIZE",
             parser=size_in_bytes,
-            help="A replica further behind holds nothing back any more, and has to bootstrap.",
-            show_default=False,
+            help="A replica further behind holds nothing back any more, and has to bootstrap; 0: never.",
+            show_default="64 GiB where age or size bounds the log",
             rich_help_panel=_WRITES,
         ),
     ] = None,
@@ -283,7 +296,7 @@ def run(
         create=create,
         lead=lead,
         retention=parse_retention(retention),
-        limits=SlotLimits(max_lag_bytes or 0, max_idle or 0),
+        limits=_limits(retention, max_lag_bytes, max_idle),
         flow=FlowLimits(slow_at, refuse_at),
         poll_seconds=poll_seconds,
         server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens, identities=known),
