@@ -96,6 +96,27 @@ class TestPrimary:
         assert primary.plan_resume("b", None) == FullRebootstrap(Cause.NEW)
         assert primary.plan_resume("c", commit.bookmark) == PartialResync(commit.bookmark)
 
+    def test_planning_a_resume_changes_neither_who_is_known_nor_what_is_kept_for_them(self, primary, replica):
+        commit = primary.append_values([b"1", b"2"])
+        replica.reading(after=commit.bookmark, timeout=WAIT)
+        assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 2, WAIT)
+        role = primary.running.node.primary
+        assert replica.running.wait_until(lambda: role.replicas.slot("b").position == 2, WAIT)
+
+        def looked_at():
+            member = primary.topology().members[0]
+            names = [slot.name for slot in role.log.slots()]
+            return names, role.replicas.slot("b").position, member.durable, member.bootstrapping
+
+        before = looked_at()
+        assert primary.plan_resume("b", None) == FullRebootstrap(Cause.NEW)
+        assert isinstance(primary.plan_resume("b", role.log.start()), PartialResync)
+        assert isinstance(primary.plan_resume("misspelt", None), FullRebootstrap)
+        with pytest.raises(Diverged):
+            primary.plan_resume("b", commit.bookmark.at(9))
+        assert looked_at() == before == (["b"], 2, 2, False)
+        assert [member.name for member in primary.topology().members] == ["b"]
+
     def test_flow_limits_refuse_writers_while_a_replica_is_too_far_behind(self, tmp_path):
         with Primary.open(tmp_path / "a", flow=sl.FlowLimits(refuse_at=2)) as primary:
             with Replica(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:

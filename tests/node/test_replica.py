@@ -6,16 +6,19 @@ from itertools import islice
 from uuid import UUID
 
 import pytest
+from prometheus_client import REGISTRY
 
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
+from strandline.model.slots import InvalidReason
 from strandline.node import bootstrap, offers
 from strandline.node.arrivals import Verdict, judge
 from strandline.node.contract import Caller, Chunk
 from strandline.node.node import Node
+from strandline.node.registry import bootstrapping
 from tests.node.parts import Cluster, records
 
 LOG = UUID(int=3)
@@ -237,7 +240,65 @@ class TestTrouble:
         pair.settled("b")
         assert pair.content("b") == pair.content("a") == [(0, b"x"), (1, b"y")]
         assert node.home.state.trouble is None
+        assert registered(pair).divergences == 1, "that it happened is known for good"
+
+    def diverged(self, pair):
+        """Let the replica stop with a divergence."""
+        pair.append(b"x")
+        pair.settled("b")
+        node = self.spoil(pair)
+        pair.append(b"y")
+        pair.until(lambda: node.condition == "diverged")
+        return node
+
+    def test_its_primary_is_told_of_it_while_it_lasts_and_shows_it(self, pair):
+        self.diverged(pair)
+        pair.until(lambda: registered(pair).divergences == 1)
+        primary = pair.nodes["a"]
+        assert primary.status().divergences == pair.nodes["b"].status().divergences == 1
+        assert primary.primary.topology(Caller("", 1)).members[0].divergences == 1
+        primary.primary.tick()
+        labels = {"log": str(primary.primary.log.log_id), "replica": "b"}
+        assert REGISTRY.get_sample_value("strandline_divergences", labels) == 1
+        assert registered(pair).durable <= 1, "what it has does not count"
+        primary.primary.unregister(Caller("b", 1))
+        assert REGISTRY.get_sample_value("strandline_divergences", labels) is None
+
+    def test_its_primary_is_told_when_it_can_be_reached_again(self, pair):
+        self.diverged(pair)
+        pair.cut |= {"a"}
+        pair.step(20)
         assert registered(pair).divergences == 0
+        pair.cut.clear()
+        pair.until(lambda: registered(pair).divergences == 1)
+
+    def test_its_primary_is_told_once_and_again_after_a_restart(self, pair):
+        told = []
+        pair.before["register"] = told.append
+        self.diverged(pair)
+        pair.until(lambda: registered(pair).divergences == 1)
+        told.clear()
+        pair.step(50)
+        assert told == []
+        pair.kill("b")
+        pair.start("b")
+        pair.until(lambda: told == ["a"])
+
+    def test_its_primary_remembers_it_over_a_restart(self, pair):
+        self.diverged(pair)
+        pair.until(lambda: registered(pair).divergences == 1)
+        pair.kill("b")
+        pair.kill("a")
+        pair.start("a", lead=True)
+        assert registered(pair).divergences == 1
+
+    def test_it_is_counted_although_its_slot_is_invalid(self, pair):
+        self.diverged(pair)
+        replicas = pair.nodes["a"].primary.replicas
+        pair.nodes["a"].primary.log.invalidate_slot("b", InvalidReason.HORIZON)
+        replicas.now = bootstrapping(replicas.now, "b", flag=True)
+        pair.until(lambda: registered(pair).divergences == 1)
+        assert registered(pair).durable is None
 
     def test_the_count_of_divergences_is_reported(self, pair):
         pair.append(b"x")

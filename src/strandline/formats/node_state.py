@@ -25,17 +25,23 @@ def decode_node(data: bytes, where: str) -> NodeState:
     try:
         fields = decode_checked(data, KIND, VERSION)
         plain: dict[str, Any] = {name: natural(fields.pop(name)) for name in _NUMBERS}
-        peers = tuple(Peer(text(peer["name"]), _text(peer["region"])) for peer in fields.pop("peers"))
+        peers = tuple(map(_peer, fields.pop("peers")))
         found = fields.pop("trouble")
         trouble = None if found is None else Trouble(text(found["state"]), text(found["reason"]), natural(found["at"]))
         plain |= {name: text(fields[name]) for name in ("name", "primary", "policy")}
-        plain["settled"] = _flag(fields.get("settled", False))  # earlier versions did not tell
+        # Earlier versions did not tell these.
+        plain["settled"] = _flag(fields.get("settled", False))
+        plain["divergences"] = natural(fields.get("divergences", 0))
         return NodeState(**plain, peers=peers, trouble=trouble)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
             f"{where} is damaged: {error}. It says which terms this node must refuse, so that nothing is done without "
             "it: restore the file, or remove the node's folder and let it bootstrap again."
         ) from error
+
+
+def _peer(fields: dict[str, Any]) -> Peer:
+    return Peer(text(fields["name"]), _text(fields["region"]), natural(fields.get("divergences", 0)))
 
 
 def _flag(value: object) -> bool:

@@ -38,6 +38,8 @@ class Peer:
 
     name: str
     region: str | None = None
+    divergences: int = 0
+    """How many it has reported so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class NodeState:
     peers: tuple[Peer, ...] = ()
     """The replicas of the log then."""
     trouble: Trouble | None = None
+    divergences: int = 0
+    """How often it stopped, since its log and its primary's had parted."""
     settled: bool = False
     """Whether ``committed`` is all that its readers were shown and, as the primary, all that it acknowledged.
 

@@ -147,6 +147,8 @@ class Status:
     """Everything below is durable here; None without a copy of the log."""
     committed: int | None
     """What readers see here; None while it is not known, or nothing is here, and they are told ``NotReady``."""
+    divergences: int = 0
+    """How often this node stopped since it had diverged; on a primary, all that its replicas have reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,12 +189,13 @@ class Primary(_Face):
         self._role.unregister(Caller(replica), keep_slot=keep_slot)
 
     def plan_resume(self, replica: str, since: Cursor | None) -> Resume:
-        """How a replica goes on from its own position (None for a newcomer), whatever its slot says.
+        """How a replica would go on from its own position (None for a newcomer), whatever its slot says.
 
         ``PartialResync`` if that is retained and of this log, ``Rewind`` if the two parted before it, and
-        ``FullRebootstrap`` with its cause otherwise.
+        ``FullRebootstrap`` with its cause otherwise; ``Diverged`` if it has what this log never had. Only looks: nobody
+        is registered, and no slot or replica changes.
         """
-        return self._role.resume(Caller(replica), since)
+        return self._role.plan_resume(replica, since)
 
     def commit_watermark(self, count: int) -> int:
         """Everything below is durable on so many replicas."""

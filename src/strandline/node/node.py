@@ -338,7 +338,10 @@ class Node(Relay):
         state = self._home.state  # after the condition, which is set behind its reason
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
-        return Status(state.name, condition, trouble, state.seen, state.primary, position, committed)
+        divergences = state.divergences
+        if isinstance(role, PrimaryRole):
+            divergences = sum(each.divergences for each in role.registry.replicas.values())
+        return Status(state.name, condition, trouble, state.seen, state.primary, position, committed, divergences)
 
     def rebootstrap(self) -> None:
         """Build the copy of the log again, from a snapshot of the primary; the old one is read until that is there."""

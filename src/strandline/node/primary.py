@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final, final
 
@@ -45,7 +46,7 @@ from strandline.node.policies import (
 from strandline.node.registry import Progress, Registry
 from strandline.node.replicas import Replicas
 from strandline.storage.ambient import CLOCK, Clock
-from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
+from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0
 """How long an append waits for its policy unless something else is said."""
@@ -230,11 +231,13 @@ class PrimaryRole:
         """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
         self._check_term(caller)
         self.replicas.unregister(caller.name, keep_slot=keep_slot)
+        with contextlib.suppress(KeyError):  # it was never looked at
+            DIVERGENCES.remove(str(self.log.log_id), caller.name)
         self._offers.end(caller.name)
         self._commits.moved()
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """How a replica goes on from its own position, whatever its slot says.
+        """Let a replica go on from its own position, whatever its slot says; how, :meth:`plan_resume` tells.
 
         One that was not known is registered: its slot begins at the position asked for if that is retained.
         """
@@ -244,7 +247,7 @@ class PrimaryRole:
         retained = since is not None and since.log_id == self.log.log_id and bounds.first <= since.next <= bounds.next
         at = since.next if retained and since is not None else bounds.next
         self.replicas.register(name, region=None, at=at)
-        mode = self._plan_resume(name, since)
+        mode = self.plan_resume(name, since)
         match mode:
             case FullRebootstrap(cause):
                 REBOOTSTRAPS.labels(str(cause)).inc()
@@ -256,7 +259,8 @@ class PrimaryRole:
                 PARTIAL_RESYNCS.inc()
         return mode
 
-    def _plan_resume(self, name: str, since: Cursor | None) -> Resume:
+    def plan_resume(self, name: str, since: Cursor | None) -> Resume:
+        """How a replica would go on from this position; changes nothing. ``Diverged`` as in :meth:`resume`."""
         slot, bounds = self.replicas.slot(name), self.log.bounds()
         is_mine = since is not None and since.log_id == self.log.log_id
         if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
@@ -377,6 +381,8 @@ class PrimaryRole:
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
         SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
+        for each in registry.replicas.values():
+            DIVERGENCES.labels(log, each.name).set(each.divergences)
         self._home.remember(committed=self.committed)
 
     def prune(self, upto: int) -> int:
@@ -396,5 +402,5 @@ class PrimaryRole:
         self.gate.check("nothing was done")
 
     def _remember(self, registry: Registry) -> None:
-        peers = tuple(Peer(each.name, each.region) for each in registry.replicas.values())
+        peers = tuple(Peer(each.name, each.region, each.divergences) for each in registry.replicas.values())
         self._home.remember(peers=peers, policy=str(self.options.policy), primary=self.name)

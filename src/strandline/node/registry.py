@@ -87,11 +87,14 @@ class Registry(NamedTuple):
         return min((each.durable or 0 for each in self.replicas.values()), default=None)
 
 
-def register(registry: Registry, name: str, *, region: str | None, now: int) -> Registry:
-    """The registry with this replica; one that comes back keeps its progress, and is no change of the topology."""
+def register(registry: Registry, name: str, *, region: str | None, now: int, divergences: int = 0) -> Registry:
+    """The registry with this replica; one that comes back keeps its progress, and is no change of the topology.
+
+    ``divergences`` are those that a new one is known to have reported before.
+    """
     known = registry.replicas.get(check_replica_name(name))
     if known is None:
-        return _with(registry, [Replica(name, now, now, region)], is_change=True)
+        return _with(registry, [Replica(name, now, now, region, divergences=divergences)], is_change=True)
     seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
     return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
 
@@ -132,6 +135,18 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
         apply_errors=max(known.apply_errors, progress.apply_errors),
         divergences=max(known.divergences, progress.divergences),
         bootstrapping=known.bootstrapping,
+        healthy=True,
+    )
+    return _with(registry, [after], is_change=not known.healthy)
+
+
+def counted(registry: Registry, name: str, progress: Progress, *, now: int) -> Registry:
+    """The registry after a replica reported whose position does not count: only what it has found does."""
+    known = registry.replica(name)
+    after = known._replace(
+        last_seen=max(known.last_seen, now),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
         healthy=True,
     )
     return _with(registry, [after], is_change=not known.healthy)

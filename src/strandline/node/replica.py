@@ -105,7 +105,8 @@ class ReplicaRole:
         self._epoch = -1
         self._failures = 0
         self._apply_errors = 0
-        self._divergences = 0
+        self._reported = 0
+        """How many of its divergences a primary was told since this node was started."""
         self._heard = self._committed = committed
         """The highest watermark that it was told, and the one up to which its own records are known to be those."""
         self.knows_committed = knows_committed
@@ -129,7 +130,7 @@ class ReplicaRole:
     def step(self) -> float:
         """Do the next thing; returns how many seconds to leave it alone then. Blocks on the network and the disk."""
         if self._home.state.trouble is not None:
-            return self._poll_seconds
+            return self._report()
         try:
             if self._follower is None:
                 self._begin()
@@ -167,10 +168,33 @@ class ReplicaRole:
     def _stop(self, error: Gap | Diverged) -> None:
         self.disconnect()
         condition = Condition.GAP if isinstance(error, Gap) else Condition.DIVERGED
-        self._divergences += isinstance(error, Diverged)
         _LOGGER.error("Replica %s stopped (%s): %s", self._home.state.name, condition, error)
-        self._home.remember(trouble=Trouble(str(condition), str(error), self._clock.now()))
+        self._home.remember(
+            trouble=Trouble(str(condition), str(error), self._clock.now()),
+            divergences=self._home.state.divergences + (condition is Condition.DIVERGED),
+        )
         self.condition = condition  # after the reason: who sees that it has stopped can ask why
+
+    def _report(self) -> float:
+        """Tell the primary of a divergence, which it cannot see by itself; nothing else is done while it lasts."""
+        divergences = self._home.state.divergences
+        if self._reported >= divergences:
+            return self._poll_seconds
+        try:
+            upstream = self._connect()
+            try:
+                self._hear_term(upstream.register(self._caller(), region=self._region).topology.term)
+                # Without a position: none of what is here may be the primary's.
+                upstream.acknowledge(self._caller(), Progress(0, 0, self._apply_errors, divergences))
+            finally:
+                upstream.close()
+        except StrandlineError as error:
+            pause = RETRIES.pause(self._failures, self._chance.jitter())
+            self._failures += 1
+            _LOGGER.info("Replica %s could not report that it diverged: %s", self._home.state.name, error)
+            return pause
+        self._reported, self._failures = divergences, 0
+        return self._poll_seconds
 
     def rebootstrap(self) -> None:
         """Deal with what stopped it by building the copy again, from a snapshot of the primary."""
@@ -320,7 +344,7 @@ class ReplicaRole:
             self._home.hear_term(term, "The primary")
 
     def _learn(self, topology: Topology) -> None:
-        peers = tuple(Peer(member.name, member.region) for member in topology.members)
+        peers = tuple(Peer(member.name, member.region, member.divergences) for member in topology.members)
         self._home.remember(peers=peers, policy=topology.policy, primary=topology.primary)
         self._epoch = topology.epoch
         self._heard = max(self._heard, topology.committed)
@@ -364,7 +388,7 @@ class ReplicaRole:
             self._adopt(beat.term, beat.term_start, durable)
         if self._compared is not None:
             durable = min(durable, self._compared)
-        return Progress(durable, durable, self._apply_errors, self._divergences)
+        return Progress(durable, durable, self._apply_errors, self._home.state.divergences)
 
     def _end(self) -> int:
         return 0 if self.copy is None else self.copy.bounds().next

@@ -42,7 +42,9 @@ class Replicas:
         self._told: dict[str, int] = {}
         """How far replicas have said that they are, where their slots do not stand there yet."""
         for peer in peers:
-            self.now = rules.register(self.now, peer.name, region=peer.region, now=self.time())
+            self.now = rules.register(
+                self.now, peer.name, region=peer.region, now=self.time(), divergences=peer.divergences
+            )
             if self.slot(peer.name) is None:
                 log.create_slot(peer.name, log.bounds().first)  # where it is, it has yet to say
 
@@ -102,10 +104,14 @@ class Replicas:
         """A replica says how far it is; returns why that does not count, if it does not."""
         end = self._log.bounds().next
         with self._lock:
-            after = rules.acknowledged(self.now, name, progress, end=end, now=self.time())
-            if not self._claimed(name).state().pins:
+            before = self.now
+            after = rules.acknowledged(before, name, progress, end=end, now=self.time())
+            pins = self._claimed(name).state().pins
+            self.now = after if pins else rules.counted(before, name, progress, now=self.time())
+            if self.now.replica(name).divergences > before.replica(name).divergences:
+                self._changed(self.now)  # that must not be forgotten when this primary is gone
+            if not pins:
                 return self._move_slot(name)  # which tells why it cannot be
-            self.now = after
             self._told[name] = progress.durable
         return None
 

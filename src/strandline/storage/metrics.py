@@ -69,6 +69,9 @@ REPLICATION_LAG = Gauge(
     "strandline_replication_lag_records", "Records between what was sent and what the slowest has applied.", ["log"]
 )
 SAFE_REPLAY = Gauge("strandline_safe_replay", "The offset below which every replica has everything durably.", ["log"])
+DIVERGENCES = Gauge(
+    "strandline_divergences", "How often a replica found that it and its primary had parted.", ["log", "replica"]
+)
 TERM = Gauge("strandline_term", "The highest term that this node has seen.", ["node"])
 
 SEGMENT_EVENTS = Counter(

@@ -148,6 +148,9 @@ def lines(seen: Status) -> Iterator[Text]:
         if seen.committed is not None:
             shown = f"readers see up to {seen.committed:,}"
         yield Text(f"  durable below offset {seen.position.next:,}, {shown}")
+    if seen.divergences:
+        whose = "its replicas have reported" if seen.condition == "leading" else "it has found"
+        yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
     if seen.trouble is not None:
         yield Text(f"  {seen.trouble}")
 

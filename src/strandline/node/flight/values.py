@@ -139,6 +139,7 @@ def read_status(fields: Fields) -> Status:
         primary=fields.text("primary"),
         position=fields.maybe_cursor("position"),
         committed=fields.maybe_natural("committed"),
+        divergences=fields.natural("divergences"),
     )
 
 
