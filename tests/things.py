@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -87,23 +88,26 @@ def something_else(path: Path) -> None:
     (path / "letter.txt").write_text("Dear reader")
 
 
+def over(path: Path, *makers: Callable[[Path], None]) -> None:
+    """Several things in one folder: nothing makes them there, and so they are copied, each over those before."""
+    for make in makers:
+        other = path.with_name(f"{path.name}-other")
+        make(other)
+        shutil.copytree(other, path, dirs_exist_ok=True)
+        shutil.rmtree(other)
+
+
 def wal_and_append_log_store(path: Path) -> None:
-    wal(path)
-    append_log_store(path)
+    over(path, wal, append_log_store)
 
 
 def object_log_and_node(path: Path) -> None:
-    object_log(path)
-    node(path)
+    over(path, object_log, node)
 
 
 def object_log_over_wal(path: Path) -> None:
     """The identity of one and the frames of the other."""
-    wal(path)
-    other = path.with_name(f"{path.name}-other")
-    object_log(other)
-    shutil.copytree(other, path, dirs_exist_ok=True)
-    shutil.rmtree(other)
+    over(path, wal, object_log)
 
 
 def state_of(path: Path) -> dict[str, bytes | None]:

@@ -56,13 +56,15 @@ class NodeConfig:
     """Whether it becomes the primary by itself when that is gone."""
     create: bool = False
     """Whether it begins a new log if it has none, and nobody ever led one under this lease."""
+    take_over: str | None = None
+    """The folder of a write-ahead log with whose records, writers and slots its log begins, if it has none."""
     lead: bool = False
     """Whether it is the primary by configuration, where there is no lease."""
     retention: Retention = FOREVER
     limits: SlotLimits | None = None
     """How far replicas may hold back what is pruned before they have to bootstrap again.
 
-    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any in any case.
+    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any at all.
     """
     flow: FlowLimits = NO_FLOW_LIMITS
     poll_seconds: float = 1.0
@@ -115,6 +117,10 @@ class NodeConfig:
         if self.lease is None and self.upstream is None and not self.lead:
             raise InvalidInput(
                 f"Node {self.name} has nobody to follow: give it a lease, or an upstream, or let it lead."
+            )
+        if self.take_over is not None and self.upstream is not None:
+            raise InvalidInput(
+                "A node that follows an upstream gets its log from there: let the primary take a log over."
             )
         if self.create and self.upstream is not None:
             raise InvalidInput("A node that follows an upstream gets its log from there: do not let it create one.")

@@ -96,6 +96,7 @@ class Primary(_Face):
         lease: str | None = None,
         listen: tuple[str, int] = _LOOPBACK,
         create: bool = True,
+        take_over: str | PathLike[str] | None = None,
         region: str | None = None,
         nodes: Mapping[str, str] | None = None,
         retention: str = "forever",
@@ -110,7 +111,10 @@ class Primary(_Face):
 
         Without a ``lease`` it leads because you say so, and nothing keeps another node from being promoted meanwhile.
         With one it leads when it holds that: at once if it is new or was closed, after the lease ran out if it was
-        killed. ``NotReady`` if another node leads, or has led since. ``more`` is what else
+        killed. ``NotReady`` if another node leads, or has led since.
+
+        A new node begins with an empty log, or with a copy of the write-ahead log in the folder ``take_over``: the same
+        log, with its records, writers and slots, and nobody writes the original any more. ``more`` is what else
         :class:`~strandline.node.config.NodeConfig` has.
         """
         running = RunningNode(
@@ -122,6 +126,7 @@ class Primary(_Face):
                 lead=lease is None,
                 listen=listen,
                 create=create,
+                take_over=None if take_over is None else fspath(take_over),
                 region=region,
                 nodes=nodes or {},
                 retention=parse_retention(retention),

@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import Any, Final, Self, final
 
 from strandline.formats.node_state import decode_node, encode_node
-from strandline.model.errors import Fenced, InvalidInput, NotFound
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.model.node import NodeState
 from strandline.node.terms import check_rise
 from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import below, make_own_folder, replace_file
+from strandline.storage.files import below, exists, make_own_folder, replace_file
 from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 STATE: Final = "node.json"
@@ -23,6 +25,15 @@ INCOMING: Final = "incoming"
 SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
 _DATA: Final = re.compile(r"data-([0-9]{8})")
+
+
+def _refuse_orphans(folder: str, *, disk: Disk) -> None:
+    copies = sorted(row.name for row in disk.scan(folder) if row.is_folder and _DATA.fullmatch(row.name))
+    if copies:
+        raise CorruptData(
+            f"{folder}/{STATE} is missing, and {', '.join(copies)} beside it holds a copy of a log: nothing was "
+            "changed. Restore the file; or move the folder away, and let the node bootstrap."
+        )
 
 
 @bound_to_process()
@@ -52,19 +63,25 @@ class Home:
         """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
 
         ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
-        be counted.
+        be counted; and if it is that of something else, such as a write-ahead log. ``CorruptData`` if there are copies
+        of a log, and nothing tells which of them is in use.
         """
+        path = f"{folder}/{STATE}"
+        if not exists(path, disk=disk):
+            check_new(folder, Kind.NODE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
                 raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
             # Who wrote the state may have been killed before it was durable: no power cut may take back what is read.
             disk.sync_folder(folder)
-            path = f"{folder}/{STATE}"
             try:
                 state = decode_node(disk.read(path), path)
             except NotFound:
                 state = NodeState(name)
+                _refuse_orphans(folder, disk=disk)
+                # Before anything else is here: copies without it are those of a node that has lost its memory.
+                replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
             home = cls(folder, state, disk=disk)

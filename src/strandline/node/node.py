@@ -29,7 +29,7 @@ from strandline.node.policies import Quorum, parse_policy
 from strandline.node.primary import PrimaryRole
 from strandline.node.relay import Relay
 from strandline.node.replica import Condition, ReplicaRole
-from strandline.node.roles import Roles, create_log
+from strandline.node.roles import Roles, create_log, take_over_log
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
@@ -97,6 +97,7 @@ class Node(Relay):
         connect: Callable[[str], Upstream],
         lease: Lease | None = None,
         create: bool = False,
+        take_over: str | None = None,
         lead: bool = False,
         background: bool = True,
         home: Home | None = None,
@@ -105,10 +106,13 @@ class Node(Relay):
     ) -> Node:
         """Open the node in this folder. It follows whoever leads, unless nobody else can have led since it did.
 
-        ``create`` begins a new log if this node has none; ``lead`` makes it the primary where there is no lease.
+        ``create`` begins a new log if this node has none, ``take_over`` one with what a write-ahead log holds;
+        ``lead`` makes it the primary where there is no lease.
         """
         place = Home.open(folder, name) if home is None else home
         try:
+            if take_over is not None and not place.state.generation:
+                take_over_log(place, take_over, lease, clock=clock, chance=chance)
             if create and not place.state.generation:
                 create_log(place, lease, clock=clock, chance=chance)
             node = cls(place, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance)
@@ -253,7 +257,8 @@ class Node(Relay):
         """Whether nobody else can have led since this node did: its own term was the last that there was."""
         home = self._home.state
         if state is None:
-            return home.generation > 0 and home.seen == 0  # it has just made the log
+            # It has just made the log, or taken it over.
+            return home.generation > 0 and home.seen == home.led and not home.primary
         holder = (state.holder or "").partition(" ")[0]
         if home.generation and holder == self.name and state.epoch == home.led + 1:
             # It got the lease, and ended before it led or could note that. Nobody else did in that term.

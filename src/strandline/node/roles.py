@@ -6,7 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import final
 
+from strandline.formats.wal_folder import Kept
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.migrate import folder_of
+from strandline.log.wal.slots import write_kept
+from strandline.log.wal.snapshot import fill
 from strandline.model.errors import InvalidInput, NotReady, StorageError
 from strandline.model.snapshot import Snapshot
 from strandline.node.candidacy import Candidacy
@@ -200,12 +204,37 @@ class Roles:
 
 def create_log(home: Home, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
     """Begin a new log on a node that has none; its first term is the next that there is."""
+    _refuse_second(home, lease)
+    generation = home.next_generation()
+    WalLog.open(home.data(generation), background=False, disk=home.disk, clock=clock, chance=chance).close()
+    home.remember(generation=generation)
+
+
+def take_over_log(home: Home, source: str, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
+    """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
+
+    The log keeps its identity, so that cursors of it stay valid, and the original stays as it is. After a crash the
+    node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing.
+    """
+    _refuse_second(home, lease)
+    folder = folder_of(source, migrate=False, disk=home.disk, clock=clock, chance=chance)
+    generation = home.next_generation()
+    copy = home.data(generation)
+    with WalLog.open(folder, create=False, background=False, disk=home.disk, clock=clock, chance=chance) as log:
+        home.disk.make_folders(copy)
+        fill(log, copy)
+        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots())), disk=home.disk)
+        home.disk.sync_folder(copy)
+        home.disk.sync_folder(home.folder)
+        # Its terms count as led here: the node goes on in a later one or, without a lease, in the same.
+        home.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
+
+
+def _refuse_second(home: Home, lease: Lease | None) -> None:
+    """Refuse to begin a log where there is one: its nodes share the lease."""
     state = None if lease is None else lease.look()
     if state is not None and state.epoch > home.state.led:
         raise InvalidInput(
             f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "
-            "this node without creating a log, and it follows. For another log, use another lease."
+            "this node without creating or taking over a log, and it follows. For another log, use another lease."
         )
-    generation = home.next_generation()
-    WalLog.open(home.data(generation), background=False, disk=home.disk, clock=clock, chance=chance).close()
-    home.remember(generation=generation)

@@ -77,6 +77,7 @@ class RunningNode:
                     connect=self._reach,
                     lease=self._lease,
                     create=config.create,
+                    take_over=config.take_over,
                     lead=config.lead,
                     home=home,
                     clock=clock,

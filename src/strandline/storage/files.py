@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from strandline.model.errors import InvalidInput, StorageError
+from strandline.model.errors import InvalidInput, NotFound, StorageError
 from strandline.storage.disk import Disk
 
 
@@ -36,6 +36,15 @@ def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
             disk.remove(temporary)
         raise
     disk.sync_folder(os.path.dirname(path) or ".")
+
+
+def exists(path: str, *, disk: Disk) -> bool:
+    """Whether there is a file of this name."""
+    try:
+        disk.size(path)
+    except NotFound:
+        return False
+    return True
 
 
 def make_own_folder(folder: str, *, disk: Disk) -> None:

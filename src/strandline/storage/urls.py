@@ -18,6 +18,17 @@ _CLOUDS = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "adl")
 _memory: dict[str, ObstoreStore] = {}
 
 
+def local_folder(url: str) -> str | None:
+    """The folder on this machine that an address names; None for any other place.
+
+    >>> local_folder("file:///data/orders"), local_folder("data/orders"), local_folder("s3://bucket/orders")
+    ('/data/orders', 'data/orders', None)
+    """
+    if "://" not in url:
+        return url or None
+    return unquote(urlsplit(url).path) or None if urlsplit(url).scheme == "file" else None
+
+
 def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
     """The store at an address, with transient failures retried. Nothing is contacted yet.
 

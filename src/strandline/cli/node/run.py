@@ -135,6 +135,15 @@ def run(
     create: Annotated[
         bool, typer.Option("--create", help="Begin a new log if there has never been one.", rich_help_panel=_ROLE)
     ] = False,
+    take_over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with a copy of this write-ahead log, if the node has no log yet; stop whoever writes it.",
+            show_default=False,
+            rich_help_panel=_ROLE,
+        ),
+    ] = None,
     automatic: Annotated[
         bool,
         typer.Option(
@@ -294,6 +303,7 @@ def run(
         upstream=upstream,
         automatic=automatic,
         create=create,
+        take_over=take_over,
         lead=lead,
         retention=parse_retention(retention),
         limits=_limits(retention, max_lag_bytes, max_idle),

@@ -23,6 +23,8 @@ from strandline.follow.stores.foldfile import (
 from strandline.follow.stores.state import KeyedStore
 from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.keyed import Updates
@@ -104,6 +106,7 @@ class AppendLogStore(KeyedStore):
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
+        check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):

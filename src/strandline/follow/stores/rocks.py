@@ -29,6 +29,8 @@ from strandline.follow.stores.rocksfile import (
 )
 from strandline.follow.stores.rules import RuledStore
 from strandline.follow.stores.state import change_of
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
 from strandline.model.errors import (
     InvalidInput,
     StrandlineError,
@@ -92,6 +94,7 @@ class RocksStore(RuledStore):
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
         """
         rocksdict()
+        check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
         try:

@@ -16,6 +16,8 @@ from strandline.formats.head import HeadCodec
 from strandline.formats.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_missing, check_new
 from strandline.log.object.collector import GRACE, Collected, Collector
 from strandline.log.object.edits import bounds_of
 from strandline.log.object.handles import settled
@@ -45,10 +47,11 @@ from strandline.model.slots import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.disk import DISK
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.urls import local_folder, open_store
 
 _IDENTITY: Final = "log.json"
 
@@ -79,6 +82,9 @@ def open_log(
     try:
         found = store.get(_IDENTITY)
     except NotFound as error:
+        folder = local_folder(place) if isinstance(place, str) else None
+        if folder is not None:
+            (check_new if create else check_missing)(folder, Kind.OBJECT_LOG, disk=DISK)
         if not create:
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."

@@ -11,6 +11,8 @@ from uuid import UUID, uuid5
 
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
 from strandline.log.object.log import open_log
 from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
@@ -24,7 +26,7 @@ from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, replace_file
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ABSENT, ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.urls import local_folder, open_store
 
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"
@@ -177,6 +179,7 @@ def open_wal_topic(
     if found is not None:
         _check_same(folder, found, partition_count)
     elif create:
+        check_new(folder, Kind.TOPIC, disk=disk)
         make_own_folder(folder, disk=disk)
     else:
         raise _no_topic(folder)
@@ -231,6 +234,8 @@ def open_object_topic(
         _check_same(url, found, partition_count)
     elif not create:
         raise _no_topic(url)
+    elif (folder := local_folder(url)) is not None:
+        check_new(folder, Kind.TOPIC, disk=DISK)
     logs = [
         open_log(
             f"{url.rstrip('/')}/{_name(partition)}", create=found is None, options=options, clock=clock, chance=chance

@@ -12,7 +12,7 @@ from strandline.log.wal.slots import write_kept
 from strandline.model.errors import CorruptData, NotFound
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.disk import Disk
-from strandline.storage.files import replace_file
+from strandline.storage.files import exists, replace_file
 
 
 def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
@@ -20,11 +20,7 @@ def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -
 
     What a creation that was interrupted has left is replaced. ``CorruptData`` if there is more: then this was a log.
     """
-    try:
-        disk.size(f"{folder}/{IDENTITY}")
-    except NotFound:
-        pass
-    else:
+    if exists(f"{folder}/{IDENTITY}", disk=disk):
         return
     _clear(folder, disk=disk, clock=clock)
     log_id = chance.uuid()

@@ -25,6 +25,8 @@ from strandline.formats.frame import (
 from strandline.formats.wal_folder import Kept, append_of, decode_kept, decode_wal_identity, lead_of
 from strandline.formats.wal_index import Index, decode_index, new_chain
 from strandline.formats.wal_mark import Mark
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.new_folder import check_missing
 from strandline.log.wal.catalog import Located, damaged
 from strandline.log.wal.journal import Place
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
@@ -89,6 +91,7 @@ def read_identity(folder: str, *, disk: Disk) -> UUID:
     try:
         return decode_wal_identity(disk.read(path), path)
     except NotFound as error:
+        check_missing(folder, FolderKind.WAL, disk=disk)
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error
 
 

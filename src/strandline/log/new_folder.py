@@ -1,0 +1,81 @@
+"""Where something new may begin: not inside, or in the place of, something else that it would hide.
+
+Every opener that makes what it does not find asks here first. A folder that has what is opened is the opener's,
+whatever else is in it.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Final
+
+from strandline.log.folders import Kind, contents
+from strandline.model.errors import InvalidInput, NotALog
+from strandline.storage.disk import Disk
+
+_STRANGERS: Final = frozenset({Kind.ABSENT, Kind.EMPTY, Kind.OTHER})
+"""What may be there: files of nobody here are in nobody's way."""
+
+_WAL: Final = "open it with strandline.WriteAheadLog.open"
+_OPENED_WITH: Final = {
+    Kind.WAL: _WAL,
+    Kind.OBJECT_LOG: "open it with strandline.open",
+    Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
+    Kind.TOPIC: "open it as a topic",
+    Kind.NODE: "open it with strandline.Primary.open, strandline.Replica or 'strandline node run'",
+    Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
+    Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
+    Kind.SNAPSHOT: "import it into a store with import_from",
+    Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
+    Kind.SPOOL: "open it with strandline.WriteAheadLog.open(..., migrate=True)",
+    Kind.FILE: "it is no folder",
+}
+
+_TAKE_OVER: Final = (
+    "give the node a folder of its own, and let it take this log over, with take_over='{path}', or 'strandline node "
+    "run FOLDER --take-over {path}'"
+)
+_TAKEN_OVER: Final = {
+    (Kind.NODE, Kind.WAL): _TAKE_OVER,
+    (Kind.NODE, Kind.SPOOL): (
+        "move it into a write-ahead log, with strandline.WriteAheadLog.open('{path}', migrate=True) or 'strandline wal "
+        "migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
+    ),
+}
+"""How one thing becomes another."""
+
+
+def check_new(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
+    """``InvalidInput`` if something of this kind would begin where something else is; says what that is, and its use.
+
+    What an interrupted beginning of the same kind has left is left to the opener.
+    """
+    found = _other(folder, kind, disk=disk)
+    if found is not None:
+        path, what, advice = found
+        raise InvalidInput(
+            f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
+            f"{advice[:1].upper()}{advice[1:]}; or name another folder."
+        )
+
+
+def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
+    """``NotALog`` if what was not found in a folder is not there because something else is; says what, and its use."""
+    found = _other(folder, kind, disk=disk)
+    if found is not None:
+        path, what, advice = found
+        raise NotALog(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
+
+
+def _other(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> tuple[str, str, str] | None:
+    """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
+    there = contents(folder, disk=disk)
+    others = [found for found in there.found if found not in _STRANGERS]
+    if not others or kind in others:
+        return None
+    path = there.path.rstrip("/") or there.path
+    return path, str(there), _TAKEN_OVER.get((kind, others[0]), _OPENED_WITH[others[0]]).format(path=path)
+
+
+def _bare(kind: Kind) -> str:
+    return "node" if kind is Kind.NODE else kind.partition(" ")[2]

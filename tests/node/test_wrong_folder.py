@@ -1,0 +1,236 @@
+"""The wrong kind of folder: nothing new begins inside something else, and a node takes a write-ahead log over."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import strandline as sl
+from strandline.log.topic.logs import open_object_topic, open_wal_topic
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Bounds
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady
+from strandline.node.face import Primary, Replica
+from strandline.node.home import Home
+from strandline.storage.disk import DISK
+from strandline.testing.simdisk import CrashMode, SimulatedDisk
+from tests import things
+from tests.node.parts import Cluster, records
+
+WRITER = sl.WriterId(UUID(int=7))
+
+OPENERS = {
+    "a primary": (things.node, lambda path: Primary.open(path).close()),
+    "a replica": (things.node, lambda path: Replica(path, "grpc://127.0.0.1:1").close()),
+    "a write-ahead log": (things.wal, lambda path: sl.WriteAheadLog.open(path).close()),
+    "a write-ahead log with offsets": (things.wal, lambda path: WalLog.open(str(path)).close()),
+    "an object log": (things.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
+    "an object log by its path": (things.object_log, lambda path: sl.open(str(path), create=True).close()),
+    "an append-log store": (things.append_log_store, lambda path: sl.AppendLogStore.open(str(path)).close()),
+    "a RocksDB store": (things.rocksdb_store, lambda path: sl.RocksStore.open(str(path)).close()),
+    "a topic of write-ahead logs": (things.topic, lambda path: open_wal_topic(str(path), 1).close()),
+    "a topic of object logs": (things.topic, lambda path: open_object_topic(path.as_uri(), 1).close()),
+}
+OTHERS = {
+    things.wal: "a write-ahead log",
+    things.node: "the folder of a node",
+    things.object_log: "an object log",
+    things.append_log_store: "an append-log store",
+    things.rocksdb_store: "a RocksDB store",
+    things.topic: "a topic",
+    things.snapshot: "a snapshot",
+    things.queue_v1: "a queue of version 1",
+    things.spool_beside: "a spool",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each; making them takes longer than looking at them."""
+    folder = tmp_path_factory.mktemp("made")
+    for make in OTHERS:
+        (folder / make.__name__).mkdir()
+        make(folder / make.__name__ / "it")
+    return folder
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("opener", OPENERS)
+def test_nothing_begins_where_something_else_is(made: Path, tmp_path: Path, opener: str, other) -> None:
+    own, open_there = OPENERS[opener]
+    if other is own:
+        pytest.skip("that is what it opens")
+    shutil.copytree(made / other.__name__, tmp_path, dirs_exist_ok=True)
+    before = things.state_of(tmp_path)
+    with pytest.raises((InvalidInput, CorruptData), match=f"{OTHERS[other]}|which is no object log"):
+        open_there(tmp_path / "it")
+    assert things.state_of(tmp_path) == before, "nothing was changed"
+
+
+@pytest.mark.parametrize("make", [things.empty, things.absent, things.something_else], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("opener", OPENERS)
+def test_everything_begins_where_nothing_of_the_kind_is(tmp_path: Path, opener: str, make) -> None:
+    make(tmp_path / "it")
+    OPENERS[opener][1](tmp_path / "it")
+    OPENERS[opener][1](tmp_path / "it")
+
+
+def test_what_is_opened_without_making_it_says_what_is_there_instead(made: Path) -> None:
+    with pytest.raises(
+        NotALog, match=r"is the folder of a node .*, and no write-ahead log: open it with strandline\.Prim"
+    ):
+        sl.WriteAheadLog.open(made / "node/it", create=False)
+    with pytest.raises(NotALog, match=r"is the folder of a node .*, and no object log"):
+        sl.open((made / "node/it").as_uri())
+    with pytest.raises(CorruptData, match=r"no object log: open it with strandline\.WriteAheadLog"):
+        sl.open((made / "wal/it").as_uri())
+
+
+def test_a_primary_on_a_write_ahead_log_is_told_how_to_take_it_over(made: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"take_over='.*/wal/it', or 'strandline node run FOLDER --take-over"):
+        Primary.open(made / "wal/it")
+    with pytest.raises(InvalidInput, match=r"WriteAheadLog.open\('.*/it', migrate=True\) or 'strandline wal migrate"):
+        Primary.open(made / "spool_beside/it")
+
+
+class TestANodeThatLostItsMemory:
+    def test_is_refused_and_its_copies_stay(self, tmp_path: Path) -> None:
+        things.node(tmp_path / "a")
+        (tmp_path / "a/node.json").unlink()
+        with pytest.raises(CorruptData, match=r"node\.json is missing, and data-00000001 beside it"):
+            Home.open(str(tmp_path / "a"), "a")
+        assert (tmp_path / "a/data-00000001/log.json").exists()
+
+    @pytest.mark.parametrize("mode", list(CrashMode))
+    def test_is_no_node_that_crashed_while_it_was_made(self, mode) -> None:
+        calls = 0
+        while True:
+            disk = SimulatedDisk(1)
+            disk.stop(calls)
+            cluster = Cluster(Path("/"), policy="local", leased=False, names="a", disk=disk)
+            try:
+                cluster.start("a", create=True, lead=True)
+            except BaseException:  # noqa: BLE001 - however a stopped machine says so
+                assert disk.stopped
+            else:
+                return
+            cluster.nodes.clear()
+            disk.crash(mode)
+            cluster.start("a", create=True, lead=True)
+            calls += 1
+
+
+class TestTakingOver:
+    @pytest.fixture
+    def wal(self, tmp_path: Path) -> Path:
+        with WalLog.open(str(tmp_path / "wal"), roll_bytes=200) as log:
+            for number in range(8):
+                log.append(records(b"%d" % number), writer=WRITER, number=number).result()
+            log.create_slot("billing", 3)
+            log.create_slot("late", 1)
+            log.prune(2, beyond_slots=True)
+        return tmp_path / "wal"
+
+    @pytest.mark.parametrize("lease", [None, "lease"])
+    def test_a_primary_leads_from_a_write_ahead_log_with_its_writers_and_slots(
+        self, wal: Path, tmp_path: Path, lease
+    ) -> None:
+        before = things.state_of(wal)
+        with WalLog.open(str(wal)) as log:
+            log_id, slots, end = log.log_id, log.slots(), log.end()
+        leased = {} if lease is None else {"lease": (tmp_path / lease).as_uri()}
+        with Primary.open(tmp_path / "a", name="a", take_over=wal, **leased) as primary:
+            reading = primary.reading()
+            assert (reading.log_id, reading.bounds()) == (log_id, Bounds(2, 8))
+            assert primary.running.node.primary.log.slots() == slots
+            assert reading.plan(end) == []
+            again = primary.append(records(b"7"), append=(WRITER, 7))
+            assert (again.receipt.first, reading.bounds().next) == (7, 8), "its writer is known"
+            assert primary.append_values([b"8"]).ensure().first == 8
+        changed = {name for name, data in things.state_of(wal).items() if before.get(name) != data}
+        assert changed <= {"lock", "mark"}, "the original is as it was"
+        with Primary.open(tmp_path / "a", name="a", take_over=wal, **leased) as primary:
+            assert primary.reading().bounds() == Bounds(2, 9), "it is taken over once"
+
+    def test_a_migrated_spool_is_led_from_as_well(self, tmp_path: Path) -> None:
+        things.spool_beside(tmp_path / "orders")
+        with pytest.raises(InvalidInput, match="migrate=True"):
+            Primary.open(tmp_path / "a", take_over=tmp_path / "orders")
+        sl.WriteAheadLog.open(tmp_path / "orders", migrate=True).close()
+        with Primary.open(tmp_path / "a", take_over=tmp_path / "orders") as primary:
+            assert [value.as_py() for batch in primary.reading().read() for value in batch["value"]] == [b"one"]
+
+    def test_a_log_of_a_later_term_is_gone_on_with_in_that_or_a_later_one(self, tmp_path: Path) -> None:
+        with WalLog.open(str(tmp_path / "wal")) as log:
+            log.append_batch(records(b"x"), term=5).result()
+        cluster = Cluster(tmp_path, policy="local", names="a")
+        node = cluster.start("a", take_over=str(tmp_path / "wal"))
+        cluster.until(lambda: node.is_primary)
+        assert node.primary.term == 6
+        assert cluster.append(b"y").result(0).receipt.first == 1
+        cluster.close()
+        cluster = Cluster(tmp_path, policy="local", names="b", leased=False)
+        assert cluster.start("b", take_over=str(tmp_path / "wal"), lead=True).primary.term == 5
+        assert cluster.append(b"y", on="b").result(0).receipt.first == 1
+        cluster.close()
+
+    def test_what_readers_of_the_log_have_seen_is_shown_when_the_policy_has_it(self, wal: Path, tmp_path: Path) -> None:
+        cluster = Cluster(tmp_path, policy="ack_n(1)", names="ab", leased=False)
+        node = cluster.start("a", take_over=str(wal), lead=True)
+        with pytest.raises(NotReady):
+            node.reading()
+        cluster.start("b")
+        cluster.settled("b")
+        assert node.reading().bounds().next == 8
+        assert cluster.content("b") == cluster.content("a")
+        cluster.close()
+
+    def test_who_writes_it_is_stopped_first(self, wal: Path, tmp_path: Path) -> None:
+        with WalLog.open(str(wal)), pytest.raises(Fenced, match="open for writing by process"):
+            Primary.open(tmp_path / "a", take_over=wal)
+        with Primary.open(tmp_path / "a", take_over=wal) as primary:
+            assert primary.committed == 8
+
+    def test_where_there_is_a_primary_already_it_is_refused(self, wal: Path, tmp_path: Path) -> None:
+        lease = (tmp_path / "lease").as_uri()
+        with (
+            Primary.open(tmp_path / "a", name="a", lease=lease),
+            pytest.raises(InvalidInput, match="There has been a primary of this log before"),
+        ):
+            Primary.open(tmp_path / "b", name="b", lease=lease, take_over=wal)
+
+    def test_where_there_is_no_log_nothing_begins(self, tmp_path: Path) -> None:
+        with pytest.raises(NotALog):
+            Primary.open(tmp_path / "a", take_over=tmp_path / "nothing")
+        assert Home.open(str(tmp_path / "a"), "primary").state.generation == 0
+
+    def test_a_replica_does_not(self, wal: Path, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="let the primary take a log over"):
+            Replica(tmp_path / "b", "grpc://127.0.0.1:1", take_over=str(wal))
+
+    def test_cut_off_anywhere_it_has_all_of_it_or_begins_again(self, wal: Path) -> None:
+        files = {f"/wal/{found.name}": found.read_bytes() for found in wal.iterdir()}
+        assert DISK.scan(str(wal))
+        for at in range(1000):
+            disk = SimulatedDisk(1)
+            disk.make_folders("/wal")
+            for path, data in files.items():
+                disk.write_new(path, [data])
+            disk.sync_folder("/wal")
+            disk.sync_folder("/")
+            disk.stop(len(disk.calls) + at)
+            cluster = Cluster(Path("/"), policy="local", leased=False, names="a", disk=disk)
+            try:
+                cluster.start("a", take_over="/wal", lead=True)
+            except BaseException:  # noqa: BLE001 - however a stopped machine says so
+                assert disk.stopped
+            else:
+                assert at > 20
+                return
+            cluster.nodes.clear()
+            disk.crash(CrashMode.NOTHING)
+            node = cluster.start("a", take_over="/wal", lead=True)
+            assert node.reading().bounds() == Bounds(2, 8)
