@@ -16,7 +16,7 @@ from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.reader import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, StorageError
+from strandline.model.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.records import Op, record_batch
 from strandline.model.slots import InvalidReason
 from strandline.testing.clock import ManualClock, SeededChance
@@ -252,6 +252,13 @@ def test_a_record_that_is_more_than_a_value_is_refused_with_its_offset(disk, mor
         with pytest.raises(InvalidInput, match=r"Offset 3 \(lsn 4\)"):
             export_spool(wal.log, OUT, disk=disk)
     assert made(disk) == set()
+
+
+def test_a_spool_in_a_folder_that_is_not_there_is_refused_by_the_name_of_that_folder(tmp_path):
+    with WriteAheadLog.open(tmp_path / "orders") as wal:
+        wal.append(b"x")
+        with pytest.raises(NotFound, match=r"There is no folder \S*/absent to write old.logical.wal"):
+            export_spool(wal.log, tmp_path / "absent" / "old")
 
 
 def test_a_time_before_1970_is_refused_with_its_lsn(disk):

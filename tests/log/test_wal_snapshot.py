@@ -281,3 +281,14 @@ def test_a_sealed_snapshot_unpacks_to_the_log_that_it_was_made_of(tmp_path):
         assert values(copy) == held
         assert copy.append(records(b"x"), writer=WRITER, number=0).result() == Receipt(9, 2)
         assert copy.append(records(b"z"), writer=WRITER, number=1, expect=41).result() == Receipt(41, 1)
+
+
+def test_a_copy_into_a_folder_that_is_not_there_names_that_folder_and_not_the_log(tmp_path):
+    with opened(tmp_path / "log") as log:
+        log.append_value(b"x").result()
+        with pytest.raises(NotFound, match=r"There is no folder \S*/copy for a copy of the log in \S*/log: make it"):
+            fill(log, str(tmp_path / "copy"))
+        (tmp_path / "file").touch()
+        with pytest.raises(AlreadyExists, match="file is not empty"):
+            fill(log, str(tmp_path / "file"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "log"]

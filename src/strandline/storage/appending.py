@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import Final
 
 from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
@@ -23,11 +24,14 @@ STROKE: Final = 512 << 10
 
 
 @contextlib.contextmanager
-def speaking(path: str) -> Iterator[None]:
-    """What the system raises about a path, in our words."""
+def speaking(path: str, *, making: bool = False) -> Iterator[None]:
+    """What the system raises about a path, in our words; ``making`` if the file need not be there, but its folder."""
     try:
         yield
     except OSError as error:
+        if making and isinstance(error, FileNotFoundError | NotADirectoryError):
+            named = PurePath(path)
+            raise NotFound(f"There is no folder {named.parent} to write {named.name} in: make it first.") from error
         raise spoken(path, error) from error
 
 
@@ -99,7 +103,7 @@ class LocalAppendFile:
         self._writer = -1
         self._page: mmap.mmap | None = None
         """The first bytes of the file, in memory, once they were written over."""
-        with speaking(path):
+        with speaking(path, making=True):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
 
     def size(self) -> int:

@@ -162,7 +162,7 @@ class LocalDisk:
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create, write and fsync a file; what could not be written whole is removed again."""
-        with speaking(path):
+        with speaking(path, making=True):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
             try:
                 write_all(descriptor, parts)
@@ -182,7 +182,7 @@ class LocalDisk:
         with speaking(source):
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with speaking(target):
+            with speaking(target, making=True):
                 made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
                 try:
                     while piece := os.read(found, STROKE):
@@ -203,12 +203,12 @@ class LocalDisk:
 
     def rename(self, source: str, target: str) -> None:
         """Atomically move a file over whatever is at ``target``, or a folder to where nothing or an empty one is."""
-        with speaking(target):
+        with _speaking_of_two(source, target):
             os.replace(source, target)
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name; ``AlreadyExists`` if that is taken."""
-        with speaking(target):
+        with _speaking_of_two(source, target):
             os.link(source, target)
 
     def remove(self, path: str) -> None:
@@ -298,9 +298,21 @@ class LocalDisk:
             os.close(descriptor)
 
 
+@contextlib.contextmanager
+def _speaking_of_two(source: str, target: str) -> Iterator[None]:
+    """In our words what the system raises about two paths: it does not say which of them is missing."""
+    with speaking(target, making=True):
+        try:
+            yield
+        except FileNotFoundError as error:
+            if not os.path.lexists(source):
+                raise NotFound(f"There is nothing at {source}.") from error
+            raise
+
+
 def _lock(path: str, how: int) -> tuple[int, bool]:
     """The lock's file, open, and whether it is held."""
-    with speaking(path):
+    with speaking(path, making=True):
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
             try:

@@ -10,6 +10,8 @@ from uuid import UUID
 from strandline.formats.frame import HEADER_SIZE, Stop, frame_head
 from strandline.formats.wal_folder import FORMAT_VERSION, KIND
 from strandline.formats.wal_mark import Mark
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import contents
 from strandline.log.wal.catalog import Catalog, damaged
 from strandline.log.wal.checks import Kind
 from strandline.log.wal.create import describe_copy
@@ -55,16 +57,22 @@ def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, di
     is an end that the log once had (:meth:`~strandline.log.wal.log.WalLog.end`), for a copy that holds nothing behind
     it: ``CursorExpired`` if the log has pruned that, ``Diverged`` if it was never there.
 
-    Every file is synced; the folder is not. It is on the log's disk unless another is given. ``AlreadyExists`` unless
-    it is empty.
+    Every file is synced; the folder is not. It is on the log's disk unless another is given. ``NotFound`` if it is not
+    there, ``AlreadyExists`` unless it is empty.
     """
     disk = log.disk if disk is None else disk
-    if disk.scan(folder):
+    _check_destination(log, folder, disk)
+    if not contents(folder, disk=disk).is_free() or disk.scan(folder):
         raise AlreadyExists(f"{folder} is not empty: name an empty folder for a copy of the log in {log.folder}.")
     copy = _Copy(log, folder, disk)
     while (cursor := copy.attempt(upto)) is None:
         copy.clear()  # all that this was to hold was pruned meanwhile
     return cursor
+
+
+def _check_destination(log: WalLog | WalReader, folder: str, disk: Disk) -> None:
+    if FolderKind.ABSENT in contents(folder, disk=disk).kinds:
+        raise NotFound(f"There is no folder {folder} for a copy of the log in {log.folder}: make it, and copy again.")
 
 
 class _Copy:
@@ -106,6 +114,7 @@ class _Copy:
         """The log as it is now that a file was missing; ``NotFound`` if nobody has pruned it."""
         view = self._log.view()
         if view.bounds.first == start:
+            _check_destination(self._log, self._folder, self._disk)  # it may have been that one
             raise NotFound(f"{self._log.folder} lacks a file that it should have: see 'strandline wal verify'.")
         return view
 
