@@ -13,6 +13,14 @@ def main() -> None:
     except ImportError:
         print("The command line needs the extra 'cli': pip install 'strandline[cli]'.", file=sys.stderr)
         sys.exit(1)
-    from strandline.cli.app import app
+    import traceback
 
-    app(prog_name="strandline")
+    from strandline.cli.app import app
+    from strandline.cli.text import escaped
+
+    try:
+        app(prog_name="strandline")
+    except Exception:  # noqa: BLE001 - the last one who can
+        # A traceback, of --debug or of a bug, holds names of others, too.
+        sys.stderr.write(escaped(traceback.format_exc(), keep="\n"))
+        sys.exit(1)

@@ -19,7 +19,7 @@ import typer
 import strandline as sl
 from strandline.cli import show
 from strandline.cli.places import is_free, local_folder, look, need, need_object_log
-from strandline.cli.text import parse_start
+from strandline.cli.text import escaped, parse_start
 from strandline.log.folders import Kind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.v1.collect import GRACE
@@ -68,7 +68,7 @@ def _understood(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except InvalidInput as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(escaped(str(error))) from error
 
 
 def start(text: str) -> Start:
@@ -177,10 +177,17 @@ def told_to_stop() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
+class _Formatter(logging.Formatter):
+    """Lines in which names of others are only ever text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n")
+
+
 def log_to_stderr(level: int) -> None:
     """Let services say what they do, from a level on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
     logger = logging.getLogger("strandline")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
@@ -230,7 +237,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInput(f"{question} Nobody can be asked here: repeat it with --yes. Nothing was changed.")
-    if not typer.confirm(question, err=True):
+    if not typer.confirm(escaped(question), err=True):
         print("Nothing was changed.", file=sys.stderr)
         raise typer.Exit(1)
 

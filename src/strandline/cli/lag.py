@@ -180,7 +180,7 @@ def _watch(looking: Callable[[], Seen], every: float, *, as_json: bool) -> None:
         if as_json:
             show.document(seen.fields())
         else:
-            print(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}", flush=True)
+            show.line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}")
         time.sleep(every)
 
 

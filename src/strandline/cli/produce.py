@@ -172,4 +172,4 @@ def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
     where = "nothing was appended" if end is None else f"the last one is at offset {end - 1:,}"
     records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
     what = f"{records} ({size}) in {show.seconds(took)}, {rate:,.0f} records/s"
-    print(f"{'stopped: ' if stopped else ''}{what}; {where}")
+    show.line(f"{'stopped: ' if stopped else ''}{what}; {where}")

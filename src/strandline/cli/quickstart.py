@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.syntax import Syntax
+from rich.text import Text
 
 import strandline as sl
 from strandline.cli import show
@@ -100,7 +101,8 @@ def quickstart(
     if json:
         show.document(facts)
     else:
-        show.out().print(f"[bold]{'EXACT' if facts['exact'] else 'WRONG'}[/] after {show.seconds(facts['seconds'])}")
+        verdict = "EXACT" if facts["exact"] else "WRONG"
+        show.out().print(Text.assemble((verdict, "bold"), f" after {show.seconds(facts['seconds'])}"))
     if not facts["exact"]:
         raise typer.Exit(1)
 
@@ -139,7 +141,7 @@ def _words(counts: dict[str, int]) -> str:
 
 def _say(quiet: bool, step: str, text: str) -> None:
     if not quiet:
-        show.out().print(f"[bold cyan]{step:>8}[/]  {text}")
+        show.out().print(Text.assemble((f"{step:>8}", "bold cyan"), f"  {text}"))
 
 
 def _print_source() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+from rich.text import Text
 
+from strandline.cli.text import escaped
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 
 _KILO: Final = 1000
@@ -23,14 +26,34 @@ _PLAIN_EVERY: Final = 2.0
 _LONG: Final = 12
 
 
+class _Terminal(Console):
+    """A console on which text is only ever text: what it would obey is escaped, wherever the text comes from."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escaped(text, keep="\n"), **options)  # before it is measured
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control is None and not segment.text.isprintable():
+                yield Segment(escaped(segment.text, keep="\n"), segment.style)
+            else:
+                yield segment
+
+
+def line(text: str, *, file: TextIO | None = None) -> None:
+    """One line, on standard output unless another is named, with nothing in it that a terminal would obey."""
+    print(escaped(text), file=file, flush=True)
+
+
 def out() -> Console:
     """Standard output. In a pipe nothing is wrapped or cut to a width."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    return _Terminal(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def err() -> Console:
     """Standard error."""
-    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _WIDE)
+    width = None if sys.stderr.isatty() else _WIDE
+    return _Terminal(stderr=True, highlight=False, markup=False, emoji=False, width=width)
 
 
 def error(reason: BaseException | str) -> None:
@@ -45,18 +68,21 @@ def warning(text: str) -> None:
 
 def _say(kind: str, style: str, text: str) -> None:
     if sys.stderr.isatty():
-        err().print(f"[{style}]{kind}:[/] {_plain(text)}")
+        err().print(Text.assemble((f"{kind}:", style), f" {text}"))
     else:
-        print(f"{kind}: {text}", file=sys.stderr, flush=True)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", "\\[")
+        line(f"{kind}: {text}", file=sys.stderr)
 
 
 def document(value: Any) -> None:
     """One JSON value on one line of standard output."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    text = json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # JSON itself escapes only the first of them
+        text = "".join(char if char.isprintable() else _in_json(char) for char in text)
+    print(text, flush=True)
+
+
+def _in_json(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else json.dumps(char)[1:-1]  # noqa: PLR2004 - beyond: two
 
 
 def size(count: float) -> str:
@@ -145,7 +171,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
     """
     if sys.stderr.isatty():
         with Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(show_speed=True),
             MofNCompleteColumn(),
@@ -166,7 +192,7 @@ def meter(what: str, *, total: int | None, quiet: bool = False) -> Iterator[Call
         if not quiet and now - last >= _PLAIN_EVERY:
             last = now
             of = "" if total is None else f" of {total:,}"
-            print(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s", file=sys.stderr, flush=True)
+            line(f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s", file=sys.stderr)
 
     yield advance
 

@@ -204,7 +204,7 @@ def drop(
     if json:
         show.document({"slot": name, "dropped": True})
     else:
-        print(f"Slot {name!r} is dropped.")
+        show.line(f"Slot {name!r} is dropped.")
 
 
 def _listed(log: sl.ObjectLog, name: str) -> SlotState | None:
@@ -220,7 +220,7 @@ def _done(state: SlotState, what: str, *, as_json: bool) -> None:
     if as_json:
         show.document({"slot": state.name, "position": state.position, "epoch": state.epoch})
     else:
-        print(f"Slot {state.name!r} {what} offset {state.position:,}.")
+        show.line(f"Slot {state.name!r} {what} offset {state.position:,}.")
 
 
 # --- looking ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
-from strandline.cli.text import readable, to_fields
+from strandline.cli.text import escaped, moment, readable, to_fields
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
 from strandline.model.errors import SlotInvalid
@@ -130,18 +130,22 @@ def _batches(
 def _print(batch: pa.RecordBatch, *, as_json: bool) -> None:
     coloured = not as_json and sys.stdout.isatty()
     console = show.out() if coloured else None
+    # Times as numbers: Python knows fewer of them than records may tell.
+    times = batch.schema.get_field_index("timestamp")
+    batch = batch.set_column(times, "timestamp", batch.column(times).view(pa.int64()))
     for record in batch.to_pylist(maps_as_pydicts="strict"):
         if as_json:
             show.document(to_fields(record))
             continue
         op = sl.Op(record["op"])
-        moment = record["timestamp"].strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        found = moment(record["timestamp"])
+        time = f"{record['timestamp']} us" if found is None else found[:-3]
         offset, key, value = f"{record['offset']:>10}", readable(record["key"]), readable(record["value"])
-        headers = "".join(f" {name}={readable(data)}" for name, data in (record["headers"] or {}).items())
+        headers = "".join(f" {escaped(name)}={readable(data)}" for name, data in (record["headers"] or {}).items())
         if console is None:
-            sys.stdout.write(f"{offset}  {moment}  {op.name.lower():<6}  {key}  {value}{headers}\n")
+            sys.stdout.write(f"{offset}  {time}  {op.name.lower():<6}  {key}  {value}{headers}\n")
         else:
-            line = Text(f"{offset}  {moment}  ", "dim")
+            line = Text(f"{offset}  {time}  ", "dim")
             line.append(f"{op.name.lower():<6}  ", _STYLES[op]).append(f"{key}  ", "bold")
             console.print(line.append(value, "none").append(headers, "cyan"), soft_wrap=True)
     sys.stdout.flush()

@@ -7,7 +7,7 @@ import binascii
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from strandline.model.cursor import Start
@@ -17,6 +17,9 @@ from strandline.model.records import Op
 _FIELDS: Final = frozenset(
     {"offset", "timestamp", "op", "key", "key_base64", "value", "value_base64", "headers", "headers_base64"}
 )
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +45,46 @@ def readable(data: bytes | None) -> str:
         text = data.decode()
     except UnicodeDecodeError:
         return "0x" + data.hex()
+    return escaped(text)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Text that a terminal shows and does not obey: whatever is not printable, but for what is kept, is escaped.
+
+    Names, regions, headers and errors may come from others. A control character in them could clear the screen, write
+    over what stands there, or turn the direction of writing.
+
+    >>> print(escaped("a\x1b[2Jb\u202ec\n"), escaped("größe"))
+    a\x1b[2Jb\u202ec\n größe
+    """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def moment(microseconds: int, form: str = "%Y-%m-%d %H:%M:%S.%f") -> str | None:
+    """A time since the epoch in UTC; None if no calendar has it, for records carry whatever time they were given.
+
+    >>> moment(1_700_000_000_123_456), moment(-(2**63)), moment(2**63 - 1)
+    ('2023-11-14 22:13:20.123456', None, None)
+    """
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).strftime(form)
+    except OverflowError:
+        return None
 
 
 def to_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as JSON fields. What is not UTF-8 is under ``key_base64``, ``value_base64`` or ``headers_base64``."""
+    """A record as JSON fields. What is not UTF-8 is under ``key_base64``, ``value_base64`` or ``headers_base64``.
+
+    ``timestamp`` is in microseconds since the epoch; one that no calendar has stays that number.
+    """
+    time = record["timestamp"]
     fields: dict[str, Any] = {
         "offset": record["offset"],
-        "timestamp": record["timestamp"].astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "timestamp": moment(time, "%Y-%m-%dT%H:%M:%S.%fZ") or time,
         "op": Op(record["op"]).name.lower(),
     }
     for name in ("key", "value"):

@@ -87,7 +87,7 @@ def upgrade(
             }
         )
         return
-    print(sentence(done, target.bounds().next, acknowledged=acknowledge))
+    show.line(sentence(done, target.bounds().next, acknowledged=acknowledge))
     if done.missed:
         batches = show.counted(done.missed, "batch", "batches")
         show.warning(f"{batches} had been acknowledged by the queue's consumer before they could be copied.")

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from obstore.store import MemoryStore
 
+from strandline.model.addresses import refuse_credentials
 from strandline.model.errors import InvalidInput
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
@@ -36,6 +37,9 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
     ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
     obstore's configuration names and win over those.
     """
+    refuse_credentials(
+        url, "set the environment variables of the cloud (AWS_ACCESS_KEY_ID and its kin), or give options"
+    )
     scheme = urlsplit(url).scheme if "://" in url else "file"
     if scheme == "file":
         path = unquote(urlsplit(url).path) if "://" in url else url

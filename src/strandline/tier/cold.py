@@ -21,6 +21,7 @@ from strandline.formats.cold import ColdCodec
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
+from strandline.model.addresses import refuse_credentials
 from strandline.model.cold import COLD_FILE, ColdTier
 from strandline.model.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.model.stamp import OpId
@@ -111,6 +112,7 @@ def open_events(
     clock: Clock = CLOCK,
 ) -> Topic:
     """The topic of a cold tier's events: ``kafka://host:port,host:port/topic``, or the address of a topic of logs."""
+    refuse_credentials(cold.events, "give them by events_options (sasl.username, sasl.password)")
     parts = urlsplit(cold.events)
     if parts.scheme == "kafka":
         topic = parts.path.strip("/")

@@ -65,7 +65,7 @@ def demo(
         show.document({**story.fields(), "report": str(report)})
     else:
         _print(story)
-        print(f"Report: {report}")
+        show.line(f"Report: {report}")
     if not story.outcome.exact:
         raise typer.Exit(1)
 

@@ -49,9 +49,9 @@ class Screen:
     def __enter__(self) -> Self:
         if sys.stderr.isatty() and (self._quiet or sys.stdout.isatty()):
             self._bars = Progress(
-                TextColumn("{task.description:<34}"),
+                TextColumn("{task.description:<34}", markup=False),
                 BarColumn(bar_width=30),
-                TextColumn("{task.completed:>11,.0f}  {task.fields[note]}"),
+                TextColumn("{task.completed:>11,.0f}  {task.fields[note]}", markup=False),
                 console=show.err(),
                 transient=True,
             )
@@ -96,7 +96,7 @@ class Screen:
 
 def _note(name: str, sample: Sample) -> str:
     if name == "produced":
-        return f"Spark run {sample.run}" if sample.run else "[red]Spark is down or starting[/]"
+        return f"Spark run {sample.run}" if sample.run else "Spark is down or starting"
     if name == "history" and not sample.history:
         return "has not joined yet"
     behind = sample.produced - int(getattr(sample, name))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, confirm, guarded
@@ -56,7 +57,7 @@ def promote(
     if json:
         show.document({"promoted": leads is None, "forced": force and leads is None, **fields(now)})
     elif leads is not None:
-        print(f"{now.primary} is the primary already, in term {now.term}. Nothing was changed.")
+        show.line(f"{now.primary} is the primary already, in term {now.term}. Nothing was changed.")
     else:
         _tell(now, forced=force)
 
@@ -70,12 +71,12 @@ def _leading(node: RemoteLog) -> Topology | None:
 
 
 def _tell(now: Topology, *, forced: bool) -> None:
-    print(f"{now.primary} is the primary of term {now.term} now, and goes on at offset {now.term_start:,}.")
+    show.line(f"{now.primary} is the primary of term {now.term} now, and goes on at offset {now.term_start:,}.")
     if forced:
-        print("It is healthy, and nobody who answered has more. Who did not answer was left out, as you said: what")
-        print("only they had goes into their quarantine when they come back.")
+        show.line("It is healthy, and nobody who answered has more. Who did not answer was left out, as you said: what")
+        show.line("only they had goes into their quarantine when they come back.")
     else:
-        print(f"It is healthy, nobody who answered has more, and all that {now.policy} had committed is there.")
+        show.line(f"It is healthy, nobody who answered has more, and all that {now.policy} had committed is there.")
 
 
 @contextmanager
@@ -83,10 +84,10 @@ def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
     if quiet:
         yield
     elif sys.stderr.isatty():
-        with show.err().status(what):
+        with show.err().status(Text(what)):
             yield
     else:
-        print(f"{what} …", file=sys.stderr, flush=True)
+        show.line(f"{what} …", file=sys.stderr)
         yield
 
 
@@ -119,9 +120,11 @@ def unregister(
     if json:
         show.document({"replica": replica, "known": known, "kept_slot": keep_slot})
     elif known:
-        print(f"Replica {replica!r} is unregistered. {slot}")
+        show.line(f"Replica {replica!r} is unregistered. {slot}")
     else:
-        print(f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}.")
+        show.line(
+            f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}."
+        )
 
 
 @guarded
@@ -148,4 +151,4 @@ def rebootstrap(
     if json:
         show.document({"name": before.name, "was": before.condition, "rebootstrap": True})
     else:
-        print(f"{before.name} builds its copy again; 'strandline node status {url}' tells how it is.")
+        show.line(f"{before.name} builds its copy again; 'strandline node status {url}' tells how it is.")

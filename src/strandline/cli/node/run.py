@@ -18,7 +18,7 @@ from strandline.cli.places import is_free, look, need
 from strandline.log.folders import Kind
 from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
-from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, parse_identities
+from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
 from strandline.node.flow import FlowLimits
 from strandline.node.running import NodeConfig, RunningNode
 
@@ -284,6 +284,11 @@ def run(
     there = look(folder)
     if not is_free(there):
         need(there, Kind.NODE)
+    if metrics is not None and not insecure and not is_loopback(metrics[0]):
+        raise InvalidInput(
+            f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and by everybody: serve "
+            "them on 127.0.0.1, behind a proxy that asks who is there, or say --insecure."
+        )
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     nodes = other_nodes(node or [])
@@ -324,7 +329,7 @@ def _be(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
     if as_json:
         show.document({"name": running.name, "url": running.url, "condition": said})
     else:
-        print(f"{running.name} serves at {running.url}, and is {said}.", flush=True)
+        show.line(f"{running.name} serves at {running.url}, and is {said}.")
     logger = logging.getLogger("strandline.node")
     while not stop.wait(_LOOK) and running.failure is None:
         now = running.condition

@@ -9,7 +9,9 @@ import typer
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, confirm, guarded
 from strandline.cli.node.shared import Yes
+from strandline.cli.places import look, need
 from strandline.formats.node_state import decode_node
+from strandline.log.folders import Kind
 from strandline.log.wal.log import WalLog
 from strandline.model.errors import InvalidInput
 from strandline.node.home import STATE, Home
@@ -42,6 +44,7 @@ def reset_term(
     For a node that refuses its primary, or to lead, because somebody told it of a term in which no node leads. Do it
     only if that is so: a primary of that term would not be told from an older one any more.
     """
+    need(look(folder), Kind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
     with Home.open(folder, state.name) as home:
         before = home.state
@@ -59,9 +62,9 @@ def reset_term(
     if json:
         show.document({"name": before.name, "before": before.seen, "term": min(term, before.seen), "changed": changed})
     elif changed:
-        print(f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again.")
+        show.line(f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again.")
     else:
-        print(f"{before.name} has seen no term above {before.seen}. Nothing was changed.")
+        show.line(f"{before.name} has seen no term above {before.seen}. Nothing was changed.")
 
 
 def _highest_term(home: Home) -> int:

@@ -104,7 +104,7 @@ def run(
             url, cold = home_of(opened), cold_tier(opened)
             show.document({"url": url, "store": cold.store, **_fields(done, left, seconds), "stopped": stop.is_set()})
         else:
-            print(_summary(done, left, seconds, stopped=stop.is_set()), flush=True)
+            show.line(_summary(done, left, seconds, stopped=stop.is_set()))
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -124,7 +124,7 @@ def _left(log: Any) -> Left:
 
 
 def _say(step: Progress) -> None:
-    print(line(step), flush=True)
+    show.line(line(step))
 
 
 def line(step: Progress) -> str:
@@ -227,7 +227,7 @@ def _begin(log: Any, interval: int, *, as_json: bool) -> None:
     if as_json:
         show.document({"url": url, "store": cold.store, "interval": interval})
     else:
-        print(f"{url} is tiered to {cold.store}, every {show.seconds(interval)}.", flush=True)
+        show.line(f"{url} is tiered to {cold.store}, every {show.seconds(interval)}.")
 
 
 def _log_step(step: Progress) -> None:
