@@ -306,23 +306,23 @@ def _tables() -> dict[str, pa.Table]:
     return cache.to_tables()
 
 
-_TABLES = _tables()
+TABLES = _tables()
 
 
-def _stream(table: pa.Table) -> bytes:
+def stream_of(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
 
 
-_STREAMS = {name: _stream(table) for name, table in _TABLES.items()}
+_STREAMS = {name: stream_of(table) for name, table in TABLES.items()}
 
 
-def _read_cache(data: bytes) -> None:
+def read_cache(data: bytes) -> None:
     """A table of segments, which takes its place among the others; then somebody looks something up."""
     found = read_stream(memoryview(data), Layout.of(SCHEMAS["segments"]), "x")
-    tables = {**_TABLES, "segments": pa.Table.from_batches(found.batches, SCHEMAS["segments"])}
+    tables = {**TABLES, "segments": pa.Table.from_batches(found.batches, SCHEMAS["segments"])}
     cache = SegmentCache.from_tables(tables)
     for offset in (0, 150, 499):
         cache.segment_for(_PARTITION, 1, offset)
@@ -378,7 +378,7 @@ def _read_mark(data: bytes) -> None:
         raise CorruptData("it is no mark")
 
 
-def _sealed_checked(data: bytes) -> bytes:
+def sealed_checked(data: bytes) -> bytes:
     """A checked JSON file with a right checksum, if it is still JSON."""
     try:
         fields = json.loads(data)
@@ -433,7 +433,7 @@ def _text(name: str, decode: Callable[[bytes], object], *seeds: bytes) -> Target
 
 
 def _checked(name: str, decode: Callable[[bytes], object], *seeds: bytes) -> Target:
-    return Target(name, mutated(seeds, _sealed_checked, is_text=True), decoding(decode))
+    return Target(name, mutated(seeds, sealed_checked, is_text=True), decoding(decode))
 
 
 def _binary(name: str, decode: Callable[[bytes], object], *seeds: bytes, sealed: bool = True) -> Target:
@@ -468,7 +468,7 @@ TARGETS = (
         for kind in (Compression.NONE, Compression.ZSTD)
     ),
     Target("segment", _hostile_segment, decoding(read_segment)),
-    Target("segment-cache", mutated((_STREAMS["segments"],)), decoding(_read_cache)),
+    Target("segment-cache", mutated((_STREAMS["segments"],)), decoding(read_cache)),
     _binary("head", lambda data: decode_head(data, "x"), head_bytes()),
     _binary(
         "entries",

@@ -32,7 +32,7 @@ from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import SeededChance
 from tests.formats.forging import reseal_batch, reseal_head, some_records
-from tests.fuzz.formats import _sealed_checked, sealed_frames
+from tests.fuzz.formats import sealed_checked, sealed_frames
 from tests.fuzz.mutation import Reseal, damage, in_place, json_damage, times, unchanged
 from tests.fuzz.targets import Target, Try
 
@@ -168,7 +168,7 @@ def _reseal_of(name: str) -> Reseal:
         return reseal_batch
     if suffix == ".log":
         return sealed_frames
-    return _sealed_checked if name in ("slots.json", "cold.json") else unchanged
+    return sealed_checked if name in ("slots.json", "cold.json") else unchanged
 
 
 def _vouch(folder: Path, name: str) -> None:
@@ -184,7 +184,7 @@ def _vouch(folder: Path, name: str) -> None:
     manifest.write_text(json.dumps(fields))
 
 
-class _Place:
+class Place:
     """A folder that is made once, and for each case copied, forged and used."""
 
     def __init__(self, name: str, make: Callable[[Path], None], *uses: Callable[[Path], None]) -> None:
@@ -222,6 +222,17 @@ class _Place:
         made = _reseal_of(name)(bytes(data)) if chance.random() < 0.95 else bytes(data)
         return b"\0".join((b"%d" % chance.randrange(len(self._uses)), name.encode(), made))
 
+    def lay(self, home: Path, case: bytes) -> int:
+        """Put everything into a folder, forged as a case says; returns how it is to be used."""
+        use, name, data = case.split(b"\0", 2) if case.count(b"\0") > 1 else (b"0", b"", b"")
+        for path, content in self.files.items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_bytes(content)
+        if name.decode(errors="replace") in self.files:
+            (home / name.decode()).write_bytes(data)
+            _vouch(home, name.decode())
+        return int(use) % len(self._uses) if use.isdigit() else 0
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[Try]:
         with tempfile.TemporaryDirectory() as root:
@@ -231,16 +242,10 @@ class _Place:
             def attempt(case: bytes) -> str:
                 nonlocal count
                 count += 1
-                use, name, data = case.split(b"\0", 2) if case.count(b"\0") > 1 else (b"0", b"", b"")
                 home = Path(root) / f"{count}"
-                for path, content in self.files.items():
-                    (home / path).parent.mkdir(parents=True, exist_ok=True)
-                    (home / path).write_bytes(content)
-                if name.decode(errors="replace") in self.files:
-                    (home / name.decode()).write_bytes(data)
-                    _vouch(home, name.decode())
+                use = self.lay(home, case)
                 try:
-                    self._uses[int(use) % len(self._uses)](home)
+                    self._uses[use](home)
                 except StrandlineError as error:
                     return type(error).__name__
                 finally:
@@ -254,13 +259,11 @@ class _Place:
         return Target(self.name, self.forged, self.opened, seconds=60.0)
 
 
-TARGETS = tuple(
-    place.target()
-    for place in (
-        _Place("object-log", _make_object_log, _use_object_log, _verify_object_log),
-        _Place("wal-folder", _make_wal, _use_wal, _read_wal, _verify_wal),
-        _Place("fold", _make_fold, _use_fold),
-        _Place("snapshot", _make_snapshot, _use_snapshot),
-        _Place("queue", _make_queue, _use_queue),
-    )
+PLACES = (
+    Place("object-log", _make_object_log, _use_object_log, _verify_object_log),
+    Place("wal-folder", _make_wal, _use_wal, _read_wal, _verify_wal),
+    Place("fold", _make_fold, _use_fold),
+    Place("snapshot", _make_snapshot, _use_snapshot),
+    Place("queue", _make_queue, _use_queue),
 )
+TARGETS = tuple(place.target() for place in PLACES)

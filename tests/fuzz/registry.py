@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tests.fuzz.targets import Target
 
-GROUPS = ("formats", "places")
+GROUPS = ("formats", "places", "flight", "commands")
 _BROKEN = "broken"
 
 

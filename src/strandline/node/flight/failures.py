@@ -53,6 +53,10 @@ def answering(what: str) -> Iterator[None]:
     except (pa.ArrowException, MemoryError) as error:
         # What a caller sent and Arrow cannot read; what the node itself reads is checked before.
         raise leaving(InvalidInput(f"{what} cannot be done with what was sent: {first_line(error)}.")) from error
+    except OSError as error:
+        # Flight's own: the caller has gone, and nobody hears the answer. Those of the disk are ours by now.
+        _LOGGER.info("%s: the caller has gone (%s).", what, first_line(error))
+        raise leaving(TransientStorageError(f"{what} was not heard of by its caller: connect again.")) from error
     except Exception as error:
         _LOGGER.exception("%s failed", what)
         failure = StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more.")
