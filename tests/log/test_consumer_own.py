@@ -180,19 +180,27 @@ class TestNewcomers:
         rest(consumer)
         consumer.ack_through(1)
         log.collect()
-        with pytest.raises(CursorExpired):
-            opened(log, start=3)
+        for gone in (3, "beginning"):
+            with pytest.raises(CursorExpired):
+                opened(log, start=gone)
         with pytest.raises(Diverged):
             opened(log, start=11)
         with pytest.raises(InvalidInput):
             opened(log, start="somewhere")
         assert [state.name for state in log.slots()] == ["passing"]
 
+    def test_a_new_slot_begins_with_what_is_retained_unless_it_says_otherwise(self, log: ObjectLog) -> None:
+        with opened(log, "passing") as consumer:
+            rest(consumer)
+            consumer.ack_through(1)
+        log.collect()
+        assert rest(opened(log, "default")) == rest(opened(log, "other", start="retained")) == [2, 3]
+
     def test_a_slot_that_exists_stays_where_it_is_whatever_the_start(self, log: ObjectLog) -> None:
         with opened(log) as consumer:
             rest(consumer)
             consumer.ack_through(0)
-        for start in ("beginning", "now", 8):
+        for start in ("beginning", "retained", "now", 8):
             assert rest(opened(log, start=start)) == [1, 2, 3]
 
     def test_with_last_acked_the_slot_is_created_right_behind_it(self, log: ObjectLog) -> None:

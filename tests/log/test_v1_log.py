@@ -232,7 +232,8 @@ def test_a_newcomer_can_ask_for_a_time(filled):
     second = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=6)
     assert filled.position_of(second) == 6
     assert filled.position_of(second + timedelta(seconds=5)) == 8
-    assert filled.position_of("beginning") == 5
+    assert filled.position_of("retained") == 5
+    assert filled.position_of("beginning") == 0
     assert filled.position_of("now") == 8
     with pytest.raises(Diverged):
         filled.position_of(Cursor(UUID(int=1), 6))
@@ -497,7 +498,9 @@ class Rows:
 
 def test_a_sink_can_follow_a_queue_and_acknowledges_what_it_has_stored(store, filled):
     sink = Rows()
-    sl.follow(filled, sink, slot="queue", until="end", clock=ManualClock())
+    with pytest.raises(CursorExpired):
+        sl.follow(filled, sink, slot="queue", until="end", clock=ManualClock())
+    sl.follow(filled, sink, slot="queue", start="retained", until="end", clock=ManualClock())
     assert sink.rows == [(5, b"a"), (5, b"b"), (6, b"c"), (7, b"d"), (7, b""), (7, b"f")]
     assert manifest_in(store).entries == ()
     append(filled, b"g", number=0)

@@ -240,7 +240,7 @@ def _reader(process: Process, name: str) -> Callable[[], None]:
 
     def once(log: ObjectLog, holder: str) -> None:
         if all(slot.name != name for slot in log.slots()):
-            log.create_slot(name, log.position_of("beginning"))
+            log.create_slot(name, log.position_of("retained"))
         slot = log.claim_slot(name, holder)
         cursor = Cursor(log.log_id, slot.state().position)
         for _ in range(2):

@@ -97,7 +97,10 @@ def options(**given: str):
 
 @pytest.mark.parametrize(
     ("text", "position"),
-    [("earliest", "earliest"), ("Latest", "latest"), (" 17 ", 17), (str(Cursor(LOG, 5)), Cursor(LOG, 5))],
+    [
+        *[("earliest", "earliest"), ("retained", "earliest"), ("Beginning", 0), ("Latest", "latest"), (" 17 ", 17)],
+        (str(Cursor(LOG, 5)), Cursor(LOG, 5)),
+    ],
 )
 def test_a_position_is_an_end_an_offset_or_a_cursor(text, position):
     assert options(startingOffset=text).start == position

@@ -114,7 +114,8 @@ class Cold(LogContract):
         """A segment goes as a whole: the log begins at the end of one, and not within."""
         first, middle, end = 3, 5, filled.bounds().next
         self.retain_from(filled, first)
-        assert filled.position_of("beginning") == first
+        assert filled.position_of("retained") == first
+        assert filled.position_of("beginning") == 0
         assert filled.position_of("now") == end
         assert filled.position_of(middle) == middle
         assert filled.position_of(filled.start().at(middle)) == middle

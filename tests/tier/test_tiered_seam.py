@@ -190,14 +190,14 @@ def test_a_newcomer_begins_at_a_time_wherever_that_is(kind: Kind) -> None:
         for time in times:
             start = EPOCH + timedelta(microseconds=time)
             assert log.position_of(start) == whole.hot().position_of(start)
-        assert log.position_of(EPOCH) == log.position_of("beginning") == 0
+        assert log.position_of(EPOCH) == log.position_of("retained") == 0
         assert log.position_of("now") == log.position_of(EPOCH + timedelta(days=99999)) == len(tiers.truth)
         assert log.position_of(5) == log.position_of(log.start().at(5)) == 5
         with pytest.raises(InvalidInput):
             log.position_of(datetime(2026, 1, 1))  # noqa: DTZ001
     segments = tiers.finished()
     tiers.tier(retention=MaxBytes(sum(segment.size for segment in segments[1:])))
-    assert log.position_of(EPOCH) == log.position_of("beginning") == segments[1].start
+    assert log.position_of(EPOCH) == log.position_of("retained") == segments[1].start
 
 
 def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kind) -> None:
@@ -437,7 +437,7 @@ NEED_OLD: list[Callable[[TieredLog], object]] = [
     lambda log: log.plan(Cursor(log.log_id, 0), Limit(upto=0)),
     lambda log: list(log.read()),
     lambda log: list(log.read(Cursor(log.log_id, 1))),
-    lambda log: log.position_of("beginning"),
+    lambda log: log.position_of("retained"),
     lambda log: log.position_of(EPOCH),
     lambda log: log.create_slot("late", 1),
     lambda log: log.reset_slot("known", 1),

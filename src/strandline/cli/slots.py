@@ -45,7 +45,7 @@ At = Annotated[
     str,
     typer.Option(
         "--at",
-        metavar="OFFSET|TIME|beginning|now",
+        metavar="OFFSET|TIME|beginning|retained|now",
         help="The next record that its consumer needs; a time means what was listed then or later.",
         show_default=False,
     ),

@@ -32,7 +32,10 @@ def tail(
     *,
     since: Annotated[
         str | None,
-        typer.Option(metavar="OFFSET|TIME|beginning|now", help="Where to begin; by default with the last 10 records."),
+        typer.Option(
+            metavar="OFFSET|TIME|beginning|now",
+            help="Where to begin; by default with the last 10 records. The beginning is all that is retained.",
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
@@ -77,7 +80,9 @@ def _start(log: Tiers, since: str | None) -> sl.Cursor:
         if isinstance(log, sl.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
             bounds = log.bounds()  # only then is there any need to know the cold tier
         return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
-    cursor = sl.Cursor(log.log_id, log.position_of(start(since)))
+    where = start(since)
+    # Who looks at records builds no state of them, and nothing goes wrong if the first ones were trimmed.
+    cursor = sl.Cursor(log.log_id, log.position_of("retained" if where == "beginning" else where))
     log.plan(cursor, sl.Limit(batches=1))  # refuses what is not retained, or past the end
     return cursor
 

@@ -153,13 +153,13 @@ def parse_line(line: bytes, number: int, separator: bytes | None) -> Row:
 
 
 def parse_start(text: str) -> Start:
-    """A place in a log: ``beginning``, ``now``, an offset, or a time, which means what was listed then or later.
+    """A place in a log: ``beginning``, ``retained``, ``now``, an offset, or a time: what was listed then or later.
 
     >>> parse_start("now"), parse_start("42"), str(parse_start("2026-01-15T05:29Z"))
     ('now', 42, '2026-01-15 05:29:00+00:00')
     """
     match text:
-        case "beginning" | "now":
+        case "beginning" | "retained" | "now":
             return text
         case _ if text.isdecimal():
             return int(text)
@@ -167,7 +167,8 @@ def parse_start(text: str) -> Start:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise InvalidInput(
-            f"{text!r} is neither 'beginning' nor 'now', nor an offset, nor a time such as 2026-01-15T05:29:00Z."
+            f"{text!r} is neither 'beginning', 'retained' nor 'now', nor an offset, nor a time such as "
+            "2026-01-15T05:29:00Z."
         ) from error
     if moment.tzinfo is None:
         raise InvalidInput(f"The time {text!r} has no time zone: write {moment.isoformat()}Z if it is UTC.")

@@ -105,7 +105,8 @@ class Log(Protocol):
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; ``Diverged`` for a cursor of another log.
 
-        A time means the first batch that was listed then or later. Whether the offset is retained is not looked at.
+        ``"beginning"`` is offset 0, ``"retained"`` the first that is still there, ``"now"`` the end. A time means the
+        first batch that was listed then or later. Whether the offset is retained is not looked at.
         """
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:

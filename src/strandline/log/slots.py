@@ -150,8 +150,12 @@ def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callab
     ``listed_since`` gives the first offset that was listed at a time (microseconds) or later.
     """
     match start:
-        case "beginning" | "now":
-            return bounds.first if start == "beginning" else bounds.next
+        case "beginning":
+            return 0  # also if that was trimmed: then it is refused, and nobody begins in the middle unawares
+        case "retained":
+            return bounds.first
+        case "now":
+            return bounds.next
         case datetime():
             if start.tzinfo is None:
                 raise InvalidInput(f"The time {start} has no time zone: say which, such as datetime.now(UTC).")
@@ -164,7 +168,8 @@ def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callab
         case int() if start is not True and start >= 0:
             return start
     raise InvalidInput(
-        f"A newcomer starts at 'beginning', at 'now', at an offset, a time or a cursor, not at {start!r}."
+        "A newcomer starts at 'beginning', with what is 'retained', at 'now', at an offset, a time or a cursor, not at "
+        f"{start!r}."
     )
 
 

@@ -79,9 +79,13 @@ def batch_fingerprint(*identity: object) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-Start = Literal["beginning", "now"] | int | datetime | Cursor
-"""Where a newcomer asks to begin: with all that is retained, with what comes from now on, at an offset, with what was
-listed at a time or later, or at a cursor, such as that of a snapshot it was given."""
+Start = Literal["beginning", "retained", "now"] | int | datetime | Cursor
+"""Where a newcomer asks to begin: with the log's very first record (``CursorExpired`` if that was trimmed), with all
+that is retained, with what comes from now on, at an offset, with what was listed at a time or later, or at a cursor,
+such as that of a snapshot it was given.
+
+Whoever keeps one state per key needs the beginning or a snapshot: what is retained lacks the keys that were not written
+since the log was trimmed."""
 
 
 SECOND: Final = 1_000_000

@@ -147,8 +147,10 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         return default
     text = text.strip()
     match text.lower():
-        case "earliest":
+        case "earliest" | "retained":
             return "earliest"
+        case "beginning":
+            return 0  # if that was trimmed it is refused
         case "latest":
             return "latest"
     if text.isdecimal():
@@ -157,7 +159,8 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         return Cursor.parse(text)
     except InvalidInput as error:
         raise InvalidInput(
-            f"{name} is 'earliest', 'latest', an offset or a cursor ('log-id/term/offset'), not {text!r}."
+            f"{name} is 'earliest' (what is retained), 'beginning' (the very first record), 'latest', an offset or a "
+            f"cursor ('log-id/term/offset'), not {text!r}."
         ) from error
 
 

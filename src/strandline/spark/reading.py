@@ -61,8 +61,9 @@ def read(
     that a query does not need; the rest by the data source. Which is which is decided here, once, and segments win
     where both have a record: what the hot tier forgets before the query runs is found in the cold one.
 
-    ``since`` is where a newcomer would begin: an offset, a cursor, a time, ``"beginning"`` or ``"now"``. ``columns``
-    narrows what is read, in the order asked. ``options`` are the data source's: ``partitions``, ``failOnDataLoss``,
+    ``since`` is where a newcomer would begin: an offset, a cursor, a time, with what is ``"retained"`` (the default),
+    at the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, or at ``"now"``. ``columns`` narrows what is
+    read, in the order asked. ``options`` are the data source's: ``partitions``, ``failOnDataLoss``,
     ``hold``, which keeps what is to be read, in both tiers, for a time that begins now, and ``storage.*``.
 
     ``CursorExpired`` if neither tier has the first record (any more); ``Diverged`` for a cursor of another log or past

@@ -61,10 +61,10 @@ class StrandlineDataSource(DataSource):
     Reading claims no slot.
 
     ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
-    ``startingOffset`` (``earliest``, ``latest``, an offset or a cursor), ``endingOffset``, ``maxRecordsPerTrigger``,
-    ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``, ``hold`` (a time for which
-    nothing that a batch query is to read is trimmed), and ``storage.*`` for the object store. A narrower
-    ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
+    ``startingOffset`` (``earliest``, ``beginning``, ``latest``, an offset or a cursor), ``endingOffset``,
+    ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
+    ``hold`` (a time for which nothing that a batch query is to read is trimmed), and ``storage.*`` for the store.
+    A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
     ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing.
     """
 

@@ -142,7 +142,7 @@ class TieredLog:
     def position_of(self, start: Start) -> int:
         """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
         found = self._hot.position_of(start)
-        if start == "beginning":
+        if start == "retained":
             return self.bounds().first
         if not isinstance(start, datetime):
             return found

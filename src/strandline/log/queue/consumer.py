@@ -65,7 +65,7 @@ class Consumer:
         *,
         slot: str = DEFAULT_SLOT,
         last_acked: int | None = None,
-        start: Start = "beginning",
+        start: Start = "retained",
         holder: str | None = None,
         ack_every: int = 100,
         on_poison: OnPoison = "raise",
@@ -85,8 +85,9 @@ class Consumer:
             slot: The slot's name; a queue of version 1 has only its own.
             last_acked: Acknowledge everything through this batch and start behind it, which may be back. None starts
                 at the slot's position.
-            start: Where a slot that does not exist yet begins: ``"beginning"``, ``"now"``, an offset, a time or a
-                cursor. An existing one stays where it is.
+            start: Where a slot that does not exist yet begins: with what is ``"retained"``, at the ``"beginning"``
+                (``CursorExpired`` if that was trimmed), at ``"now"``, an offset, a time or a cursor. An existing one
+                stays where it is.
             holder: A name that is unique to this running consumer; by default a new one. The same holder again is not
                 a new one, and so fences nobody.
             ack_every: After so many acknowledgements they are made durable.

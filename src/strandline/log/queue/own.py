@@ -59,11 +59,11 @@ class OwnQueue:
     batches are never split, and replays are harmless.
     """
 
-    def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "beginning") -> None:
+    def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "retained") -> None:
         """Use the slot of this name; nothing is read or written yet.
 
-        ``start`` is where the slot is created if there is none: ``"beginning"``, ``"now"``, an offset, a time, or a
-        cursor, such as a snapshot's.
+        ``start`` is where the slot is created if there is none: with what is ``"retained"``, at the ``"beginning"``, at
+        ``"now"``, an offset, a time, or a cursor, such as a snapshot's.
         """
         self._log = log
         self._store = log.store

@@ -45,7 +45,7 @@ def queue_at(
     if isinstance(place, ObjectLog):
         return OwnQueue(place, slot, start=start)
     if isinstance(place, QueueLog):
-        if slot not in (DEFAULT_SLOT, SLOT) or start != "beginning":
+        if slot not in (DEFAULT_SLOT, SLOT) or start != "retained":
             raise InvalidInput(
                 f"A queue of version 1 has one slot, which begins with what is listed: it takes neither slot={slot!r} "
                 f"nor start={start!r}. Pass last_acked to begin elsewhere."

@@ -126,7 +126,8 @@ class ReadingContract(LogOwner):
     def test_a_newcomer_begins_where_it_asks_to(self, filled: Log) -> None:
         first, middle, end = 2, 5, filled.bounds().next
         self.retain_from(filled, first)
-        assert filled.position_of("beginning") == first
+        assert filled.position_of("retained") == first
+        assert filled.position_of("beginning") == 0
         assert filled.position_of("now") == end
         assert filled.position_of(middle) == middle
         assert filled.position_of(filled.start().at(middle)) == middle
