@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
@@ -11,6 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.follow.committer import begin
 from strandline.follow.engine import Engine
 from strandline.follow.sink import BatchSink, Sink
 from strandline.follow.steps import (
@@ -33,12 +33,12 @@ from strandline.follow.steps import (
     Store,
     Stored,
 )
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
-from strandline.model.errors import AlreadyExists, NotFound
+from strandline.model.errors import NotFound
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 
@@ -58,6 +58,7 @@ def follow(
     *,
     batching: Batching | None = None,
     start: Start = "beginning",
+    repair: bool = False,
     until: int | Literal["end"] | None = None,
     stop: StopEvent | None = None,
     holder: str | None = None,
@@ -66,49 +67,26 @@ def follow(
 ) -> Cursor:
     """Keep a sink exactly in step with a log; returns the cursor that the sink has stored.
 
-    Resumes from the sink's own cursor, whatever happened to earlier runs; only a newcomer asks ``start``. Ends at the
+    Resumes from the sink's own cursor, whatever happened to earlier runs; only a newcomer asks ``start``. That is the
+    log's very first record unless it says otherwise, and ``CursorExpired`` if that was trimmed: a table of the latest
+    values would lack keys. ``start="retained"`` takes what there is. Ends at the
     offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying what it has
     fetched. ``slot`` names the slot that pins what is still needed; it is created if missing, claimed for ``holder``
     and advanced only from what the sink has stored.
 
+    A table that others have changed so that it no longer holds what its cursor says is ``Diverged``; ``repair=True``
+    puts it back to the last version that does, and goes on from there. A newcomer that is refused before anything was
+    stored leaves neither a table nor a slot behind.
+
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
     """
-    cursor, claimed = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()))
-    engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
-    return Follower(engine, log, sink, claimed, clock).run(cursor, stop)
-
-
-def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str) -> tuple[Cursor, Slot | None]:
-    """Where a follower starts, and its claimed slot: what every follower does first, with Spark or without.
-
-    That is the sink's own cursor, or for a newcomer what it asks for, which is then stored in the sink. The slot pins
-    it before that, so that nothing is trimmed away in between.
-    """
-    cursor = sink.cursor(log.log_id)
-    newcomer = cursor is None
-    if cursor is None:
-        position = log.position_of(start)
-        cursor = start if isinstance(start, Cursor) else log.cursor_at(position)
-    log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
-    claimed = None if slot is None else _take_slot(log, slot, cursor, holder)
-    if claimed is not None:
-        claimed.advance(cursor)  # an earlier run may have died between the sink and the slot
-    if newcomer:
-        sink.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
-    return cursor, claimed
-
-
-def _take_slot(log: Log, name: str, cursor: Cursor, holder: str) -> Slot:
-    if all(known.name != name for known in log.slots()):
-        with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
-            log.create_slot(name, cursor.next)
-    claimed = log.claim_slot(name, holder)
-    if claimed.state().position > cursor.next:
-        # The sink was rebuilt, and needs again what its slot had let go of: pin that before it is read.
-        log.reset_slot(name, cursor.next)
-        claimed = log.claim_slot(name, holder)
-    return claimed
+    committer = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+    with committer.abandoned_on_error():
+        engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
+        end = Follower(engine, log, committer, committer, clock).run(committer.start, stop)
+        committer.settle()
+        return end
 
 
 class Followed(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
@@ -32,6 +32,23 @@ class Sink(Protocol):
         record per key may be given only those. A range at or below the sink's cursor changes nothing; of one that
         overlaps it, records below the cursor are dropped; one that starts above it is ``Gap``. ``Fenced`` if another
         follower committed at the same time.
+        """
+
+
+@runtime_checkable
+class RestorableSink(Sink, Protocol):
+    """A sink that others can change, and that has earlier versions: a table."""
+
+    def resume(self, log_id: UUID) -> Cursor | None:
+        """The cursor for a follower that starts; what this object knew of the sink before does not count any more.
+
+        ``Diverged`` if the sink no longer holds what its cursor says.
+        """
+
+    def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
+        """Put the sink back to its last version that holds what its cursor says, if it does not; the cursor there.
+
+        ``serves`` says whether the log can go on from a cursor. ``Diverged`` if there is no such version.
         """
 
 

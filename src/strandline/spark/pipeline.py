@@ -15,11 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.follow.run import Start, begin
+from strandline.follow.committer import Committer, begin
 from strandline.follow.sink import Sink, without_key
-from strandline.log.contract import Slot
 from strandline.log.object import ObjectLog
-from strandline.model.cursor import Cursor
+from strandline.model.cursor import Cursor, Start
 from strandline.model.errors import CorruptData, Fenced, InvalidInput
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.checkpoint import usable_checkpoint
@@ -47,6 +46,7 @@ def follow(
     checkpoint: str | None = None,
     holder: str | None = None,
     start: Start = "beginning",
+    repair: bool = False,
     max_bytes_per_trigger: int | None = _MAX_BYTES,
     options: Mapping[str, str] | None = None,
     on_step: OnStep | None = None,
@@ -58,12 +58,17 @@ def follow(
     micro-batch is committed together with it, keyed by offset. So the checkpoint is disposable: by default each run
     has a temporary one; a given ``checkpoint`` is reused if it agrees with the sink, else set aside.
 
-    A sink without a cursor starts at ``start``: ``"beginning"``, ``"now"`` or a cursor. ``slot`` is created if it is
-    missing, claimed by ``holder`` (fresh per run unless given), and advanced from what the sink has stored.
+    A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, with
+    what is ``"retained"``, at ``"now"``, an offset, a time or a cursor. ``slot`` is created if it is missing, claimed
+    by ``holder`` (fresh per run unless given), and advanced from what the sink has stored.
     ``trigger`` takes Spark's words: ``{"availableNow": True}``, ``{"processingTime": "10 seconds"}``. The records of
     a micro-batch, newest per key if the sink keeps those, pass through the driver: ``max_bytes_per_trigger`` bounds
     them. ``options`` are further options of the data source, such as ``partitions`` and ``storage.*``. Where the log
     has a cold tier, cursor and slot may stand in either.
+
+    A table that others have changed so that it no longer holds what its cursor says is ``Diverged``; ``repair=True``
+    puts it back to the last version that does, and goes on from there. A newcomer that is refused before anything was
+    stored leaves neither a table nor a slot behind.
 
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink. What ends the query later, ``Fenced``
     when a newer follower took over above all, is raised by :meth:`Following.await_termination`.
@@ -72,29 +77,40 @@ def follow(
         raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
     given = {name.lower(): value for name, value in (options or {}).items()}
     _refuse(given)
+    cores = spark.sparkContext.defaultParallelism
+    read = {
+        "partitions": str(cores),
+        **({"maxbytespertrigger": str(max_bytes_per_trigger)} if max_bytes_per_trigger else {}),
+        **given,
+    }
     with opened(log, given) as source:
-        cursor, claimed = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()))
-        read = {
-            "partitions": str(spark.sparkContext.defaultParallelism),
-            **({"maxbytespertrigger": str(max_bytes_per_trigger)} if max_bytes_per_trigger else {}),
-            **given,
-            "startingoffset": str(cursor),
-        }
         url = source.url
         parse_options({**read, "path": url})  # says what is wrong here, and not in some process of Spark's
-        log_id, cores = source.log_id, spark.sparkContext.defaultParallelism
-        batches = _Batches(log_id, sink, claimed, cores, source.cursor_at, on_step or (lambda _: None))
-        writer = (
-            spark.readStream.format("strandline")
-            .options(**read)
-            .load(url)
-            .writeStream.foreachBatch(batches)
-            .trigger(**dict(trigger or _TRIGGER))
-        )
-        if checkpoint is not None:
-            place = usable_checkpoint(spark, checkpoint, cursor, source.bounds(), chance=chance)
-            writer = writer.option("checkpointLocation", place)
-    return Following(writer.start(), batches)
+        committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+        with committer.abandoned_on_error():
+            batches = _Batches(
+                source.log_id,
+                committer,
+                cores,
+                source.cursor_at,
+                on_step or (lambda _: None),
+                latest=_keeps_latest(sink),
+            )
+            writer = (
+                spark.readStream.format("strandline")
+                .options(**read, startingoffset=str(committer.start))
+                .load(url)
+                .writeStream.foreachBatch(batches)
+                .trigger(**dict(trigger or _TRIGGER))
+            )
+            if checkpoint is not None:
+                place = usable_checkpoint(spark, checkpoint, committer.start, source.bounds(), chance=chance)
+                writer = writer.option("checkpointLocation", place)
+            return Following(writer.start(), batches)
+
+
+def _keeps_latest(sink: Sink) -> bool:
+    return getattr(sink, "mode", "append") == "latest"
 
 
 def _refuse(given: Mapping[str, str]) -> None:
@@ -148,6 +164,7 @@ class Following:
         return None if error is None else self._reason(error)
 
     def _reason(self, error: BaseException) -> BaseException:
+        self._batches.abandon()
         return unwrapped(self._batches.failure or error)
 
     def stop(self) -> None:
@@ -158,6 +175,7 @@ class Following:
         if not self._batches.running.acquire(timeout=_STOP_SECONDS):
             raise TimeoutError(f"A micro-batch did not end within {_STOP_SECONDS:.0f} seconds of being stopped.")
         self._batches.running.release()
+        self._batches.abandon()
 
 
 class _Batches:
@@ -166,19 +184,19 @@ class _Batches:
     def __init__(
         self,
         log_id: UUID,
-        sink: Sink,
-        slot: Slot | None,
+        committer: Committer,
         cores: int,
         cursor_at: Callable[[int], Cursor],
         on_step: OnStep,
+        *,
+        latest: bool,
     ) -> None:
         self._log_id = log_id
-        self._sink = sink
-        self._slot = slot
+        self._committer = committer
         self._cores = cores
         self._cursor_at = cursor_at
         self._on_step = on_step
-        self._latest = getattr(sink, "mode", "append") == "latest"
+        self._latest = latest
         self.failure: BaseException | None = None
         self.stopping = threading.Event()
         self.running = threading.Lock()
@@ -190,10 +208,16 @@ class _Batches:
                 self._apply(frame)
             except BaseException as error:
                 self.failure = self.failure or error
+                self._committer.abandon()
                 raise
 
+    def abandon(self) -> None:
+        """The query has ended: if nothing was stored, nothing stays behind."""
+        with self.running:
+            self._committer.abandon()
+
     def stored(self) -> Cursor | None:
-        return self._sink.cursor(self._log_id)
+        return self._committer.cursor(self._log_id)
 
     def _apply(self, frame: DataFrame) -> None:
         self._check_holder()
@@ -210,28 +234,20 @@ class _Batches:
         if self.stopping.is_set():
             raise Fenced("The pipeline is being stopped; this micro-batch was not applied.")
         self._check_holder()
-        patiently(lambda: self._sink.apply(records, since=since, upto=upto))
+        patiently(lambda: self._committer.apply(records, since=since, upto=upto))
         self._on_step("committed")
         self._advance()
         self._on_step("advanced")
 
     def _advance(self) -> None:
         stored = self.stored()  # the sink's own word, not ours
-        slot = self._slot
-        if slot is not None and stored is not None:
-            patiently(lambda: slot.advance(stored))
+        if stored is not None:
+            patiently(lambda: self._committer.advance(stored))
 
     def _check_holder(self) -> None:
         # The table refuses a second committer by itself. This look spares a driver that has long been replaced the
         # commit of what would be right but is no longer its business.
-        if self._slot is None:
-            return
-        state = patiently(self._slot.state)
-        if state.epoch != self._slot.epoch:
-            raise Fenced(
-                f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this driver had epoch "
-                f"{self._slot.epoch} and stops. It changed nothing."
-            )
+        patiently(self._committer.check_holder)
 
 
 def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:

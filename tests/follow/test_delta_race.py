@@ -1,0 +1,67 @@
+"""Two processes that create and follow one table at the same moment, again and again."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+import strandline as sl
+from strandline.follow.run import Batching
+from strandline.model.errors import Fenced
+from strandline.model.head import WriterId
+from strandline.storage.ambient import CHANCE
+from strandline.testing.sinks import changes, folded
+
+ROWS = [(b"k%d" % (n % 3), b"v%d" % n) for n in range(12)]
+FRESH = multiprocessing.get_context("spawn")
+
+
+def racer(folder: str, rounds: int, start, outcomes) -> None:
+    for number in range(rounds):
+        log = sl.open(f"{folder}/log-{number}")
+        sink = sl.DeltaSink(f"{folder}/table-{number}", mode="append" if number % 2 else "latest")
+        slot = "s" if number % 4 > 1 else None
+        start.wait(60)
+        try:
+            sl.follow(log, sink, slot, until="end", batching=Batching(records=4))
+        except Fenced:
+            outcomes.put((number, "Fenced"))
+        except Exception as error:  # noqa: BLE001 - the parent judges it
+            outcomes.put((number, repr(error)))
+        else:
+            outcomes.put((number, "ok"))
+
+
+def logs(folder: Path, rounds: int) -> None:
+    for number in range(rounds):
+        log = sl.open(f"{folder}/log-{number}", create=True)
+        for part in range(3):
+            batch = changes(0, *ROWS[4 * part : 4 * part + 4]).drop_columns("offset")
+            log.append(batch, writer=WriterId(CHANCE.uuid()), number=0).result()
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(tmp_path, rounds):
+    logs(tmp_path, rounds)
+    start, outcomes = FRESH.Barrier(2), FRESH.Queue()
+    racers = [FRESH.Process(target=racer, args=(str(tmp_path), rounds, start, outcomes)) for _ in range(2)]
+    for process in racers:
+        process.start()
+    found: dict[int, list[str]] = {}
+    for _ in range(2 * rounds):
+        number, outcome = outcomes.get(timeout=60)
+        found.setdefault(number, []).append(outcome)
+    for process in racers:
+        process.join(60)
+    for number, both in found.items():
+        assert set(both) <= {"ok", "Fenced"}, f"round {number}: {both}"
+        assert "ok" in both, f"round {number}: both were stopped"
+        rows = pa.table(DeltaTable(f"{tmp_path}/table-{number}").to_pyarrow_table()).sort_by("offset").to_pylist()
+        if number % 2:
+            assert [row["offset"] for row in rows] == list(range(12)), f"round {number}"
+        else:
+            assert sorted((row["key"], row["value"]) for row in rows) == sorted(folded(ROWS).items())

@@ -1,0 +1,504 @@
+"""A followed table that others change: restored, overwritten, removed, replaced or copied; and what harms nobody."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from strandline.follow.delta import DeltaSink
+from strandline.follow.run import Batching, follow
+from strandline.log.memory import MemoryLog
+from strandline.model.cursor import Cursor
+from strandline.model.errors import CursorExpired, Diverged, Fenced, StorageError
+from strandline.model.head import WriterId
+from strandline.model.records import Op
+from strandline.storage.ambient import CHANCE
+from strandline.testing.sinks import DELETE, LOG, changes, folded
+
+ROWS = [(b"%d" % (n % 5), DELETE if n % 7 == 6 else b"v%d" % n) for n in range(40)]
+
+
+def fill(log, rows):
+    table = changes(0, *rows).drop_columns("offset")
+    log.append(table, writer=WriterId(CHANCE.uuid()), number=0).result()
+
+
+@pytest.fixture
+def log():
+    log = MemoryLog()
+    for first in range(0, 30, 10):
+        fill(log, ROWS[first : first + 10])
+    return log
+
+
+@pytest.fixture(params=["latest", "append"])
+def sink(tmp_path, request):
+    return DeltaSink(str(tmp_path / "table"), mode=request.param)
+
+
+def again(sink):
+    """The sink of another process: it knows nothing but what the table says."""
+    return DeltaSink(sink.url, mode=sink.mode)
+
+
+def rows_of(sink):
+    return pa.table(DeltaTable(sink.url).to_pyarrow_table()).sort_by("offset").to_pylist()
+
+
+def assert_exact(sink, rows):
+    """The table holds what the first so many rows of the log amount to, each change once."""
+    found = rows_of(sink)
+    if sink.mode == "append":
+        assert [row["offset"] for row in found] == list(range(len(rows)))
+        found = [row for row in found if row["op"] is not None]
+        assert [(row["key"], DELETE if row["op"] == Op.DELETE else row["value"]) for row in found] == rows
+    else:
+        assert len({row["key"] for row in found}) == len(found)
+        assert {row["key"]: row["value"] for row in found} == folded(rows)
+
+
+def in_steps(log, sink, *ends, slot="s"):
+    for end in ends:
+        follow(log, sink, slot, until=end)
+
+
+def running(log, sink):
+    """The sink goes on within one run: the table was changed between two of its commits."""
+    at = Cursor(log.log_id, 20)
+    sink.apply(changes(20, *ROWS[20:25]), since=at, upto=at.at(25))
+
+
+def restarted(log, sink):
+    """A follower starts, in another process."""
+    follow(log, again(sink), "s", until="end")
+
+
+both = pytest.mark.parametrize("meet", [running, restarted], ids=lambda meet: meet.__name__)
+
+
+# --- a table that was changed ----------------------------------------------------------------------------------------
+
+
+def restored(sink):
+    DeltaTable(sink.url).restore(1)
+
+
+def overwritten(sink):
+    write_deltalake(sink.url, DeltaTable(sink.url).to_pyarrow_table().slice(0, 1), mode="overwrite")
+
+
+def rows_deleted(sink):
+    DeltaTable(sink.url).delete("offset = 12 or offset = 18")
+
+
+def rows_added(sink):
+    write_deltalake(sink.url, DeltaTable(sink.url).to_pyarrow_table().slice(0, 1), mode="append")
+
+
+def replaced(sink):
+    DeltaTable.create(sink.url, schema=DeltaTable(sink.url).schema(), mode="overwrite")
+
+
+def replaced_with_our_properties(sink):
+    table = DeltaTable(sink.url)
+    properties = table.metadata().configuration
+    DeltaTable.create(
+        sink.url, table.schema(), mode="overwrite", configuration=properties, raise_if_key_not_exists=False
+    )
+
+
+def restored_and_compacted(sink):
+    restored(sink)
+    DeltaTable(sink.url).optimize.compact()
+    DeltaTable(sink.url).create_checkpoint()
+
+
+CHANGES = [
+    *(restored, overwritten, rows_deleted, rows_added, replaced, replaced_with_our_properties),
+    restored_and_compacted,
+]
+each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+
+
+@both
+@each_change
+def test_a_table_that_others_changed_is_diverged_and_nothing_moves(log, sink, change, meet):
+    in_steps(log, sink, 10, 20)
+    change(sink)
+    before = DeltaTable(sink.url).version(), rows_of(sink)
+    with pytest.raises(Diverged, match="repair=True"):
+        meet(log, sink)
+    assert (DeltaTable(sink.url).version(), rows_of(sink)) == before
+    assert log.slot("s").position == 20
+
+
+@each_change
+def test_repair_goes_back_to_the_last_right_version_and_on_from_its_cursor(log, sink, change):
+    in_steps(log, sink, 10, 20)
+    change(sink)
+    assert follow(log, again(sink), "s", until="end", repair=True) == log.end()
+    assert_exact(sink, ROWS[:30])
+    fill(log, ROWS[30:])
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS)
+
+
+def test_repair_takes_an_older_version_if_the_files_of_the_last_one_are_gone(log, sink):
+    in_steps(log, sink, 10, 20)
+    last = set(DeltaTable(sink.url).file_uris())
+    DeltaTable(sink.url).restore(1)
+    for gone in last - set(DeltaTable(sink.url).file_uris()):
+        Path(gone.removeprefix("file://")).unlink()
+    follow(log, again(sink), "s", until="end", repair=True)
+    assert_exact(sink, ROWS[:30])
+
+
+def test_repair_that_finds_no_version_the_log_can_go_on_from_says_so(log, sink):
+    in_steps(log, sink, 10, 20)
+    last = set(DeltaTable(sink.url).file_uris())
+    DeltaTable(sink.url).restore(1)
+    for gone in last - set(DeltaTable(sink.url).file_uris()):
+        Path(gone.removeprefix("file://")).unlink()
+    log.trim(20)
+    with pytest.raises(Diverged, match="cannot be repaired"):
+        follow(log, again(sink), "s", until="end", repair=True)
+
+
+def test_repair_leaves_a_table_alone_that_needs_none(log, sink):
+    in_steps(log, sink, 10, 20)
+    version = DeltaTable(sink.url).version()
+    follow(log, again(sink), "s", until=20, repair=True)
+    assert DeltaTable(sink.url).version() == version
+
+
+def test_what_someone_knows_to_be_right_can_be_adopted(log, sink):
+    in_steps(log, sink, 10, 20)
+    rows_deleted(sink)
+    left = rows_of(sink)
+    assert sink.adopt(log.log_id) == Cursor(log.log_id, 20)
+    assert rows_of(sink) == left
+    follow(log, again(sink), "s", until="end")
+    assert again(sink).cursor(log.log_id) == log.end()
+
+
+def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink, monkeypatch):
+    in_steps(log, sink, 10, 20)
+    write = DeltaSink._write
+
+    def too_late(self, *arguments):
+        if DeltaTable(sink.url).version() == version:
+            restored(sink)
+        write(self, *arguments)
+
+    version = DeltaTable(sink.url).version()
+    monkeypatch.setattr(DeltaSink, "_write", too_late)
+    with pytest.raises(Diverged, match="RESTORE to 1"):
+        follow(log, again(sink), "s", until="end")
+    assert log.slot("s").position == 20
+
+
+# --- a table that is gone, or another one ----------------------------------------------------------------------------
+
+
+def removing_after(sink, offset):
+    """A sink whose table is removed right after it has stored that offset."""
+
+    class Removing(DeltaSink):
+        def apply(self, records, *, since, upto):
+            super().apply(records, since=since, upto=upto)
+            if upto.next == offset:
+                shutil.rmtree(self.url)
+
+    return Removing(sink.url, mode=sink.mode)
+
+
+@pytest.mark.parametrize("slot", ["s", None])
+def test_a_table_that_is_removed_while_it_is_followed_is_not_created_again_from_the_middle(log, sink, slot):
+    with pytest.raises(Diverged, match="was removed while it was followed"):
+        follow(log, removing_after(sink, 10), slot, until="end", batching=Batching(records=10))
+    assert not os.path.exists(sink.url)
+
+
+def test_a_table_that_is_removed_between_two_commits_is_not_created_again_from_the_middle(sink):
+    at = Cursor(LOG, 2)
+    sink.apply(changes(0, (b"a", b"1"), (b"b", b"2")), since=Cursor(LOG, 0), upto=at)
+    shutil.rmtree(sink.url)
+    with pytest.raises(Diverged, match="up to offset 2"):
+        sink.apply(changes(2, (b"c", b"3")), since=at, upto=at.at(3))
+    assert not os.path.exists(sink.url)
+
+
+def test_a_table_that_was_removed_between_runs_is_built_again_from_the_beginning(log, sink, caplog):
+    in_steps(log, sink, 10, 20)
+    shutil.rmtree(sink.url)
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+    assert "it is built again from offset 0 on" in caplog.text
+
+
+@pytest.mark.parametrize("start", ["now", 15])
+def test_a_table_that_was_removed_between_runs_does_not_begin_in_the_middle(log, sink, start):
+    follow(log, sink, "s", until=20, start=5)
+    shutil.rmtree(sink.url)
+    with pytest.raises(Diverged, match="drop the slot"):
+        follow(log, again(sink), "s", until="end", start=start)
+    assert not os.path.exists(sink.url)
+    assert log.slot("s").position == 20
+    log.drop_slot("s")
+    follow(log, again(sink), "s", until="end", start=start)
+
+
+def test_a_table_that_was_removed_is_not_built_from_what_a_trimmed_log_has_left(log, sink):
+    in_steps(log, sink, 10, 20)
+    shutil.rmtree(sink.url)
+    log.trim(20)
+    with pytest.raises(CursorExpired):
+        follow(log, again(sink), "s", until="end")
+    assert not os.path.exists(sink.url)
+    assert log.slot("s").position == 20
+
+
+@both
+def test_a_table_that_someone_else_created_at_the_same_place_is_diverged(log, sink, meet):
+    in_steps(log, sink, 10, 20)
+    shutil.rmtree(sink.url)
+    write_deltalake(sink.url, pa.table({"x": [1]}))
+    with pytest.raises(Diverged):
+        meet(log, sink)
+    assert rows_table(sink).column_names == ["x"]
+
+
+def rows_table(sink):
+    return pa.table(DeltaTable(sink.url).to_pyarrow_table())
+
+
+def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for_stored(log, sink, monkeypatch):
+    in_steps(log, sink, 10, 20)
+    write = DeltaSink._write
+
+    def into_another(self, table, *arguments):
+        version, schema = table.version(), table.schema()
+        shutil.rmtree(sink.url)
+        other = DeltaTable.create(sink.url, schema)
+        for _ in range(version):
+            other.create_write_transaction([], mode="append", schema=schema)
+            other.update_incremental()
+        write(self, table, *arguments)
+
+    monkeypatch.setattr(DeltaSink, "_write", into_another)
+    with pytest.raises((Diverged, StorageError)):
+        follow(log, again(sink), "s", until="end")
+    assert log.slot("s").position == 20
+
+
+def test_an_older_copy_of_the_table_is_noticed_by_a_running_follower_and_taken_by_one_that_starts(log, sink):
+    in_steps(log, sink, 10)
+    shutil.copytree(sink.url, sink.url + "-backup")
+    in_steps(log, sink, 20)
+    shutil.rmtree(sink.url)
+    shutil.copytree(sink.url + "-backup", sink.url)
+    with pytest.raises(Diverged, match="an older copy"):
+        running(log, sink)
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+
+
+def test_a_copy_of_a_table_is_followed_beside_it_with_a_slot_of_its_own(log, sink):
+    in_steps(log, sink, 10, 20)
+    copy = DeltaSink(sink.url + "-copy", mode=sink.mode)
+    shutil.copytree(sink.url, copy.url)
+    follow(log, copy, "copy", until="end")
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+    assert_exact(copy, ROWS[:30])
+
+
+def test_a_copy_that_takes_the_slot_of_its_original_fences_that_and_both_stay_exact(log, sink):
+    in_steps(log, sink, 10)
+    copy = DeltaSink(sink.url + "-copy", mode=sink.mode)
+    shutil.copytree(sink.url, copy.url)
+
+    class Overtaken(DeltaSink):
+        def apply(self, records, *, since, upto):
+            super().apply(records, since=since, upto=upto)
+            if upto.next == 20:
+                follow(log, copy, "s", until="end")
+
+    with pytest.raises(Fenced):
+        follow(log, Overtaken(sink.url, mode=sink.mode), "s", until="end", batching=Batching(records=10))
+    assert_exact(copy, ROWS[:30])
+    assert_exact(sink, ROWS[:20])
+    follow(log, again(sink), "original", until="end")
+    assert_exact(sink, ROWS[:30])
+
+
+# --- what harms nobody -----------------------------------------------------------------------------------------------
+
+
+def compacted(sink):
+    DeltaTable(sink.url).optimize.compact()
+
+
+def sorted_anew(sink):
+    DeltaTable(sink.url).optimize.z_order(["offset"])
+
+
+def vacuumed(sink):
+    DeltaTable(sink.url).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+def checkpointed(sink):
+    DeltaTable(sink.url).create_checkpoint()
+
+
+def commits_cleaned_up(sink):
+    """A checkpoint, and no commit file that it makes needless."""
+    DeltaTable(sink.url).create_checkpoint()
+    folder = Path(sink.url, "_delta_log")
+    for file in folder.glob("*.json"):
+        os.utime(file, (1, 1))
+    DeltaTable(sink.url).cleanup_metadata()
+    assert len(list(folder.glob("*.json"))) <= 1
+
+
+def properties_changed(sink):
+    DeltaTable(sink.url).alter.set_table_properties({"delta.logRetentionDuration": "interval 60 days"})
+
+
+def all_maintenance(sink):
+    for job in (compacted, vacuumed, sorted_anew, properties_changed, checkpointed):
+        job(sink)
+
+
+HARMLESS = [
+    *(compacted, sorted_anew, vacuumed, checkpointed, commits_cleaned_up, properties_changed),
+    all_maintenance,
+]
+
+
+@both
+@pytest.mark.parametrize("job", HARMLESS, ids=lambda job: job.__name__)
+def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
+    in_steps(log, sink, 10, 20)
+    job(sink)
+    meet(log, sink)
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+
+
+def test_maintenance_that_commits_at_the_same_moment_does_not_stop_a_follower(log, sink, monkeypatch):
+    in_steps(log, sink, 10, 20)
+    write, jobs = DeltaSink._write, [properties_changed, compacted]
+
+    def meanwhile(self, *arguments):
+        if jobs:
+            jobs.pop()(sink)
+        write(self, *arguments)
+
+    monkeypatch.setattr(DeltaSink, "_write", meanwhile)
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+
+
+def test_commits_since_ours_that_are_gone_are_unknown_and_not_harmless(log, sink):
+    in_steps(log, sink, 10, 20)
+    compacted(sink)
+    properties_changed(sink)
+    properties_changed(sink)
+    commits_cleaned_up(sink)
+    with pytest.raises(Diverged, match="is gone, so that nobody can tell"):
+        follow(log, again(sink), "s", until="end")
+    assert again(sink).adopt(log.log_id) == Cursor(log.log_id, 20)
+    follow(log, again(sink), "s", until="end")
+    assert_exact(sink, ROWS[:30])
+
+
+def test_a_checkpoint_alone_proves_that_our_commit_is_the_last_one(log, sink):
+    in_steps(log, sink, 10, 20)
+    commits_cleaned_up(sink)
+    for file in Path(sink.url, "_delta_log").glob("*.json"):
+        file.unlink()
+    assert again(sink).cursor(log.log_id) == Cursor(log.log_id, 20)
+
+
+def test_columns_that_were_changed_stop_a_follower_before_it_creates_anything(log, sink):
+    from deltalake import Field
+    from deltalake.schema import PrimitiveType
+
+    in_steps(log, sink, 10, 20)
+    DeltaTable(sink.url).alter.add_columns(Field("extra", PrimitiveType("string")))
+    with pytest.raises(Diverged, match="columns"):
+        follow(log, again(sink), "other", until="end")
+    assert [slot.name for slot in log.slots()] == ["s"]
+
+
+# --- tables of earlier releases --------------------------------------------------------------------------------------
+
+
+def as_written_before(sink):
+    """Take out of every commit what earlier releases did not write."""
+    for file in Path(sink.url, "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        kept = [action for action in actions if action.get("txn", {}).get("appId", "").count("/") < 3]
+        for action in kept:
+            action.get("commitInfo", {}).pop("strandline.table", None)
+        file.write_text("".join(json.dumps(action) + "\n" for action in kept))
+
+
+def test_a_table_of_an_earlier_release_is_adopted_and_guarded_from_then_on(log, sink):
+    in_steps(log, sink, 10)
+    as_written_before(sink)
+    compacted(sink)
+    in_steps(log, again(sink), 20)
+    assert_exact(sink, ROWS[:20])
+    restored(sink)
+    with pytest.raises(Diverged):
+        follow(log, again(sink), "s", until="end")
+
+
+@each_change
+def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log, sink, change):
+    in_steps(log, sink, 10, 20)
+    as_written_before(sink)
+    change(sink)
+    with pytest.raises(Diverged):
+        follow(log, again(sink), "s", until="end")
+
+
+# --- what is durable -------------------------------------------------------------------------------------------------
+
+
+def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_behind_it(log, sink, tmp_path):
+    from strandline.storage.disk import LocalDisk
+
+    synced = []
+
+    class Watching(LocalDisk):
+        def sync_file(self, path):
+            synced.append(path)
+            super().sync_file(path)
+
+    class Crowded(DeltaSink):
+        """Another job commits right behind each of our commits, before they are synced."""
+
+        def _make_durable(self, *arguments):
+            properties_changed(self)
+            super()._make_durable(*arguments)
+
+    crowded = Crowded(sink.url, mode=sink.mode, disk=Watching())
+    follow(log, crowded, "s", until="end", batching=Batching(records=10))
+    folder = Path(sink.url, "_delta_log")
+    ours = [file for file in folder.glob("*.json") if '"txn"' in file.read_text()]
+    assert len(ours) == 4
+    assert {str(file) for file in ours} <= set(synced)
+    assert_exact(sink, ROWS[:30])
+
+
+def test_the_term_of_a_cursor_is_stored_with_it(sink):
+    cursor = Cursor(LOG, 2, 7)
+    sink.apply(changes(0, (b"a", b"1"), (b"b", b"2")), since=Cursor(LOG, 0, 7), upto=cursor)
+    assert again(sink).cursor(LOG) == cursor

@@ -1,0 +1,40 @@
+"""A Spark driver that follows, round after round, when it is told to. Run by ``test_race.py``, twice at once."""
+
+from __future__ import annotations
+
+import sys
+
+import strandline as sl
+from strandline.model.errors import Fenced
+from strandline.spark import local_session
+
+
+def main(folder: str, rounds: int) -> None:
+    quick = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    conf = {"spark.sql.streaming.checkpointFileManagerClass": quick}
+    spark = local_session("racer", short_lived=True, log_level="OFF", cores=1, memory="1g", **conf)
+    for number in range(rounds):
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(_follow(spark, folder, number), flush=True)
+    spark.stop()
+
+
+def _follow(spark, folder: str, number: int) -> str:
+    sink = sl.DeltaSink(f"{folder}/table-{number}", mode="append" if number % 2 else "latest")
+    slot = "s" if number % 4 > 1 else None
+    options = {"maxBatchesPerTrigger": "2"}
+    try:
+        following = sl.spark.follow(
+            spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
+        )
+        following.await_termination(100)
+    except Fenced:
+        return "Fenced"
+    except Exception as error:  # noqa: BLE001 - the parent judges it
+        return repr(error).replace("\n", " ")[:1000]
+    return "ok"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
