@@ -311,7 +311,7 @@ class TestResuming:
 
     def test_a_position_past_the_end_in_this_very_term_diverged(self, primary):
         fill(primary)
-        with pytest.raises(Diverged, match="never wrote"):
+        with pytest.raises(Diverged, match="does not have"):
             primary.resume(ONE, at(primary, 11))
 
     def test_a_position_of_an_earlier_term_that_is_not_here_has_to_go_back(self, alone):

@@ -32,6 +32,7 @@ def decode_node(data: bytes, where: str) -> NodeState:
         # Earlier versions did not tell these.
         plain["settled"] = _flag(fields.get("settled", False))
         plain["divergences"] = natural(fields.get("divergences", 0))
+        plain["led_since"] = natural(fields.get("led_since", 0))
         return NodeState(**plain, peers=peers, trouble=trouble)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(

@@ -66,6 +66,8 @@ class NodeState:
     trouble: Trouble | None = None
     divergences: int = 0
     """How often it stopped, since its log and its primary's had parted."""
+    led_since: int = 0
+    """The first term from which on nobody else has led; 0 for unknown."""
     settled: bool = False
     """Whether ``committed`` is all that its readers were shown and, as the primary, all that it acknowledged.
 

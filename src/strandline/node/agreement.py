@@ -20,10 +20,10 @@ class Terms(Protocol):
 
 
 def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewind | None:
-    """Where a replica at ``since`` parts from the log of a primary of ``term``; None if it does not.
+    """Where a replica at ``since`` parts from the log of a primary that led alone from ``term`` on; None if nowhere.
 
     Each term had one primary, and what a primary wrote is in one order: two logs whose records at an offset are of the
-    same term are the same up to there. ``Diverged`` if the replica has a record of the primary's own term that the
+    same term are the same up to there. ``Diverged`` if the replica has a record of the primary's own terms that the
     primary has not: no failover explains that.
     """
     if since.next <= bounds.next:
@@ -36,8 +36,9 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
         upto = bounds.next
     if since.term >= term:
         raise Diverged(
-            f"The replica is at {since.next} in term {since.term}, and has a record there that the primary of term "
-            f"{term} never wrote: one of their disks lost or gained records. The replica has to bootstrap again."
+            f"The replica is at {since.next} in term {since.term}, and has a record there that the primary, which has "
+            f"led alone since term {term}, does not have: one of their disks lost or gained records, or the primary's "
+            "folder was restored from an older copy. Promote the replica by force, or let it bootstrap again."
         )
     upto = max(bounds.first, min(upto, terms.end_of_term(since.term)))
     return Rewind(upto, terms.term_at(upto - 1) or 0)

@@ -32,6 +32,20 @@ class Candidacy:
             return True
         return any(standing(report) > standing(mine) for report in self._ask(term=0))
 
+    def check_newest(self, mine: Report) -> None:
+        """``NotReady`` if somebody has more than a node that led last. Nobody is fenced by asking.
+
+        Replicas take only what the primary's disk has: if one has more, that disk has lost it.
+        """
+        more = [report for report in self._ask(term=0) if standing(report) > standing(mine)]
+        if more:
+            best = max(more, key=standing)
+            raise NotReady(
+                f"{mine.name} led last, and {best.name} has more (everything below {best.durable}, against "
+                f"{mine.durable}): the folder of {mine.name} was restored from an older copy, or its disk has lost "
+                f"records. Promote {best.name}, and {mine.name} follows it."
+            )
+
     def check(self, mine: Report, *, force: bool) -> None:
         """``NotReady``, with the reason, if something committed could be missing here.
 

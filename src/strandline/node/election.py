@@ -56,9 +56,12 @@ def standing(report: Report) -> tuple[int, int]:
 def objection(  # noqa: PLR0911 - each is a reason of its own
     mine: Report, others: Sequence[Report], policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], force: bool
 ) -> str | None:
-    """Why a node must not become the primary of ``mine.term``, or None. ``force`` leaves out who was not heard."""
-    if mine.unhealthy is not None:
-        return f"it is {mine.unhealthy}: deal with that first"
+    """Why a node must not become the primary of ``mine.term``, or None.
+
+    ``force`` leaves out who was not heard, and takes a copy for the right one that has parted from the primary's.
+    """
+    if mine.unhealthy is not None and not force:
+        return f"it is {mine.unhealthy}: deal with that first, or force it if its copy is the right one"
     if mine.adopted == 0:
         return "it has no copy of the log yet: let it bootstrap first"
     later = next((report for report in others if report.term > mine.term), None)

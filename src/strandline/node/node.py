@@ -82,6 +82,8 @@ class Node(Relay):
         self._ticked = float("-inf")
         self._campaign_at = 0.0
         self._told_term = -1
+        self.hindrance: str | None = None
+        """Why it did not lead when it last tried to; None if it did, or never has."""
         self._closed = False
         self._follow_at = 0.0
         """Until then a primary that could not be followed is left alone, whatever else there is to do."""
@@ -246,10 +248,15 @@ class Node(Relay):
         self._campaign_at = now + pause
         try:
             state = lease.look()
-            may_lead = self._led_last(state) or (self.options.automatic and not self._roles.is_behind())
+            may_lead = self._led_last(state)
+            if may_lead:
+                self._roles.check_newest()
+            elif self.options.automatic:
+                may_lead = not self._roles.is_behind()
             if may_lead and lease.try_acquire(above=self._home.state.seen):
                 self._leads(self._roles.lead_leased(lease, force=False))
         except StrandlineError as error:
+            self.hindrance = str(error)
             _LOGGER.info("Node %s does not lead: %s", self.name, error)
         return pause
 
@@ -306,10 +313,11 @@ class Node(Relay):
                 "reset-term')."
             )
         with self._turn:
+            self._roles.check_newest()
             self._leads(self._roles.lead(max(1, home.led), None, continues=True))
 
     def _leads(self, primary: PrimaryRole) -> None:
-        self._due = self._clock.boot()
+        self._due, self.hindrance = self._clock.boot(), None
         _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
     # --- what it serves ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Final, final
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, NotReady, Overloaded
+from strandline.model.errors import Fenced, LogClosed, NotReady, Overloaded
 from strandline.model.head import WriterId
 from strandline.model.node import Beat, Peer
 from strandline.model.records import RecordSource
@@ -132,7 +132,11 @@ class PrimaryRole:
         asked = self.options.policy if policy is None else strengthened(self.options.policy, policy)
         check_possible(asked, self._standing())
         self._slow_down()
-        handle = self.log.append_batch(records, writer=append, term=self.term)
+        try:
+            handle = self.log.append_batch(records, writer=append, term=self.term)
+        except LogClosed:
+            self.gate.check("nothing was written")  # it stepped down in between
+            raise
         return CommitHandle(handle, asked, self._commits, self.gate, self.log, self._clock, term_start=self.term_start)
 
     def _slow_down(self) -> None:
@@ -264,7 +268,8 @@ class PrimaryRole:
         slot, bounds = self.replicas.slot(name), self.log.bounds()
         is_mine = since is not None and since.log_id == self.log.log_id
         if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
-            parting = agreement(since, self.log, bounds, term=self.term)
+            # What a replica has of the terms from which on only this node led, it has from here.
+            parting = agreement(since, self.log, bounds, term=self._home.state.led_since or self.term)
             if parting is not None:
                 nothing_left = parting.upto <= bounds.first and bounds.first > 0
                 return FullRebootstrap(Cause.WAL_REMOVED) if nothing_left else parting

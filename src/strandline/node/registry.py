@@ -140,6 +140,14 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
     return _with(registry, [after], is_change=not known.healthy)
 
 
+def resumed(registry: Registry, name: str, at: int) -> Registry:
+    """The registry with a replica that goes on at this offset: it has no more than that, whatever it had before."""
+    known = registry.replica(name)
+    applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
+    after = known._replace(sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
+    return _with(registry, [after], is_change=known.bootstrapping)
+
+
 def counted(registry: Registry, name: str, progress: Progress, *, now: int) -> Registry:
     """The registry after a replica reported whose position does not count: only what it has found does."""
     known = registry.replica(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import final
@@ -16,6 +17,8 @@ from strandline.model.slots import SlotState
 from strandline.node import registry as rules
 from strandline.node.registry import Progress, Registry
 from strandline.storage.ambient import Clock
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @final
@@ -122,7 +125,14 @@ class Replicas:
             state = self.slot(name)
             if state is not None and state.position > at:
                 self._reset(name, at)
-            self.now = rules.bootstrapping(self.now, name, flag=False)
+            had = self.now.replica(name).durable
+            if had is not None and had > at:
+                _LOGGER.warning(
+                    "Replica %s had acknowledged everything below %d, and goes on at %d: its folder was restored from "
+                    "an older copy, or its disk has lost records. It counts for what it has now.", name, had, at,
+                )  # fmt: skip
+            self._sent.pop(name, None)
+            self.now = rules.resumed(self.now, name, at)
 
     def bootstraps(self, name: str) -> None:
         """It builds its state anew: what it was sent, and has told of, it has no more."""

@@ -160,9 +160,10 @@ class Roles:
             role.close()
             committed = role.highest_committed
         settled = continues and self._home.state.settled
+        led_since = (continues and self._home.state.led_since) or term
         self._home.remember(
-            seen=term, adopted=term, led=term, committed=committed, settled=False, primary=self._home.state.name,
-            policy=str(self._options.primary.policy),
+            seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
+            primary=self._home.state.name, policy=str(self._options.primary.policy),
         )  # fmt: skip
         primary = PrimaryRole(
             self._home,
@@ -178,6 +179,10 @@ class Roles:
         return primary
 
     # --- looking -----------------------------------------------------------------------------------------------
+
+    def check_newest(self) -> None:
+        """``NotReady`` if somebody who can be reached has more than this node, which was the last to lead."""
+        self._candidacy.check_newest(self.report())
 
     def is_behind(self) -> bool:
         """Whether somebody who can be reached has more: then that one should lead, and the lease is left to it."""

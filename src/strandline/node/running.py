@@ -239,5 +239,5 @@ def leading(running: RunningNode, timeout: float) -> None:
             f"{running.name} is a replica of {running.node.home.state.primary}, which leads: open it as a replica, or "
             "promote it."
         )
-    why = running.trouble or "another node holds the lease, or led last"
+    why = running.trouble or running.node.hindrance or "another node holds the lease, or led last"
     raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

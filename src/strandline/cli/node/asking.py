@@ -26,7 +26,9 @@ def promote(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Leave out the nodes that cannot be asked. What only they have is lost to the log."
+            "--force",
+            help="Leave out the nodes that cannot be asked, and lead even from a copy that stopped with a gap or a "
+            "divergence. What only the others have is lost to the log.",
         ),
     ] = False,
     timeout: Annotated[
