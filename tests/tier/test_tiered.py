@@ -106,7 +106,7 @@ class Cold(LogContract):
         """As in the suite, but no batch is so large that it becomes several row groups, which are what spans are."""
         append(log, b"0", b"1", b"2", number=0)
         append(log, b"3", number=1)
-        append(log, *(value_at(value) * 20 for value in b"4567"), number=2)
+        append(log, *(b"".join(map(value_at, range(100 * value, 100 * value + 20))) for value in b"4567"), number=2)
         append(log, b"8", b"9", number=3)
         return log
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import UUID
 
@@ -17,6 +17,8 @@ from strandline.log.object.log import open_log
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.rewind import rewind
+from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
@@ -46,9 +48,9 @@ PARTITIONS = 3
 Row = tuple[int, bytes]
 
 
-def value_at(offset: int) -> bytes:
-    """What the record at an offset holds, which does not compress."""
-    dice = SeededChance(offset)
+def value_at(offset: int, history: int = 0) -> bytes:
+    """What the record at an offset holds in one history of a log, which does not compress."""
+    dice = SeededChance(offset + (history << 32))
     return b"%d:" % offset + b"".join(dice.uuid().bytes for _ in range(4))
 
 
@@ -64,6 +66,15 @@ def rows(batches: Iterable[pa.RecordBatch]) -> list[Row]:
 def fetched(spans: Sequence[Span]) -> list[Row]:
     """Offset and value of each record of a plan."""
     return rows(batch for span in spans for batch in span.fetch())
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A copy of a log at one moment: where it ended, and its files or objects."""
+
+    end: int
+    disk: SimulatedDisk
+    objects: dict[str, Any]
 
 
 class Tiers:
@@ -83,6 +94,10 @@ class Tiers:
         """Where each batch begins."""
         self.times: list[int] = []
         """When each batch was appended."""
+        self.history = 0
+        """How often the log went on differently."""
+        self._kept = 0
+        """How many batches are of earlier histories: each history has a writer of its own."""
         self.options: dict[str, Any] = {"background": False, "tail_bytes": 0, "roll_bytes": 0, **options}
         self._wal: WalLog | None = None
         if kind == "object":
@@ -124,18 +139,52 @@ class Tiers:
             self._wal = None
 
     def append(self, count: int, *, term: int | None = None) -> None:
-        first, number = len(self.truth), len(self.firsts)
-        values = [value_at(offset) for offset in range(first, first + count)]
+        first, number = len(self.truth), len(self.firsts) - self._kept
+        writer = WriterId(UUID(int=WRITER.int + self.history))
+        values = [value_at(offset, self.history) for offset in range(first, first + count)]
         batch = record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=values, values=values)
         hot = self.hot()
         self.times.append(self.clock.now())
         if isinstance(hot, WalLog):
-            hot.append_batch(batch, writer=(WRITER, number), term=term).result(10)
+            hot.append_batch(batch, writer=(writer, number), term=term).result(10)
         else:
-            hot.append(batch, writer=WRITER, number=number).result(10)
+            hot.append(batch, writer=writer, number=number).result(10)
         self.clock.advance(5)
         self.firsts.append(first)
         self.truth += enumerate(values, first)
+
+    def rewind(self, to: int) -> None:
+        """Cut the write-ahead log back to an offset, as a replica's is that follows another primary from there on."""
+        if self._wal is not None:
+            self._wal.close()
+            self._wal = None
+        rewind("/srv/log", to, quarantine=f"/srv/aside-{self.history}", disk=self.disk, clock=self.clock)
+        self._went_back(to)
+
+    def backup(self) -> Backup:
+        """A copy of the log itself, as a backup takes it: without segments, their events, and what says where."""
+        kept = {path: found for path, found in self.plain._objects.items() if path not in (*self.objects(), COLD_FILE)}
+        return Backup(len(self.truth), self.disk.fork(), kept)
+
+    def restore(self, backup: Backup, *, slots: bool = True) -> None:
+        """Put the copy in the log's place; in an object log perhaps without the objects of its slots."""
+        self._wal = None
+        self.disk = backup.disk.fork()
+        self.disk.kill()
+        for path in [path for path in self.plain._objects if path not in (*self.objects(), COLD_FILE)]:
+            if slots or not path.startswith("slots/"):
+                del self.plain._objects[path]
+        self.plain._objects |= {
+            path: found for path, found in backup.objects.items() if slots or not path.startswith("slots/")
+        }
+        self._went_back(backup.end)
+
+    def _went_back(self, to: int) -> None:
+        self.history += 1
+        self.truth = self.truth[:to]
+        self.firsts = [first for first in self.firsts if first < to]
+        self.times = self.times[: len(self.firsts)]
+        self._kept = len(self.firsts)
 
     def trim(self, upto: int | None = None, *, grace: float = 0.0, store: ObjectStore | None = None) -> int:
         """Let the hot tier forget up to an offset, or all it may; returns where it begins."""

@@ -77,36 +77,37 @@ class CacheReading:
         stretch = NONE if index is None else index.find(offset)
         return None if stretch == NONE else self._columns.metadata(self._columns.row_of[stretch], known.key)
 
-    def holding(self, partition: TopicPartition, offset: int) -> SegmentMetadata | None:
-        """The segment to read an offset from that was written in whichever term: the highest of them answers.
+    def holding(self, partition: TopicPartition, offset: int, upto_term: int | None = None) -> SegmentMetadata | None:
+        """The segment to read an offset from, in the highest term that has it and is not above ``upto_term``.
 
         Costs what a lookup does, for each term that there is.
         """
-        for term in reversed(self.terms(partition)):
+        for term in reversed(self._terms_upto(partition, upto_term)):
             found = self.segment_for(partition, term, offset)
             if found is not None:
                 return found
         return None
 
-    def behind(self, segment: SegmentMetadata, offset: int) -> int:
+    def behind(self, segment: SegmentMetadata, offset: int, upto_term: int | None = None) -> int:
         """Up to which offset to read on in a segment that holds this one: there another has records of a later term.
 
-        That is how a log went on whose leader changed: what the former one had beyond that was never in it.
+        That is how a log went on whose leader changed: what the former one had beyond that was never in it. Terms above
+        ``upto_term`` are not looked at.
         """
         known = self._partitions.get(key_of(segment.segment.partition))
         end = segment.end
-        for term in () if known is None else self.terms(known.key):
+        for term in () if known is None else self._terms_upto(known.key, upto_term):
             start = NONE if known is None else self._index_of(known, term).next_start(offset)
             if start != NONE and start <= end and term > segment.term_at(start):
                 end = start - 1
         return end + 1
 
-    def lowest(self, partition: TopicPartition) -> int | None:
-        """The lowest offset that a lookup finds; none if there is nothing to be found."""
+    def lowest(self, partition: TopicPartition, upto_term: int | None = None) -> int | None:
+        """The lowest offset that a lookup finds, in terms up to ``upto_term``; none if there is nothing to be found."""
         known = self._partitions.get(key_of(partition))
         if known is None:
             return None
-        starts = [self._index_of(known, term).lowest() for term in self.terms(partition)]
+        starts = [self._index_of(known, term).lowest() for term in self._terms_upto(partition, upto_term)]
         return min((start for start in starts if start != NONE), default=None)
 
     def reach(self, partition: TopicPartition) -> int | None:
@@ -130,13 +131,23 @@ class CacheReading:
             at = bisect_right(keys, keys[at])
         return sorted(found)
 
-    def readable(self, partition: TopicPartition) -> list[SegmentMetadata]:
-        """The segments to read everything from, up to the first hole: sorted, each from the end of the one before."""
+    def _terms_upto(self, partition: TopicPartition, term: int | None) -> list[int]:
+        terms = self.terms(partition)
+        return terms if term is None else terms[: bisect_right(terms, term)]
+
+    def readable(
+        self, partition: TopicPartition, end: int | None = None, upto_term: int | None = None
+    ) -> list[SegmentMetadata]:
+        """The segments to read everything below ``end`` from, up to the first hole: sorted, each behind the last."""
         found: list[SegmentMetadata] = []
-        at = self.lowest(partition)
-        while at is not None and (segment := self.holding(partition, at)) is not None:
+        at = self.lowest(partition, upto_term)
+        while (
+            at is not None
+            and (end is None or at < end)
+            and (segment := self.holding(partition, at, upto_term)) is not None
+        ):
             found.append(segment)
-            at = self.behind(segment, at)
+            at = self.behind(segment, at, upto_term)
         return found
 
     def next_segment(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:

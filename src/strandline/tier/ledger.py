@@ -41,6 +41,9 @@ class Segments(Protocol):
     def reach(self, partition: TopicPartition) -> int | None:
         """The offset behind the last one that a lookup finds."""
 
+    def holding(self, partition: TopicPartition, offset: int) -> SegmentMetadata | None:
+        """The segment to read an offset from, in the highest term that has it."""
+
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """One segment, in whichever state."""
 
@@ -116,6 +119,16 @@ class Ledger:
     def reach(self) -> int | None:
         """The offset behind all that can be read; None if nothing can. Costs the same however much there is."""
         return self._registry.current(self.partition, lambda cache: cache.reach(self.partition))
+
+    def last(self) -> SegmentMetadata | None:
+        """The segment that ends the cold tier; None if nothing can be read. Costs the same however much there is."""
+        partition = self.partition
+
+        def ask(cache: Segments) -> SegmentMetadata | None:
+            reach = cache.reach(partition)
+            return None if reach is None else cache.holding(partition, reach - 1)
+
+        return self._registry.current(partition, ask)
 
     def deletion(self) -> PartitionDelete | None:
         """How far the partition's deletion is."""

@@ -68,6 +68,12 @@ def left_over(known: Known) -> list[SegmentMetadata]:
     ]
 
 
+def without(known: Known, removed: Collection[SegmentMetadata]) -> list[SegmentMetadata]:
+    """The segments that can be read once these have been removed."""
+    gone = {segment.segment for segment in removed}
+    return [segment for segment in known.finished if segment.segment not in gone]
+
+
 def orphans(objects: Iterable[SegmentObject], known: Collection[UUID], *, grace: float, now: int) -> list[str]:
     """The paths of objects that no event knows, and that were written longer than ``grace`` seconds ago.
 

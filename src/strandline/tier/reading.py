@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar, final
 
+from strandline.log.contract import Log
 from strandline.log.planning import Gathering, behind
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import Diverged, NotFound
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.storage.store import ObjectStore
 from strandline.tier.cache import SegmentCache
+from strandline.tier.history import is_same_record
 from strandline.tier.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path
 
 T = TypeVar("T")
@@ -28,6 +30,18 @@ class Registry(Protocol):
 
     def current(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> T:
         """The answer from everything that was published before this call; ``NotReady`` if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """Where the hot tier begins, and in which term the record before it was written (None: that is not known).
+
+    Only segments that hold that record in that term are of the log's history. Those behind it are not looked at: the
+    log itself has what they hold, or has gone on differently.
+    """
+
+    first: int
+    term: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,60 +74,80 @@ class ColdReader:
         self._store = store
         self._partition = partition
 
-    def first(self, upto: int) -> int:
-        """The first offset that segments hold, if they go on up to ``upto``; that itself if they do not."""
-        partition = self._partition
+    def first(self, seam: Seam) -> int:
+        """The first offset that segments hold, if they go on up to the seam; the seam itself if they do not."""
 
         def look(cache: SegmentCache) -> int:
-            lowest = cache.lowest(partition)
-            reaches = lowest is not None and lowest < upto and cache.holding(partition, upto - 1) is not None
-            return lowest if reaches and lowest is not None else upto
+            lowest = cache.lowest(self._partition, seam.term)
+            is_below = lowest is not None and lowest < seam.first and self._reaches(cache, seam)
+            return lowest if is_below and lowest is not None else seam.first
 
-        return self._registry.current(partition, look)
+        return self._registry.current(self._partition, look)
 
-    def holding(self, offset: int) -> SegmentMetadata | None:
-        """The segment to read an offset from; None if none has it."""
-        return self._registry.current(self._partition, lambda cache: cache.holding(self._partition, offset))
+    def _reaches(self, cache: SegmentCache, seam: Seam) -> bool:
+        """Whether a segment holds the record before the seam, in its term."""
+        before = seam.first - 1
+        if seam.term is None:
+            return cache.holding(self._partition, before) is not None
+        return cache.segment_for(self._partition, seam.term, before) is not None
 
-    def pieces(self, first: int, end: int) -> list[ColdPiece]:
-        """Which objects have the offsets from ``first`` on, as of one moment: in order, each offset once, no hole.
+    def holding(self, offset: int, seam: Seam) -> SegmentMetadata | None:
+        """The segment to read an offset below the seam from; None if none has it."""
 
-        They go up to ``end``, or as far as segments do; empty if no segment has the first. No object is looked at.
-        """
+        def look(cache: SegmentCache) -> SegmentMetadata | None:
+            return cache.holding(self._partition, offset, seam.term) if self._reaches(cache, seam) else None
+
+        return self._registry.current(self._partition, look)
+
+    def pieces(self, first: int, following: Iterable[tuple[SegmentMetadata, int]]) -> list[ColdPiece]:
+        """Which objects have the offsets from ``first`` on that these segments are to be read for."""
         pieces = []
-        for segment, behind_it in self._following(first, end):
+        for segment, behind_it in following:
             path = segment_path(segment.segment, segment.start)
             cuts = segment.start < first, segment.end >= behind_it
             pieces.append(ColdPiece(self._store.url, path, first, behind_it, *cuts))
             first = behind_it
         return pieces
 
-    def _following(self, first: int, end: int | None, most: int | None = None) -> list[tuple[SegmentMetadata, int]]:
-        """The segments to read from an offset on, and up to where, as of one moment: in order and without a hole."""
+    def following(
+        self, first: int, end: int | None, seam: Seam | None, most: int | None = None
+    ) -> list[tuple[SegmentMetadata, int]]:
+        """The segments to read from an offset on, and up to where, as of one moment: in order and without a hole.
+
+        They go up to ``end`` and the seam; without a seam, whether they are of the log's history is not looked at.
+        """
         partition = self._partition
+        ends = [stop for stop in (end, None if seam is None else seam.first) if stop is not None]
+        stop, term = min(ends, default=None), None if seam is None else seam.term
 
         def look(cache: SegmentCache) -> list[tuple[SegmentMetadata, int]]:
             found: list[tuple[SegmentMetadata, int]] = []
             at = first
-            while (end is None or at < end) and (most is None or len(found) < most):
-                segment = cache.holding(partition, at)
+            if seam is not None and not self._reaches(cache, seam):
+                return found
+            while (stop is None or at < stop) and (most is None or len(found) < most):
+                segment = cache.holding(partition, at, term)
                 if segment is None:
                     break
-                at = cache.behind(segment, at)
-                found.append((segment, at if end is None else min(at, end)))
+                at = cache.behind(segment, at, term)
+                found.append((segment, at if stop is None else min(at, stop)))
             return found
 
         return self._registry.current(partition, look)
 
-    def plan(self, since: Cursor, limit: Limit) -> list[ColdSpan]:
-        """Spans from a cursor on, in order and without a hole, as far as segments go and the limit allows.
+    def is_same_record(self, log: Log, segment: SegmentMetadata, offset: int) -> bool:
+        """Whether the log has the same record at an offset as a segment that holds it."""
+        return is_same_record(log, self._store, segment, offset)
+
+    def plan(self, since: Cursor, limit: Limit, seam: Seam) -> list[ColdSpan]:
+        """Spans from a cursor on, in order and without a hole, as far as the seam and the limit allow.
 
         Empty if no segment has the offset. ``Diverged`` if the record before it is of another term.
         """
-        self.check_cursor(since)
+        self.check_cursor(since, seam)
         planned: Gathering[ColdSpan] = Gathering(limit)
         tries = 0
-        while segments := self._following(since.next, limit.upto, _AT_ONCE):
+        while segments := self.following(since.next, limit.upto, seam, _AT_ONCE):
             try:
                 for segment, upto in segments:
                     found = plan_segment(self._store, segment, since.next, replace(planned.rest, upto=upto))
@@ -127,33 +161,33 @@ class ColdReader:
                     raise
         return planned.spans
 
-    def check_cursor(self, since: Cursor) -> None:
+    def check_cursor(self, since: Cursor, seam: Seam) -> None:
         """``Diverged`` if the record before the cursor is in a segment and of another term.
 
         If that record is gone, only what cannot be is refused: a term above that of the record behind it.
         """
         if not since.term:
             return
-        before = self.holding(since.next - 1) if since.next else None
+        before = self.holding(since.next - 1, seam) if since.next else None
         if before is not None:
             check_term(since, before.term_at(since.next - 1))
             return
-        there = self.holding(since.next)
+        there = self.holding(since.next, seam)
         if there is not None and (term := there.term_at(since.next)) < since.term:
             raise Diverged(
                 f"The cursor at {since.next} is of term {since.term}, and the record there is of term {term}: the "
                 "consumer followed a primary that was replaced, and has to bootstrap again."
             )
 
-    def listed_since(self, time: int) -> int | None:
-        """The first offset in segments that was listed at a time (microseconds) or later; None if none was."""
+    def listed_since(self, time: int, seam: Seam) -> int | None:
+        """The first offset below the seam that was listed at a time (microseconds) or later; None if none was."""
 
         def last_listed(segment: SegmentMetadata) -> int:
             tail = load_tail(self._store, segment)
             return tail.group(len(tail) - 1).listed
 
         for left in reversed(range(_TRIES)):
-            segments = self._registry.current(self._partition, lambda cache: cache.readable(self._partition))
+            segments = self._readable(seam)
             try:
                 at = bisect_left(segments, time, key=last_listed)
                 return None if at == len(segments) else listed_since(self._store, segments[at], time)
@@ -161,6 +195,13 @@ class ColdReader:
                 if not left:  # otherwise it has perhaps expired since the look, and another look knows that
                     raise
         raise AssertionError("it was not tried")
+
+    def _readable(self, seam: Seam) -> list[SegmentMetadata]:
+        def look(cache: SegmentCache) -> list[SegmentMetadata]:
+            reaches = self._reaches(cache, seam)
+            return cache.readable(self._partition, seam.first, seam.term) if reaches else []
+
+        return self._registry.current(self._partition, look)
 
 
 def check_term(since: Cursor, term: int) -> None:

@@ -256,6 +256,19 @@ class ColdSpan:
             raise _missing(self.store, self.path, self.first, self.next - 1) from error
 
 
+def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The records of a span with their offsets, and when each run of them was listed (microseconds), in order."""
+    stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
+    tail = span.tail()
+    found = decode_group(tail, span.group, stored, span._pieces(tail.ranges(span.group, stored)))  # noqa: SLF001
+    for batch in clipped(_numbered(found, tail.group(span.group).first), span.first, span.next):
+        runs = pc.run_end_encode(batch.column(LISTED).cast(pa.int64()))
+        at = 0
+        for end, listed in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            yield batch.select(READ_SCHEMA.names).slice(at, end - at), listed
+            at = end
+
+
 def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit: Limit = NO_LIMIT) -> list[ColdSpan]:
     """Spans over a segment's offsets from ``since`` on, one per row group, within the limit but at least one.
 

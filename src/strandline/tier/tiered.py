@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar, final, runtime_checkable
+from typing import Any, Final, Protocol, Self, TypeVar, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -22,10 +22,13 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
+from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import SlotState
 from strandline.storage.process import Origin, bound_to_process
+from strandline.tier.agreement import parting
 from strandline.tier.cold import ColdCell
-from strandline.tier.reading import ColdPiece, ColdReader, check_term
+from strandline.tier.history import Termed, read_history
+from strandline.tier.reading import ColdPiece, ColdReader, Seam, check_term
 
 P = TypeVar("P")
 
@@ -41,14 +44,6 @@ class Hot(Log, Protocol):
 
     def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Put a slot elsewhere."""
-
-
-@runtime_checkable
-class Termed(Protocol):
-    """A hot log whose records have terms."""
-
-    def term_at(self, offset: int) -> int | None:
-        """The term of a record, and perhaps of the last one that was forgotten; None if it is not known."""
 
 
 @bound_to_process(keep=("log_id",))
@@ -124,8 +119,16 @@ class TieredLog:
     def bounds(self) -> Bounds:
         """The first offset that is retained in either tier, and the next one. ``NotReady`` while that is not known."""
         # The hot tier first: what it has forgotten by then was told of before.
-        bounds = self._hot.bounds()
-        return Bounds(self._old().first(bounds.first), bounds.next)
+        end = self._hot.bounds().next
+        return Bounds(self._old().first(self._seam()), end)
+
+    def _seam(self) -> Seam:
+        """Where the hot tier begins now, and behind which record."""
+        while True:
+            first = self._hot.bounds().first
+            term = self._hot.term_at(first - 1) if first and isinstance(self._hot, Termed) else None
+            if self._hot.bounds().first == first:  # otherwise it is that of another record, or none
+                return Seam(first, term)
 
     def start(self) -> Cursor:
         """The cursor before everything that is retained."""
@@ -151,7 +154,7 @@ class TieredLog:
             return found  # something in the hot tier is earlier, and so is everything in segments
 
         def listed_since(time: int) -> int | None:
-            old = self._old().listed_since(time)
+            old = self._old().listed_since(time, self._seam())
             return found if old is None else min(old, found)
 
         return position_of(start, self.log_id, Bounds(0, bounds.next), listed_since)
@@ -168,8 +171,9 @@ class TieredLog:
             try:
                 recent = self._hot.plan(since, planned.rest)
             except CursorExpired:
-                old = self._old().plan(since, planned.rest)
-                if not old and not planned.spans and self._old().holding(since.next) is None:
+                seam = self._seam()
+                old = self._old().plan(since, planned.rest, seam)
+                if not old and not planned.spans and self._old().holding(since.next, seam) is None:
                     raise  # what the hot tier had forgotten was told of before: it is in neither
             else:
                 if not planned.spans:
@@ -187,18 +191,44 @@ class TieredLog:
         """Refuse a cursor at the hot tier's beginning whose term is not that of the record before it."""
         if not since.term or not since.next or since.next > self._hot.bounds().first:
             return  # what is before it is in the hot tier, which has looked
-        known = self._hot.term_at(since.next - 1) if isinstance(self._hot, Termed) else None
-        if known is None:
-            self._old().check_cursor(since)
+        seam = self._seam()
+        if seam.term is None or since.next != seam.first:
+            self._old().check_cursor(since, seam)
         else:
-            check_term(since, known)
+            check_term(since, seam.term)
 
     def pieces(self, first: int, end: int) -> list[ColdPiece]:
         """Which segments have the offsets from ``first`` on, for who reads Parquet by other means than a plan's spans.
 
-        As of one moment, each offset once, up to ``end`` or as far as segments go: the hot tier has what comes behind.
+        As of one moment, each offset once, up to ``end`` or as far as segments go and are of the log's history: the
+        hot tier has what comes behind.
         """
-        return self._old().pieces(first, end)
+        seam, old = self._seam(), self._old()
+        found = old.following(first, end, seam)
+        behind_it = found[-1][1] if found else first
+        if seam.first <= behind_it < end:
+            more = self._shared(behind_it, end)
+            if more and found and more[0][0].segment == found[-1][0].segment:
+                found.pop()
+            found += more
+        return old.pieces(first, found)
+
+    def _shared(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
+        """The segments that hold, from an offset on, what the hot tier has: as far as their terms agree with the log's.
+
+        None of them if the last record is another one there: then the log went on differently within a term.
+        """
+        history = read_history(self._hot, end)
+        found: list[tuple[SegmentMetadata, int]] = []
+        for segment, behind_it in self._old().following(first, end, None):
+            parted = parting(segment, history)
+            agreed = behind_it if parted is None else min(parted, behind_it)
+            if agreed > first:
+                found.append((segment, agreed))
+            if agreed < behind_it:
+                break
+            first = agreed
+        return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False)."""

@@ -15,26 +15,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from strandline.formats.segment_file import LARGEST_SEGMENT
-from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Log, Slot
-from strandline.log.fetch import fetch_in_order
-from strandline.log.object.span import ObjectSpan
-from strandline.log.planning import Termed, behind
-from strandline.log.wal.span import WalSpan
+from strandline.log.planning import behind
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.errors import AlreadyExists, InvalidInput, NotFound, StrandlineError
 from strandline.model.retention import FOREVER, Retention, parse_retention
-from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, SegmentState, TopicPartition
+from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
 from strandline.model.slots import TIER_SLOT
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 from strandline.tier import planning
+from strandline.tier.copying import Copier, listed_at
 from strandline.tier.expiry import Announced, Expiry
 from strandline.tier.ledger import Ledger, Progress, Registry
 from strandline.tier.planning import Uncopied
-from strandline.tier.segment_files import put_segment, segment_path, verify_segment
+from strandline.tier.truncation import Truncation
 
 TARGET_BYTES: Final = 256 << 20
 LINGER: Final = 3600.0
@@ -57,6 +53,8 @@ class Round:
     expired: tuple[SegmentMetadata, ...] = ()
     swept: tuple[str, ...] = ()
     """Objects that no event knew."""
+    retired: tuple[SegmentMetadata, ...] = ()
+    """Segments of another history than the log's; what they had of that is in other segments."""
 
 
 @bound_to_process(close=("close", "release"))
@@ -101,8 +99,13 @@ class Tierer:
         self._name = slot
         self._holder = holder or f"tierer-{chance.uuid()}"
         self._target, self._linger, self._grace = target, linger, grace
-        self._clock, self._chance = clock, chance
+        self._clock = clock
+        self._copier = Copier(self._ledger, target=target, clock=clock, chance=chance)
+        self._truncation = Truncation(log, self._ledger, self._copier)
         self._slot: Slot | None = None
+        self._checked: SegmentId | None = None
+        """The segment whose last record was found to be the log's, in this round."""
+        self._began = False
         self._stop: threading.Event | None = None
         self._origin = Origin(f"The tierer of {log!r}", self)
 
@@ -113,8 +116,12 @@ class Tierer:
 
         Setting ``stop`` ends a copy before anything of it was told or stored.
 
-        ``Fenced`` if another tierer has taken over: this one is done. ``NotReady`` if the events are not known yet,
-        ``Gap`` if the log no longer has what comes next. Whatever is raised, the next round goes on from there.
+        Segments of another history than the log's, which went on in a later term, are cut first.
+
+        ``Fenced`` if another tierer has taken over: this one is done. ``NotReady`` if the events are not known yet, or
+        if the log ends before its cold tier does; ``Gap`` if the log no longer has what comes next. ``Diverged`` if the
+        cold tier is of a later term than the log, or has other records in the same term: nothing is copied then.
+        Whatever is raised, the next round goes on from there.
         """
         self._stop = stop
         slot = self._claimed()
@@ -127,12 +134,13 @@ class Tierer:
         removed = self._ledger.remove_all(planning.left_over(known), "removed")
         if self._delete_partition():
             return Round(removed=tuple(removed))
+        slot, retired = self._agreed(slot, planning.without(known, removed))
         copied = []
         while not self._stopping() and (segment := self._copy_next(slot, everything=everything)) is not None:
             copied.append(segment)
         expired = self._expiry.run()
         swept = self._ledger.sweep(self._grace) if sweep else []
-        return Round(tuple(copied), tuple(removed), tuple(expired), tuple(swept))
+        return Round(tuple(copied), tuple(removed), tuple(expired), tuple(swept), tuple(retired))
 
     def run(
         self, stop: threading.Event, *, pause: float = 10.0, on_round: Callable[[Round], None] | None = None
@@ -177,15 +185,15 @@ class Tierer:
                 deletion = self._ledger.deletion()
                 if deletion is not None and deletion.state is PartitionDeleteState.FINISHED:
                     return None
-                tiered = self._ledger.reach()
-                bounds = self._log.bounds()
-                position = bounds.first if tiered is None else min(max(tiered, bounds.first), bounds.next)
                 with contextlib.suppress(AlreadyExists):  # another was faster: then it is there
-                    self._log.create_slot(self._name, position)
+                    # Not behind what is tiered: whether that is the log's own is looked at later.
+                    self._log.create_slot(self._name, self._log.bounds().first)
             self._slot = self._log.claim_slot(self._name, self._holder)
         state = self._slot.state()
         if state.invalid is not None and state.epoch == self._slot.epoch:
-            start = planning.next_start(self._ledger.reach(), state.position, self._log.bounds(), self.partition)
+            tiered, bounds = self._ledger.reach(), self._log.bounds()
+            start = planning.next_start(tiered, state.position, bounds, self.partition)
+            start = start if tiered is None else bounds.first
             _LOGGER.warning(
                 "Slot %r was invalidated (%s) and nothing is lost yet: reset to %d.", self._name, state, start
             )
@@ -193,34 +201,96 @@ class Tierer:
             self._slot = self._log.claim_slot(self._name, self._holder)
         return self._slot
 
+    def _put_back(self, slot: Slot, position: int) -> Slot:
+        """The slot, put back if it stands higher: the log must keep from there on what segments do not have."""
+        if slot.state().position <= position:
+            return slot
+        slot.touch()  # only who holds it may
+        _LOGGER.warning(
+            "Slot %r is put back to offset %d, from where on the log went on differently.", slot.name, position
+        )
+        self._log.reset_slot(self._name, position)
+        self._slot = self._log.claim_slot(self._name, self._holder)
+        return self._slot
+
+    # --- the log's history -------------------------------------------------------------------------------------
+
+    def _agreed(self, slot: Slot, segments: Sequence[SegmentMetadata]) -> tuple[Slot, list[SegmentMetadata]]:
+        """Let the cold tier hold nothing but the log's own history; the slot, and the segments that had to go."""
+        self._checked = None
+        parting = self._truncation.parting(segments)
+        bounds = self._log.bounds()
+        if parting is None:
+            return self._put_back(slot, bounds.next), []
+        # Before anything is refused or removed: the log must keep what is in no segment of its own history.
+        slot = self._put_back(slot, max(bounds.first, min(parting, bounds.next)))
+        cuts = self._truncation.plan(segments)
+        parted = self._truncation.parted_before(cuts)
+        if parted is not None:
+            self._put_back(slot, parted)
+            raise self._truncation.diverged(parted)
+        return slot, self._truncation.cut(slot, cuts)
+
+    def truncate(self, to: int) -> list[SegmentMetadata]:
+        """Remove everything from an offset on from the cold tier: the log went on differently there, within a term.
+
+        For a log that was restored from an older copy and is to stay as it is. Returns the segments that went; what
+        they held below ``to`` stays. The log's own records are copied by the next round. ``InvalidInput``, and nothing
+        was changed, if the log does not begin before ``to``, or if the two part before.
+        """
+        slot = self._claimed()
+        if slot is None:
+            return []
+        known = self._ledger.known()
+        slot.touch()
+        segments = planning.without(known, self._ledger.remove_all(planning.left_over(known), "removed"))
+        cuts = self._truncation.plan_at(segments, to)
+        return self._truncation.cut(self._put_back(slot, to), cuts)
+
     # --- copying -----------------------------------------------------------------------------------------------
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> SegmentMetadata | None:
         began = self._clock.monotonic()
-        tiered = self._ledger.reach()
-        start = planning.next_start(tiered, slot.state().position, self._log.bounds(), self.partition)
-        if tiered is not None:
-            slot.advance(Cursor(self._log.log_id, start))  # somebody died between finishing a copy and this
-        spans = self._spans(start)
+        last, position = self._ledger.last(), slot.state().position
+        start = planning.next_start(
+            None if last is None else last.end + 1, position, self._log.bounds(), self.partition
+        )
+        cursor = Cursor(self._log.log_id, start, 0 if last is None else last.terms[-1][0])
+        spans = self._spans(cursor)  # refused if the record before is of another term
         uncopied = Uncopied(
             self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans),
-            _listed(spans[0], self._clock.now()) if spans else None,
+            listed_at(spans[0], self._clock.now()) if spans else None,
         )
         now = self._clock.now()
-        if not planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything):
+        is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
+        if last is not None and (is_due or position < start or not self._began):
+            self._check_follows(slot, last)
+            slot.advance(cursor)  # somebody may have died between finishing a copy and this
+        self._began = True
+        if not is_due:
             return None
-        encoded = self._encoded(start, spans, uncopied.size)
+        encoded = self._copier.encode(start, spans, uncopied.size, self._stopping)
         if encoded is None:
             return None
-        segment = self._copied(slot, encoded)
+        segment = self._copier.copy(slot, encoded, follows=True)
         # Only now: had the slot moved before, the log might have deleted what was in no segment yet.
         slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0]))
+        self._checked = segment.segment
         self._ledger.tell("copied", segment, self._clock.monotonic() - began)
         return segment
 
-    def _spans(self, start: int) -> list[Span]:
+    def _check_follows(self, slot: Slot, last: SegmentMetadata) -> None:
+        """Refuse a log that has another record where the cold tier ends; looked at once a round."""
+        if self._checked == last.segment:
+            return
+        parted = self._truncation.parted(last)
+        if parted is not None:
+            self._put_back(slot, parted)
+            raise self._truncation.diverged(parted)
+        self._checked = last.segment
+
+    def _spans(self, cursor: Cursor) -> list[Span]:
         """What comes next in the log, enough for a segment."""
-        cursor = self._log.start().at(start)
         found: list[Span] = []
         size = 0
         while size < self._target and len(found) < _MOST_SPANS:
@@ -231,70 +301,6 @@ class Tierer:
             size += sum(span.size for span in spans)
             cursor = behind(cursor, spans[-1])
         return found
-
-    def _encoded(self, start: int, spans: Sequence[Span], expected: int) -> EncodedSegment | None:
-        """A segment of as many of these spans as it should have; None if it was stopped."""
-        writer = SegmentWriter(start, expected=min(expected, self._target))
-        for span, batches in fetch_in_order(spans):
-            if self._stopping():
-                return None
-            size = sum(batch.nbytes for batch in batches)
-            # Compressed it may be less, and is hardly more: an event cannot tell of a larger one.
-            if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
-                break
-            term = span.term if isinstance(span, Termed) else 0
-            writer.add(batches, term=term, listed=_listed(span, self._clock.now()))
-            if writer.size >= self._target:
-                break
-        partition = self.partition
-        return writer.finish(log_id=partition.topic_id, partition=partition.partition, segment=self._chance.uuid())
-
-    def _copied(self, slot: Slot, encoded: EncodedSegment) -> SegmentMetadata:
-        facts = encoded.facts
-        segment = SegmentMetadata(
-            segment=SegmentId(self.partition, facts.segment),
-            start=facts.start,
-            end=facts.end,
-            broker=0,
-            max_timestamp=facts.max_timestamp,
-            event_timestamp=0,  # both are told by the ledger
-            terms=facts.terms,
-            size=encoded.seal.size,
-            custom_metadata=encoded.seal.encode(),
-            no_transaction_index=True,
-        )
-        try:
-            segment = self._ledger.add(segment)
-            put_segment(self._ledger.store, segment_path(segment.segment, segment.start), encoded)
-            verify_segment(self._ledger.store, segment)
-            # After the add is visible and before it is finished: whoever takes over from here on sees the copy.
-            slot.touch()
-            planning.check_follows(self._ledger.reach(), segment)
-            return self._ledger.went_on(segment, SegmentState.COPY_FINISHED)
-        except StrandlineError as error:
-            finished = self._given_up(segment, error)
-            if finished is not None:
-                return finished
-            if not error.retryable:
-                slot.touch()  # if somebody has taken over, that is why it failed, and what is said
-            raise
-
-    def _given_up(self, segment: SegmentMetadata, why: StrandlineError) -> SegmentMetadata | None:
-        """Take back a copy that failed; the segment if it turns out to be finished, only its answer having been lost.
-
-        What cannot be taken back now is left over, for the next round.
-        """
-        try:
-            known = self._ledger.get(segment.segment)
-            if known is not None and known.state is SegmentState.COPY_FINISHED:
-                return known
-            if known is not None:
-                self._ledger.remove(known)
-            else:  # it may not have been told of; its object is not there then
-                self._ledger.forget_object(segment)
-        except StrandlineError as error:
-            _LOGGER.warning("Segment %s failed (%s) and is removed later: %s", segment.segment, why, error)
-        return None
 
     # --- deleting the partition --------------------------------------------------------------------------------
 
@@ -317,13 +323,3 @@ class Tierer:
         with contextlib.suppress(NotFound):
             self._log.drop_slot(self._name)
         return True
-
-
-def _listed(span: Span, now: int) -> int:
-    """When a span's batch was listed, in microseconds; a log that does not tell lists it now."""
-    if isinstance(span, ObjectSpan):
-        return span.entry.listed
-    if isinstance(span, WalSpan):
-        # Such a log counts milliseconds, and seeks by them: all of its last one is not later than itself.
-        return span.frame.timestamp * 1000 + 999
-    return now

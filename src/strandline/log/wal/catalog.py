@@ -166,8 +166,13 @@ class Catalog:
     # --- by term and by time -----------------------------------------------------------------------------------
 
     def term_before(self, first: int) -> int | None:
-        """The term of the record before an offset at which a file begins; None if none does, or nobody knows."""
-        return self._lead(first).term or None if first in self.firsts else None
+        """The term of the record before an offset, which may be forgotten already; None if nobody knows it.
+
+        Where a file begins, it tells that; within a file, the record itself is still there.
+        """
+        if first in self.firsts:
+            return self._lead(first).term or None
+        return next(self.frames(first - 1, first)).term
 
     def end_of_term(self, term: int, start: int, end: int) -> int:
         """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""

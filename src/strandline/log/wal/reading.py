@@ -127,7 +127,7 @@ class WalReading(ABC):
     def term_at(self, offset: int) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
 
-        That of the last one before the log's start is known, too, if a file begins there.
+        That of the last one before the log's start is known, too, unless it is of term 0.
         """
 
         def look(view: View) -> int | None:
