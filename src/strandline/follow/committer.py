@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.follow.sink import RestorableSink, Sink
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import READING, SLOTS, Log, Slot, require
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, StrandlineError
 from strandline.model.records import READ_SCHEMA
@@ -28,6 +28,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     A newcomer's sink is created, and a new slot claimed, with the first range that is stored; if there is nothing to
     store yet, at once, so that its start is remembered.
     """
+    require(log, "followed", *READING, *(() if slot is None else SLOTS))
     cursor = _resumed(log, sink, repair=repair)
     is_new = cursor is None
     if cursor is None:

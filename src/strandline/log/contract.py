@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 from uuid import UUID
 
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.errors import Unsupported
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.slots import SlotState
@@ -143,3 +144,20 @@ class Log(Protocol):
 
     def floor(self) -> int | None:
         """The lowest position that a valid slot, or one being created, still needs; None without any."""
+
+
+READING: Final = ("bounds", "end", "plan", "position_of", "wait")
+SLOTS: Final = ("claim_slot", "create_slot", "drop_slot", "floor", "reset_slot", "slots")
+
+
+def require(log: object, what: str, *calls: str) -> None:
+    """Refuse something that is no log, or not enough of one, before anything is begun with it.
+
+    ``Unsupported`` unless it has all of these calls; ``what`` cannot be done with it then.
+    """
+    missing = [name for name in calls if not callable(getattr(log, name, None))]
+    if missing:
+        raise Unsupported(
+            f"A {type(log).__name__} cannot be {what}: it has no {', '.join(missing)}. Use a log that strandline.open "
+            "gives, the log of a WriteAheadLog (wal.log), or what the reading() of a node gives where that is enough."
+        )

@@ -20,6 +20,10 @@ class InvalidInput(StrandlineError, ValueError):
     """The caller passed something that can never work; nothing was changed."""
 
 
+class Unsupported(InvalidInput):
+    """This kind of log cannot do what was asked of it, or not yet; nothing was changed."""
+
+
 class MissingExtra(StrandlineError, ImportError):
     """An optional part is not installed; the message names the extra to install."""
 

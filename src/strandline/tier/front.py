@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from strandline.log.object.log import ObjectLog
 from strandline.log.v1.front import open_any
 from strandline.log.v1.log import QueueLog
+from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.reading import WalReading
@@ -23,10 +24,13 @@ from strandline.storage.urls import open_store
 from strandline.tier.cold import PARTITIONS, ColdCell, open_events
 from strandline.tier.manager import MetadataManager
 from strandline.tier.reading import ColdReader
+from strandline.tier.tierable import check_tierable, hot_log
 from strandline.tier.tiered import TieredLog
 from strandline.tier.tierer import Tierer
 
 H = TypeVar("H", ObjectLog, WalLog, WalReader)
+Tierable = ObjectLog | WalReading | WriteAheadLog | TieredLog
+"""What can be given where a log is meant that has a cold tier, or gets one."""
 
 
 @overload
@@ -83,7 +87,10 @@ def tiered(
 
     ``options`` are for stores, ``events_options`` for Kafka's client. What it opens later, closing it closes; the log
     itself stays open. A :class:`~strandline.log.wal.reader.WalReader` can be read so, and has no slots to change.
+    ``Unsupported`` for what cannot have a cold tier.
     """
+    if isinstance(log, TieredLog):
+        return log
     cell = cold_cell(log, options=options, clock=clock)
     cold = cell.look()
     if cold is None:
@@ -94,11 +101,11 @@ def tiered(
         manager = opened.enter_context(events)
         return ColdReader(manager, open_store(cold.store, options), partition_of(cold))
 
-    return TieredLog(log, cell, reader)
+    return TieredLog(hot_log(log), cell, reader)
 
 
 def attach(
-    log: ObjectLog | WalReading,
+    log: Tierable,
     store: str | None = None,
     events: str | None = None,
     *,
@@ -112,7 +119,8 @@ def attach(
 
     ``store`` is an address of an object store, by default ``cold`` beside the log's own objects; ``events`` one of a
     topic, by default ``events`` in that store, or ``kafka://host:port/topic``. Nothing is copied yet. Again with the
-    same changes nothing; ``AlreadyExists`` if the log has one elsewhere.
+    same changes nothing; ``AlreadyExists`` if the log has one elsewhere, ``Unsupported`` if it is of a kind that cannot
+    have one.
     """
     home = home_of(log)
     if store is None:
@@ -121,20 +129,19 @@ def attach(
         events = f"{store.rstrip('/')}/events"
     if "://" not in store or "://" not in events:
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
-    cold = ColdTier(log.log_id, store, events, partitions, name)
+    cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
     open_events(cold, create=True, options=options, events_options=events_options, clock=clock).close()
     return cold_cell(log, options=options, clock=clock).attach(store, events, partitions=partitions, name=name)
 
 
-def cold_cell(
-    log: ObjectLog | WalReading, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK
-) -> ColdCell:
+def cold_cell(log: Tierable, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK) -> ColdCell:
     """Where it is written down what cold tier a log has."""
-    place = log.store if isinstance(log, ObjectLog) else open_store(home_of(log), options)
-    return ColdCell(place, log.log_id, clock=clock)
+    hot = hot_log(log)
+    place = hot.store if isinstance(hot, ObjectLog) else open_store(home_of(hot), options)
+    return ColdCell(place, hot.log_id, clock=clock)
 
 
-def cold_tier(log: ObjectLog | WalReading, *, options: Mapping[str, str] | None = None) -> ColdTier:
+def cold_tier(log: Tierable, *, options: Mapping[str, str] | None = None) -> ColdTier:
     """The log's cold tier; ``NotFound`` if it has none."""
     found = cold_cell(log, options=options).look()
     if found is None:
@@ -168,7 +175,7 @@ def follow_events(
 
 @contextlib.contextmanager
 def tiering(
-    log: ObjectLog | WalLog,
+    log: Tierable,
     *,
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
@@ -176,15 +183,21 @@ def tiering(
     clock: Clock = CLOCK,
     **settings: Any,
 ) -> Iterator[Tierer]:
-    """The tierer of a log that has a cold tier, within the block; ``settings`` are those of a :class:`Tierer`."""
+    """The tierer of a log that has a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
+
+    ``Unsupported`` for what cannot have a cold tier, ``NotFound`` for what has none.
+    """
+    hot = hot_log(log)
+    check_tierable(hot)
     cell = cold_cell(log, options=options, clock=clock)
     cold = cold_tier(log, options=options)
     events = follow_events(cold, options=options, events_options=events_options, snapshot_dir=snapshot_dir, clock=clock)
     with events as manager:
         store = open_store(cold.store, options)
-        yield Tierer(log, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
+        yield Tierer(hot, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
 
 
-def home_of(log: ObjectLog | WalReading) -> str:
+def home_of(log: Tierable) -> str:
     """The address of what the log itself is in."""
-    return log.url if isinstance(log, ObjectLog) else Path(log.folder).absolute().as_uri()
+    hot = hot_log(log)
+    return hot.url if isinstance(hot, ObjectLog) else Path(hot.folder).absolute().as_uri()

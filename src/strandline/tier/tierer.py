@@ -30,6 +30,7 @@ from strandline.tier.copying import Copier, listed_at
 from strandline.tier.expiry import Announced, Expiry
 from strandline.tier.ledger import Ledger, Progress, Registry
 from strandline.tier.planning import Uncopied
+from strandline.tier.tierable import check_tierable
 from strandline.tier.truncation import Truncation
 
 TARGET_BYTES: Final = 256 << 20
@@ -91,6 +92,7 @@ class Tierer:
             raise InvalidInput(f"Segments of {target} bytes cannot be made: use 1 to {1 << 30}.")
         if min(linger, grace) < 0:
             raise InvalidInput("Neither the time that records wait nor the grace of objects can be negative.")
+        check_tierable(log)
         self.partition = TopicPartition(name, log.log_id, partition)
         self._log = log
         self._ledger = Ledger(registry, store, self.partition, broker=broker, on_progress=on_progress, clock=clock)

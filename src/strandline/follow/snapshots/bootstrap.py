@@ -12,7 +12,7 @@ from strandline.follow.snapshots.artifacts import Artifacts
 from strandline.follow.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.follow.snapshots.staging import check_free, scratch_folder
 from strandline.follow.store import Standing
-from strandline.log.contract import Log
+from strandline.log.contract import READING, SLOTS, Log, require
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import (
     AlreadyExists,
@@ -80,6 +80,8 @@ def bootstrap(
     """
     if slot is not None and log is None:
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
+    if log is not None:
+        require(log, "followed", *READING, *(() if slot is None else SLOTS))
     there = _is_there(dest, disk)
     if there and not replace:
         store = _usable(dest, into, log, slot, options)

@@ -1,0 +1,120 @@
+"""Doors of the cold tier that are given something that cannot have one: refused with one sentence, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.log.topic.memory import MemoryTopic
+from strandline.log.wal.log import WalLog
+from strandline.model.cold import COLD_FILE
+from strandline.model.errors import InvalidInput, NotFound, Unsupported
+from strandline.testing.plain import PlainStore
+from strandline.testing.sinks import MemorySink
+from strandline.tier.front import cold_tier
+from strandline.tier.manager import MetadataManager
+
+
+def enter(log: Any) -> None:
+    with sl.tiering(log):
+        pytest.fail("It was tiered.")
+
+
+def tierer(log: Any) -> object:
+    with MetadataManager.start(MemoryTopic(1), background=False) as manager:
+        return sl.Tierer(log, manager, PlainStore())
+
+
+DOORS: dict[str, Callable[[Any], object]] = {
+    "attach": sl.attach,
+    "tiering": enter,
+    "tiered": sl.tiered,
+    "Tierer": tierer,
+    "cold_tier": cold_tier,
+}
+
+
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest) -> Callable[[Any], object]:
+    return DOORS[request.param]
+
+
+@pytest.fixture(scope="module")
+def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.Primary]:
+    with sl.Primary.open(tmp_path_factory.mktemp("node") / "orders") as opened:
+        opened.append_values([b"order 1 is new"])
+        yield opened
+
+
+def test_a_primary_s_inner_log_cannot_have_a_cold_tier_yet(door: Callable[[Any], object], primary: sl.Primary) -> None:
+    log = primary.running.node.primary.log
+    with pytest.raises(Unsupported, match=r"belongs to the node in .*cannot have a cold tier yet: only object logs"):
+        door(log)
+    assert not (Path(log.folder) / COLD_FILE).exists()
+
+
+def test_the_folder_of_a_node_s_log_cannot_have_a_cold_tier_either(primary: sl.Primary) -> None:
+    reader = sl.WalReader(primary.running.node.primary.log.folder)
+    for opened in (sl.attach, sl.tiered, cold_tier):
+        with pytest.raises(Unsupported, match="belongs to the node"):
+            opened(reader)
+
+
+def test_a_log_over_the_network_and_what_is_no_log_cannot_have_a_cold_tier(
+    door: Callable[[Any], object], primary: sl.Primary
+) -> None:
+    with sl.RemoteLog(primary.url) as remote:
+        for log in (remote, primary, primary.reading(), "s3://bucket/orders", None):
+            with pytest.raises(Unsupported, match=rf"^A {type(log).__name__} cannot (have a cold tier|be tiered): "):
+                door(log)
+
+
+def test_what_is_refused_is_invalid_input_to_those_who_catch_that() -> None:
+    assert issubclass(Unsupported, InvalidInput)
+    assert not Unsupported.retryable
+
+
+def test_a_folder_that_only_looks_like_a_node_s_is_tiered(tmp_path: Path) -> None:
+    with WalLog.open(str(tmp_path / "data-00000001")) as log:
+        sl.attach(log)
+        with sl.tiering(log) as tierer:
+            tierer.run_once(everything=True)
+
+
+def test_a_log_in_two_tiers_and_a_write_ahead_log_s_face_mean_the_log_itself(tmp_path: Path) -> None:
+    sl.attach(sl.open(str(tmp_path / "objects"), create=True))
+    both = sl.open(str(tmp_path / "objects"))
+    assert isinstance(both, sl.TieredLog)
+    assert sl.attach(both) == cold_tier(both)
+    assert sl.tiered(both) is both  # type: ignore[type-var]
+    with both, sl.tiering(both) as tierer:
+        tierer.run_once(everything=True)
+    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        with pytest.raises(NotFound, match="has no cold tier"):
+            cold_tier(wal)
+        sl.attach(wal)
+        wal.append(b"order 1 is new")
+        with sl.tiering(wal) as tierer:
+            assert len(tierer.run_once(everything=True).copied) == 1
+
+
+def test_a_reader_of_a_write_ahead_log_is_not_tiered_and_says_who_tiers_it(tmp_path: Path) -> None:
+    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        sl.attach(wal)
+        with pytest.raises(Unsupported, match=r"was opened for reading.*the process that writes the log tiers it"):
+            enter(sl.WalReader(str(tmp_path / "wal")))
+
+
+def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(primary: sl.Primary) -> None:
+    with pytest.raises(Unsupported, match=r"^A Primary cannot be followed: it has no bounds, end, plan"):
+        sl.follow(primary, MemorySink(), until="end")  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match=r"^A Primary cannot be followed"):
+        sl.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=primary)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="it has no claim_slot"):
+        sl.follow(primary.reading(), MemorySink(), "billing", until="end")  # type: ignore[arg-type]
+    sink = MemorySink()
+    assert sl.follow(primary.reading(), sink, until="end").next == 1  # type: ignore[arg-type]
