@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from strandline.formats.segment_writer import SegmentWriter
 from strandline.log.findings import Severity
 from strandline.log.object.log import open_log
 from strandline.log.wal.face import WriteAheadLog
+from strandline.log.wal.rewind import rewind
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
 from strandline.model.records import READ_SCHEMA, Op, record_batch
@@ -583,6 +585,50 @@ def test_a_folder_is_told_from_an_address(folder: Path, log: str) -> None:
     assert wal_folder(log) is wal_folder(f"{log}-absent") is wal_folder("s3://bucket/log") is None
     (folder / "log.json").write_bytes(b"{")
     assert wal_folder(str(folder)) == str(folder)
+
+
+def test_a_restored_log_is_refused_with_the_command_that_truncates_its_cold_tier(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    assert run("tier", "attach", folder, "--store", f"{tmp_path.as_uri()}/cold").exit_code == 0
+    assert run("tier", "run", folder, "--all").exit_code == 0
+    shutil.copytree(folder, tmp_path / "backup")
+    for payload in (b"was lost", b"came instead"):
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup", folder)
+        with WriteAheadLog.open(folder, background=False) as wal:
+            wal.append(payload)
+        done = run("tier", "run", folder, "--all")
+    one_sentence(done, 1, "another record at offset 200", "'strandline tier truncate --to 200'")
+    one_sentence(run("tier", "truncate", folder, "--to", 200), 1, "repeat it with --yes", "Nothing was changed")
+    one_sentence(run("tier", "truncate", folder, "--to", 300, "--yes"), 1, "the log itself has 0 up to 201")
+    cut = fields(run, "tier", "truncate", folder, "--to", 200, "--yes")
+    assert [(segment["start"], segment["end"]) for segment in cut["retired"]] == [(200, 200)]
+    assert "(1 record, " in run("tier", "run", folder, "--all").stdout
+    assert "nothing cut or removed" in run("tier", "truncate", folder, "--to", 201, "--yes").stdout
+
+
+def test_a_log_that_was_rewound_says_what_became_of_the_segments_of_its_old_end(run: Run, folder: Path) -> None:
+    assert run("tier", "attach", folder).exit_code == 0
+    assert run("tier", "run", folder, "--all").exit_code == 0
+    rewind(str(folder), 150, quarantine=str(folder.parent / "aside"))
+    with WriteAheadLog.open(folder, background=False) as wal:
+        wal.append(b"of a new term", term=7)
+    done = fields(run, "tier", "run", folder, "--all")
+    assert [(segment["start"], segment["end"]) for segment in done["retired"]] == [(0, 199)]
+    assert [(segment["start"], segment["end"]) for segment in done["copied"]] == [(150, 150)]
+    assert run("segments", "verify", folder).exit_code == 0
+
+
+def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run, tmp_path: Path) -> None:
+    with sl.Primary.open(tmp_path / "node") as primary:
+        primary.append_values([b"order 1 is new"])
+        folder = primary.running.node.primary.log.folder
+    for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--to", 0, "--yes")):
+        done = run("tier", command[0], folder, *command[1:])
+        one_sentence(done, 1, "belongs to the node in", "cannot have a cold tier yet")
+    for command in ("list", "map", "verify"):
+        one_sentence(run("segments", command, folder), 1, "belongs to the node in")
 
 
 # --- other commands, on a log whose older records are only in segments -------------------------------------------

@@ -7,7 +7,7 @@ import typer
 from strandline.cli.tier.attach import attach
 from strandline.cli.tier.listing import list_
 from strandline.cli.tier.picture import map_
-from strandline.cli.tier.run import run, serve
+from strandline.cli.tier.run import run, serve, truncate
 from strandline.cli.tier.status import status
 from strandline.cli.tier.verify import verify
 
@@ -21,6 +21,7 @@ tier.command()(attach)
 tier.command()(run)
 tier.command()(serve)
 tier.command()(status)
+tier.command()(truncate)
 
 segments = typer.Typer(
     no_args_is_help=True,

@@ -16,6 +16,7 @@ from strandline.cli.frame import (
     INTERRUPTED,
     Debug,
     Json,
+    confirm,
     guarded,
     length_of_time,
     log_to_stderr,
@@ -143,6 +144,8 @@ def _summary(done: Round, left: Left, seconds: float, *, stopped: bool) -> str:
     said = [("stopped: " if stopped else "") + f"{_counted(done.copied)} copied in {show.seconds(seconds)}"]
     if done.expired:
         said.append(f"{_counted(done.expired)} expired")
+    if done.retired:
+        said.append(f"{show.counted(len(done.retired), 'segment')} of another history than the log's cut or removed")
     if done.removed:
         said.append(f"{show.counted(len(done.removed), 'segment')} left over and removed")
     if done.swept:
@@ -167,21 +170,53 @@ def _records(segments: Iterable[SegmentMetadata]) -> int:
 
 
 def _fields(done: Round, left: Left, seconds: float) -> dict[str, Any]:
-    def each(segments: Iterable[SegmentMetadata]) -> list[dict[str, Any]]:
-        return [
-            {"id": str(segment.segment.id), "start": segment.start, "end": segment.end, "size": segment.size}
-            for segment in segments
-        ]
-
     return {
-        "copied": each(done.copied),
-        "removed": each(done.removed),
-        "expired": each(done.expired),
+        "copied": _each(done.copied),
+        "removed": _each(done.removed),
+        "expired": _each(done.expired),
         "swept": list(done.swept),
+        "retired": _each(done.retired),
         "records_left": left.records,
         "bytes_left": left.bytes,
         "seconds": round(seconds, 3),
     }
+
+
+def _each(segments: Iterable[SegmentMetadata]) -> list[dict[str, Any]]:
+    return [
+        {"id": str(segment.segment.id), "start": segment.start, "end": segment.end, "size": segment.size}
+        for segment in segments
+    ]
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------
+
+
+@guarded
+def truncate(
+    log: Place,
+    *,
+    to: Annotated[int, typer.Option(min=0, help="The first offset that is removed from the cold tier.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Remove everything from an offset on from the cold tier, for good: the log itself went on differently there.
+
+    For a log that was restored from an older copy, has accepted other records since, and is to stay as it is: 'tier
+    run' refuses such a log, and names the offset. The log's own records are copied by the next run. Nothing below the
+    offset is removed, and nothing at all if the log itself does not go on from there.
+    """
+    question = f"Remove everything from offset {to:,} on from the cold tier of {log}, for good?"
+    confirm(question, yes=yes)
+    with _fenced(debug=debug), open_to_tier(log) as opened:
+        with tiering(opened) as tierer:
+            gone = tierer.truncate(to)
+        if json:
+            url, cold = home_of(opened), cold_tier(opened)
+            show.document({"url": url, "store": cold.store, "to": to, "retired": _each(gone)})
+        else:
+            print(f"{_counted(gone)} cut or removed; the cold tier ends at {to:,} or before.", flush=True)
 
 
 # --- as a service ----------------------------------------------------------------------------------------------
@@ -235,11 +270,12 @@ def _log_step(step: Progress) -> None:
 
 
 def _log_round(done: Round) -> None:
-    if done.copied or done.expired or done.removed or done.swept:
+    if done.copied or done.expired or done.removed or done.swept or done.retired:
         taken = sum(segment.size for segment in done.copied)
         _LOGGER.info(
-            "Round: %d copied (%s), %d expired, %d left over and removed, %d swept.",
+            "Round: %d copied (%s), %d expired, %d left over and removed, %d swept, %d of another history retired.",
             len(done.copied), show.size(taken), len(done.expired), len(done.removed), len(done.swept),
+            len(done.retired),
         )  # fmt: skip
 
 
