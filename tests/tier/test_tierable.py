@@ -109,6 +109,16 @@ def test_a_reader_of_a_write_ahead_log_is_not_tiered_and_says_who_tiers_it(tmp_p
             enter(sl.WalReader(str(tmp_path / "wal")))
 
 
+def test_a_node_does_not_take_over_a_log_that_has_a_cold_tier(tmp_path: Path) -> None:
+    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        wal.append(b"order 1 is new")
+        sl.attach(wal)
+    with pytest.raises(Unsupported, match=r"has a cold tier \(cold.json\), which the log of a primary"):
+        sl.Primary.open(tmp_path / "node", take_over=tmp_path / "wal")
+    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        assert wal.current == 1
+
+
 def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(primary: sl.Primary) -> None:
     with pytest.raises(Unsupported, match=r"^A Primary cannot be followed: it has no bounds, end, plan"):
         sl.follow(primary, MemorySink(), until="end")  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.migrate import folder_of
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.snapshot import fill
-from strandline.model.errors import InvalidInput, NotReady, StorageError
+from strandline.model.cold import COLD_FILE
+from strandline.model.errors import InvalidInput, NotReady, StorageError, Unsupported
 from strandline.model.snapshot import Snapshot
 from strandline.node.candidacy import Candidacy
 from strandline.node.contract import Report, Upstream
@@ -22,6 +23,7 @@ from strandline.node.options import NodeOptions
 from strandline.node.primary import PrimaryRole
 from strandline.node.replica import ReplicaRole
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.files import exists
 from strandline.storage.lease import Lease
 
 _LOGGER = logging.getLogger(__name__)
@@ -219,10 +221,16 @@ def take_over_log(home: Home, source: str, lease: Lease | None, *, clock: Clock,
     """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
 
     The log keeps its identity, so that cursors of it stay valid, and the original stays as it is. After a crash the
-    node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing.
+    node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing,
+    ``Unsupported`` if it has a cold tier.
     """
     _refuse_second(home, lease)
     folder = folder_of(source, migrate=False, disk=home.disk, clock=clock, chance=chance)
+    if exists(f"{folder}/{COLD_FILE}", disk=home.disk):
+        raise Unsupported(
+            f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which the log of a primary and its "
+            "replicas cannot have yet: what only segments have would be out of reach. Nothing was changed."
+        )
     generation = home.next_generation()
     copy = home.data(generation)
     with WalLog.open(folder, create=False, background=False, disk=home.disk, clock=clock, chance=chance) as log:
