@@ -198,3 +198,20 @@ def test_a_cursor_survives_as_text_with_its_fingerprint() -> None:
         assert Cursor.parse(str(cursor)) == cursor
         assert Cursor.parse(str(cursor)).fingerprint == fingerprint
         assert replace(cursor, fingerprint=None) == cursor
+
+
+def test_a_table_that_followed_the_other_history_has_diverged_also_after_a_restart(tmp_path: Path) -> None:
+    folder, table = str(tmp_path / "log"), str(tmp_path / "table")
+    log = object_log(folder)
+    put(log, b"a", b"b")
+    shutil.copytree(folder, tmp_path / "backup")
+    put(log, b"c")
+    cursor = follow(log, sl.DeltaSink(table), until="end")
+    shutil.rmtree(folder)
+    shutil.move(tmp_path / "backup", folder)
+    put(object_log(folder), b"x")
+    put(object_log(folder), b"y")
+    sink = sl.DeltaSink(table)
+    with pytest.raises(Diverged, match="restored from a copy"):
+        follow(object_log(folder), sink, until="end")
+    assert sink.cursor(log.log_id) == cursor
