@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import weakref
@@ -17,7 +19,14 @@ from strandline.log.queue.gauges import Gauges
 from strandline.log.queue.places import DEFAULT_SLOT, Format, Place, queue_at
 from strandline.log.queue.progress import Progress, Step
 from strandline.model.cursor import Start
-from strandline.model.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, TooManyDeadLetters
+from strandline.model.errors import (
+    ConsumerClosed,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    StrandlineError,
+    TooManyDeadLetters,
+)
 from strandline.model.queue import Descriptor
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.process import Origin, bound_to_process, call_in_child
@@ -30,7 +39,7 @@ _LOOKED_UP: Final = 64
 OnPoison = Literal["raise", "dead-letter"]
 
 
-@bound_to_process()
+@bound_to_process(own=("next_batch",))
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 
@@ -43,7 +52,8 @@ class Consumer:
     behind what was acknowledged durably: nothing that was not is skipped, nothing that was comes again.
 
     Safe in threads: reading is one at a time, acknowledging too, and neither waits for the other. To read in parallel
-    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`.
+    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. In asyncio: ``async with``, ``async
+    for batch in consumer``, or ``await consumer.next_batch_async()``, which may be cancelled at any time.
 
     >>> import strandline as sl
     >>> log = sl.open("memory://doctest-consumer", create=True)
@@ -137,6 +147,8 @@ class Consumer:
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
         self._closed = False
+        with contextlib.suppress(StrandlineError):  # the first call that needs it says so
+            self._look(0)  # how much there is to do is known from the beginning
         self._collector: Collector | None = None
         if collect_every is not None:
             # Where many consume one log, the first of them to wake up does it for all.
@@ -155,18 +167,61 @@ class Consumer:
         """The next batch behind the read cursor, or None if there is none now.
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
+        In asyncio use :meth:`next_batch_async`: what a cancelled ``to_thread(consumer.next_batch)`` had taken, nobody
+        has.
         """
-        with self._reading:
-            while found := self._look(1):
-                (descriptor,) = found
-                try:
-                    batch = self.fetch_descriptor(descriptor)
-                except (CorruptData, NotFound) as error:
-                    self._set_poison_aside(descriptor, error)
-                else:
-                    self._hand_out(found)
+        self._origin.check()
+        batch = None
+        try:
+            with self._reading:
+                batch = self._fetch_next()
+                if batch is not None:
+                    self._hand_out([batch.descriptor])
+                return batch
+        except BaseException:
+            if batch is not None:  # interrupted before the caller had it: it must not be acknowledged unseen
+                self._take_back(batch.descriptor)
+            raise
+
+    async def next_batch_async(self) -> ConsumedBatch | None:
+        """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
+
+        The batch is read in another thread, and handed out only when the caller is given it.
+        """
+        while (batch := await asyncio.to_thread(self._peek)) is not None:
+            with self._state:
+                if batch.sequence == self._progress.read:  # else another call was faster
+                    self._progress.hand_out([batch.descriptor])
                     return batch
         return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ConsumedBatch:
+        batch = await self.next_batch_async()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    def _peek(self) -> ConsumedBatch | None:
+        self._origin.check()
+        with self._reading:
+            return self._fetch_next()
+
+    def _fetch_next(self) -> ConsumedBatch | None:
+        """Read the batch behind the read cursor, which stays; what cannot be read is set aside or raised."""
+        while found := self._look(1):
+            (descriptor,) = found
+            try:
+                return self.fetch_descriptor(descriptor)
+            except (CorruptData, NotFound) as error:
+                self._set_poison_aside(descriptor, error)
+        return None
+
+    def _take_back(self, descriptor: Descriptor) -> None:
+        with self._reading, self._state:
+            self._progress.take_back(descriptor)
 
     def next_descriptors(self, max: int) -> list[Descriptor]:  # noqa: A002 - its public name
         """Up to ``max`` consecutive descriptors behind the read cursor, which moves past them; no data is read.
@@ -180,9 +235,9 @@ class Consumer:
             return []
         with self._reading:
             found = self._look(max)
+            self._gauges.handed_out(len(found))
             self._hand_out(found)
-        self._gauges.handed_out(len(found))
-        return found
+            return found
 
     def descriptors_between(self, first: int, last: int) -> list[Descriptor]:
         """The listed batches ``first`` through ``last``, to read them again; moves nothing.
@@ -229,9 +284,10 @@ class Consumer:
                         self._set_poison_aside(piece.descriptor, piece.poison)
                         continue
                     self._check_open()
-                    self._hand_out([piece.descriptor])
-                self._gauges.fetched(piece.descriptor, self._clock.now())
-                yield ConsumedBatch(piece.descriptor, tuple(pages))
+                    self._gauges.fetched(piece.descriptor, self._clock.now())
+                    batch = ConsumedBatch(piece.descriptor, tuple(pages))
+                    self._hand_out([piece.descriptor])  # last: what was handed out is also given
+                yield batch
 
     def _pieces(self) -> Iterator[Piece]:
         since = self._read
@@ -375,6 +431,14 @@ class Consumer:
             if error is None:
                 raise
             _LOGGER.warning("%r could not be closed after another failure: %s", self, failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -71,6 +71,12 @@ class Progress:
             self._handed_out[descriptor.sequence] = descriptor
         self.read += len(descriptors)
 
+    def take_back(self, descriptor: Descriptor) -> None:
+        """Hand out again what was handed out last and did not reach its reader; nothing changes if it was not."""
+        if descriptor.sequence == self.read - 1 >= self.acknowledged and descriptor.sequence not in self._aside:
+            self.read -= 1
+            del self._handed_out[self.read]
+
     def check_aside(self, descriptor: Descriptor) -> None:
         """Refuse to set aside what was acknowledged already, or is further than the next one to be handed out."""
         if not self.acknowledged <= descriptor.sequence <= self.read:

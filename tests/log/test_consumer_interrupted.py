@@ -1,0 +1,125 @@
+"""A consumer that is interrupted or cancelled: what did not reach its caller comes again, and is never acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.log.queue import consumer as module
+from strandline.log.queue import progress
+from strandline.log.v1.log import open_queue
+from strandline.model.errors import OutOfOrderAck
+
+
+@pytest.fixture(params=["own", "v1"])
+def log(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    log = sl.open(str(tmp_path / "log"), create=True) if request.param == "own" else open_queue(str(tmp_path / "queue"))
+    with log.producer() as producer:
+        for entry in (b"a", b"b", b"c"):
+            producer.produce([entry])
+            producer.flush()
+    return log
+
+
+class Interrupting:
+    """Raises ``KeyboardInterrupt`` where the so-manieth of the consumer's own inner calls begins or has ended.
+
+    Signals come between calls, too, but never between the end of a ``with`` block and what that calls.
+    """
+
+    def __init__(self, moments: int) -> None:
+        self.left = moments
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Interrupting | None:
+        code = frame.f_code
+        if code.co_filename not in (module.__file__, progress.__file__) or code.co_name == "next_batch":
+            return None
+        if event in ("call", "return"):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(consumer: sl.Consumer, moments: int) -> Any:
+    """What a call of ``next_batch`` returns if it is interrupted there; ``KeyboardInterrupt`` if it was."""
+    before = sys.gettrace()
+    sys.settrace(Interrupting(moments))
+    try:
+        return consumer.next_batch()
+    except KeyboardInterrupt:
+        return KeyboardInterrupt
+    finally:
+        sys.settrace(before)
+
+
+def test_a_batch_whose_call_was_interrupted_anywhere_comes_again_and_is_not_acknowledged(log: Any) -> None:
+    with sl.Consumer(log, collect_every=None) as consumer:
+        first = consumer.next_to_read
+        moments = interruptions = 0
+        while True:
+            moments += 1
+            batch = interrupted(consumer, moments)
+            if batch is not KeyboardInterrupt:
+                break
+            interruptions += 1
+            assert consumer.next_to_read == first
+            with pytest.raises(OutOfOrderAck):
+                consumer.ack_through(first)
+        assert interruptions > 10
+        assert (batch.sequence, batch.entries) == (first, [b"a"])
+        consumer.ack(batch.sequence)
+        assert [batch.entries for batch in consumer.batches()] == [[b"b"], [b"c"]]
+
+
+def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    fetch = sl.Consumer.fetch_descriptor
+
+    def slow(self: sl.Consumer, descriptor: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return fetch(self, descriptor)
+
+    async def run() -> list[list[bytes]]:
+        async with sl.Consumer(log, collect_every=None) as consumer:
+            first = consumer.next_to_read
+            call = asyncio.create_task(consumer.next_batch_async())
+            await asyncio.to_thread(begun.wait, 60)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            goes_on.set()
+            with pytest.raises(OutOfOrderAck):
+                consumer.ack_through(first)
+            given = []
+            async for batch in consumer:
+                given.append(batch.entries)
+                consumer.ack(batch.sequence)
+            return given
+
+    monkeypatch.setattr(sl.Consumer, "fetch_descriptor", slow)
+    assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
+    with sl.Consumer(log) as again:
+        assert again.next_batch() is None
+
+
+def test_tasks_that_take_at_the_same_time_share_the_batches(log: Any) -> None:
+    async def run() -> list[list[bytes]]:
+        async with sl.Consumer(log) as consumer:
+            taken = await asyncio.gather(*(consumer.next_batch_async() for _ in range(5)))
+            return sorted(batch.entries for batch in taken if batch is not None)
+
+    assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_how_many_batches_wait_is_known_right_after_opening(log: Any) -> None:
+    with sl.Consumer(log) as consumer:
+        assert len(consumer) == 3
