@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
@@ -32,8 +33,8 @@ _LEVEL = struct.Struct("<B")
 _CUT = struct.Struct("<QQ")
 
 
-def encode_head(state: Stamped[Head]) -> bytes:
-    """The whole head, with its stamp and a checksum over everything before it."""
+def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> bytes:
+    """The whole head, with its stamp and a checksum over everything before it; ``tail`` are its packed entries."""
     head = state.value
     parts = [
         _PREAMBLE.pack(HEAD_MAGIC, VERSION),
@@ -55,7 +56,7 @@ def encode_head(state: Stamped[Head]) -> bytes:
         pack_count(len(state.recent)),
         *(op.bytes for op in state.recent),
         pack_count(len(head.tail)),
-        *map(_pack_entry, head.tail),
+        *(map(_pack_entry, head.tail) if tail is None else tail),
         pack_count(len(head.levels)),
     ]
     for level in head.levels:
@@ -176,11 +177,24 @@ def decode_cut(data: bytes | memoryview, where: str) -> Cut:
 
 
 class HeadCodec:
-    """The head as a cell's content."""
+    """The head as a cell's content.
+
+    The packed entries are kept: the next head has nearly the same ones, each with up to a thousand ranges of metadata.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was encoded yet."""
+        self._packed: dict[int, tuple[Entry, bytes]] = {}
 
     def encode(self, state: Stamped[Head]) -> bytes:
         """The bytes of a state."""
-        return encode_head(state)
+        known = self._packed
+        packed: dict[int, tuple[Entry, bytes]] = {}
+        for entry in state.value.tail:
+            found = known.get(entry.sequence)
+            packed[entry.sequence] = found if found and found[0] is entry else (entry, _pack_entry(entry))
+        self._packed = packed
+        return encode_head(state, [data for _, data in packed.values()])
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[Head]:
         """The state in these bytes."""

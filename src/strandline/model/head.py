@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NamedTuple, NewType
 from uuid import UUID
 
 from strandline.model.cursor import batch_fingerprint
@@ -12,8 +12,7 @@ WriterId = NewType("WriterId", UUID)
 """Names one writer; its appends carry numbers 0, 1, 2, … and are listed strictly in that order."""
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataRange:
+class MetadataRange(NamedTuple):
     """What one ``produce`` call attached: it begins at this record of its batch."""
 
     start: int

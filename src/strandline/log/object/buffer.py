@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import accumulate
+from typing import Any, Final, cast
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.log.object.handles import Era, Outcome
 from strandline.log.object.outbox import Outbox
-from strandline.log.object.rows import FIRST_PAGE, Row, RowQueue, fitting_page, page_of
+from strandline.log.object.rows import (
+    FIRST_PAGE,
+    PAGE_BYTES,
+    Call,
+    Room,
+    Row,
+    RowQueue,
+    cut_calls,
+    fitting_page,
+    has_calls,
+    page_of,
+    page_of_calls,
+)
 from strandline.log.object.shipper import Drafting, Shipper
 from strandline.log.object.workers import Bell
 from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
@@ -26,6 +39,8 @@ MAX_METADATA: Final = 1 << 14
 
 _LAG: Final = 4
 """How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
+
+_new_tuple: Final = tuple.__new__
 
 _NEVER: Final = 1 << 62
 """A ticket that nobody takes."""
@@ -127,6 +142,7 @@ class Buffer:
         self._open: _Open | None = None
         self._first_at: float | None = None
         self._drained_at = 0.0
+        self._queued = 0  # bytes of queued calls, about
         self._overdue = False  # a page's worth is queued, and its appender found the lock taken
         self._shut = False  # after the last drain
         self._writer = writer
@@ -144,6 +160,17 @@ class Buffer:
             self.drain()
         return ticket
 
+    def queue_call(self, call: Call) -> int:
+        """Queue a whole call under one ticket, so that nothing can come between its entries."""
+        ticket = self.next_ticket()
+        while self.store_row(ticket, call) is not call:
+            del self.rows[ticket]
+            ticket = self.next_ticket()
+        self._queued += call[4]  # several threads at a time may lose some of it: it only tells when to fill a page
+        if ticket & self.page_mask == self.page_mask or self._queued >= PAGE_BYTES:
+            self.fill_pages()
+        return ticket
+
     def place_whole(
         self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
     ) -> tuple[Outcome, int, int]:
@@ -159,7 +186,7 @@ class Buffer:
                     self.seal()
             group, start = self._place(batches)
             if metadata is not None:
-                group.draft.attach(MetadataRange(start, metadata.ingested, metadata.payload))
+                group.draft.attach([metadata._replace(start=start)])
             placed = group.outcome, start, group.draft.count
             if expect is not None:
                 self.seal(expect)
@@ -223,7 +250,8 @@ class Buffer:
     def fill_pages(self) -> None:
         """Put a page's worth in a batch. Takes the lock itself."""
         # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
-        if self.lock.acquire(blocking=len(self.rows) >= _LAG * (self.page_mask + 1)):
+        far_ahead = len(self.rows) >= _LAG * (self.page_mask + 1) or self._queued >= _LAG * PAGE_BYTES
+        if self.lock.acquire(blocking=far_ahead):
             try:
                 self.drain()
             finally:
@@ -236,39 +264,71 @@ class Buffer:
         """Put everything that has a ticket now in batches."""
         began = self._clock.monotonic()
         if self.rows and not self._shut:
+            self._queued = 0
             end = self.next_ticket()
             while self.era.start < end:
                 self._drain_page(end)
         self._drained_at = began
 
     def _drain_page(self, end: int) -> None:
-        era = self.era
-        stop = min(era.start + self.page_mask + 1, end)
-        following = Era(self.place_pending, stop if stop < end else end + 1)
-        holes: list[int] = []
+        start = self.era.start
+        stop = min(start + self.page_mask + 1, end)
+        after = stop if stop < end else end + 1
         try:
-            rows, holes = self._queue.take(era.start, stop)
-            outcome, base = self._place_rows(rows)
+            rows, holes = self._queue.take(start, stop)
+            if not rows:
+                self._close_era(after, Outcome(), 0, holes)  # of nobody: all of these tickets are holes
+            elif has_calls(rows):
+                self._place_calls(rows, holes, stop, after)
+            else:
+                self._close_era(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
         except BaseException as error:
             # Out of memory, say: these records are in no batch, so that nothing after them may be either.
-            outcome, base = Outcome(), 0
+            outcome = Outcome()
             outcome.set_exception(error)
             self.refusing = True
             self.failure = Failure(error, self._writer, self._outbox.number, final=True)
+            if self.era.start < stop:
+                self._close_era(after, outcome, 0, [])
             self._outbox.ready()
             raise
-        finally:
-            self.era = following
-            era.close(stop, outcome, base, holes, following)
 
-    def _place_rows(self, rows: list[Row]) -> tuple[Outcome, int]:
-        if not rows:
-            return Outcome(), 0  # of nobody: all of these tickets are holes
-        page = page_of(rows)
+    def _place_calls(self, rows: list[Row | Call], holes: list[int], stop: int, after: int) -> None:
+        """Put rows among which are calls in batches, each of them closed when it carries enough metadata."""
+        gone = frozenset(holes)
+        tickets = [ticket for ticket in range(self.era.start, stop) if ticket not in gone]
+        room = most = Room(MAX_METADATA, self._limits.batch_bytes)
+        if self._open is not None:
+            draft = self._open.draft
+            room = Room(most.metadata - draft.attached, most.space - draft.plain)
+        for piece in cut_calls(rows, room, most):
+            if piece.apart:
+                self.seal()
+            mine, tickets = tickets[: len(piece.rows)], tickets[len(piece.rows) :]
+            end = tickets[0] if tickets else after
+            page = page_of_calls(piece)
+            outcome, base = self._place_page(page, len(mine), piece.ranges)
+            if len(piece.rows) < page.num_rows:
+                wide = [(ticket, width - 1) for ticket, width in zip(mine, piece.widths, strict=True) if width > 1]
+                self.era.widen([ticket for ticket, _ in wide], list(accumulate(more for _, more in wide)))
+            self._close_era(end, outcome, base, [hole for hole in holes if self.era.start <= hole < end])
+
+    def _close_era(self, end: int, outcome: Outcome, base: int, holes: list[int]) -> None:
+        """Everything before ticket ``end`` is in a batch, or never will be."""
+        era, following = self.era, Era(self.place_pending, end)
+        self.era = following
+        era.close(end, outcome, base, holes, following)
+
+    def _place_page(self, page: pa.RecordBatch, rows: int, ranges: Sequence[MetadataRange] = ()) -> tuple[Outcome, int]:
         if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
             self.seal()
         group, base = self._place([page])
-        self.page_mask = fitting_page(group.draft.plain // group.draft.count, self._limits.batch_bytes) - 1
+        if ranges:
+            if base:
+                ranges = [_new_tuple(MetadataRange, (base + at, time, data)) for at, time, data in ranges]
+            group.draft.attach(ranges)
+        usual = group.draft.plain // group.draft.count * page.num_rows // rows
+        self.page_mask = fitting_page(usual, self._limits.batch_bytes) - 1
         self._seal_if_full(group)
         return group.outcome, base
 

@@ -12,9 +12,10 @@ from typing import Any, Final, Self
 from strandline.log.contract import Receipt
 from strandline.log.object.buffer import MAX_METADATA, Buffer, Limits
 from strandline.log.object.committer import Committer
-from strandline.log.object.handles import BatchHandle, EntriesHandle, RecordHandle
+from strandline.log.object.handles import BatchHandle, EntriesHandle, RecordHandle, placed_era
 from strandline.log.object.outbox import Outbox
 from strandline.log.object.rows import (
+    CALL,
     ONLY_VALUES,
     Headers,
     check_opaque,
@@ -34,6 +35,14 @@ from strandline.storage.process import Origin, bound_to_process, call_in_child
 _LARGE: Final = 1 << 14
 """A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
 
+_LARGE_CALL: Final = 1 << 16
+"""So many bytes of one call are, too; fewer wait for others to be turned into Arrow together with them."""
+
+_ENTRY: Final = 22
+"""What an entry takes in Arrow, beside its bytes."""
+
+_BYTES: Final = frozenset({bytes})
+
 _PUT: Final = int(Op.PUT)
 """A plain number: with a member of the enumeration in it, no row would ever be left alone by the garbage collector."""
 
@@ -42,7 +51,7 @@ _new_tuple: Final = tuple.__new__
 _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 
-@bound_to_process(own=("append",))
+@bound_to_process(own=("append", "produce"))
 class Producer:
     """Appends records. A handle that resolves means: durable, and listed in the log, once.
 
@@ -168,17 +177,35 @@ class Producer:
         Each call is one metadata range, also without metadata, and the handle's ``ingested`` is its ingestion time.
         ``expect`` is as in :meth:`append_batch`.
         """
-        if not entries:
+        kept = tuple(entries)  # the caller may change what it has passed
+        total = len(kept)
+        if not total:
             raise InvalidInput("produce needs at least one entry.")
-        now, total = self._clock.now(), len(entries)
-        if not all(isinstance(entry, bytes) for entry in entries):
+        if not _BYTES.issuperset(map(type, kept)) and not all(isinstance(entry, bytes) for entry in kept):
             raise InvalidInput("Entries are bytes: encode text first.")
         if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
             raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
+        size = (len(kept[0]) if total == 1 else sum(map(len, kept))) + _ENTRY * total
+        if expect is not None or size >= _LARGE_CALL:
+            return self._produce_whole(kept, metadata, expect)
+        buffer = self._buffer
+        if buffer.full:
+            buffer.wait_for_room()
+        era = buffer.era  # before the ticket: the call is in this era or a later one
+        now = buffer.now_ns()
+        ticket = buffer.queue_call((now, CALL, metadata, kept, size))
+        if buffer.unnoticed:
+            buffer.notice()
+        if buffer.refusing:
+            buffer.take_back(ticket)
+        return _new_tuple(EntriesHandle, (era, ticket, total, now // 1000))
+
+    def _produce_whole(self, entries: tuple[bytes, ...], metadata: bytes, expect: int | None) -> EntriesHandle:
+        now, total = self._clock.now(), len(entries)
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
         placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
         outcome, start, stop = placed
-        return EntriesHandle(outcome, start, stop - start, ingested=now)
+        return EntriesHandle((placed_era(outcome, start), 0, stop - start, now))
 
     # --- flushing ----------------------------------------------------------------------------------------------
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
-from itertools import count
+from itertools import chain, count, repeat
 from operator import itemgetter
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.log.object.shipper import RANGE_BYTES
 from strandline.model.errors import InvalidInput
+from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 
 Headers = Mapping[str, bytes]
 
 Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """Nanoseconds, operation, key, value, headers."""
+
+Call = tuple[int, int, bytes, tuple[bytes, ...], int]
+"""A whole ``produce`` call in one row: nanoseconds, :data:`CALL`, its metadata, its entries, and about their bytes."""
+
+CALL: Final = 255
+"""Stands where a row has its operation."""
 
 SKIPPED: Final = cast("Row", ())
 """Stands where a ticket was found without its row; false, unlike any row."""
@@ -31,13 +39,15 @@ FIRST_PAGE: Final = 1 << 6
 _PAGE: Final = 1 << 14
 """At most so many are: rarely enough to be cheap."""
 
-_PAGE_BYTES: Final = 2 << 20
+PAGE_BYTES: Final = 2 << 20
 """About so many bytes are: often enough to stay a small part of the buffer."""
 
 ONLY_VALUES: Final = (
     "This log keeps values and nothing else: a record may have no key, no headers and no operation but put, and must "
     "have a value."
 )
+
+_new_tuple: Final = tuple.__new__
 
 _MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
@@ -55,15 +65,15 @@ class RowQueue:
     def __init__(self) -> None:
         """An empty queue."""
         self.next_ticket: Callable[[], int] = count().__next__
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, Row | Call] = {}
 
-    def take(self, start: int, stop: int) -> tuple[list[Row], list[int]]:
+    def take(self, start: int, stop: int) -> tuple[list[Row | Call], list[int]]:
         """The rows of these tickets, and the tickets that were skipped. Only one thread may take at a time."""
         pop = self.rows.pop
         found = [pop(ticket, SKIPPED) for ticket in range(start, stop)]
         if all(found):
             return found, []
-        rows: list[Row] = []
+        rows: list[Row | Call] = []
         holes: list[int] = []
         for ticket, early in enumerate(found, start):
             row = early
@@ -85,8 +95,91 @@ class RowQueue:
 
 def fitting_page(record: int, batch_bytes: int) -> int:
     """How many records of this size to turn into Arrow at a time: a power of two."""
-    rows = min(_PAGE_BYTES, batch_bytes // 2) // max(1, record)
+    rows = min(PAGE_BYTES, batch_bytes // 2) // max(1, record)
     return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
+
+
+def has_calls(rows: list[Row | Call]) -> bool:
+    """Whether any of the rows is a whole call."""
+    return CALL in map(itemgetter(1), rows)
+
+
+class Piece(NamedTuple):
+    """Rows that go into one batch together."""
+
+    rows: list[Row | Call]
+    ranges: list[MetadataRange]
+    """What its calls attached, counted from its own first record."""
+    widths: list[int]
+    """How many records each row is."""
+    apart: bool
+    """Whether they begin a new batch, since the one that is being filled has no room for them."""
+
+
+class Room(NamedTuple):
+    """What a batch has left: bytes of metadata, and bytes of records."""
+
+    metadata: int
+    space: int
+
+
+def cut_calls(rows: list[Row | Call], room: Room, most: Room) -> list[Piece]:
+    """Rows in pieces, each for one batch: one ends with the call that uses up the room for metadata, or before the one
+    that would not fit; none is empty, and no call is cut.
+
+    The batch that is being filled has ``room`` left, an empty one ``most``.
+    """
+    pieces: list[Piece] = []
+    ranges: list[MetadataRange] = []
+    widths: list[int] = []
+    at = begun = 0
+    metadata, space, apart = room.metadata, room.space, False
+    for number, (time, op, payload, entries, size) in enumerate(cast("list[Call]", rows)):
+        width = 1
+        if op == CALL:
+            if size > space and (widths or room.space < most.space):
+                if widths:
+                    pieces.append(Piece(rows[begun:number], ranges, widths, apart))
+                    ranges, widths, at, begun = [], [], 0, number
+                metadata, space, apart, room = most.metadata, most.space, True, most
+            ranges.append(_new_tuple(MetadataRange, (at, time // 1000, payload)))
+            width = len(entries)
+            space -= size
+            metadata -= len(payload) + RANGE_BYTES
+        widths.append(width)
+        at += width
+        if metadata <= 0:
+            pieces.append(Piece(rows[begun : number + 1], ranges, widths, apart))
+            ranges, widths, at, begun = [], [], 0, number + 1
+            metadata, space, apart, room = most.metadata, most.space, False, most
+    return [*pieces, Piece(rows[begun:], ranges, widths, apart)] if widths else pieces
+
+
+def page_of_calls(piece: Piece) -> pa.RecordBatch:
+    """The records of a piece as one record batch."""
+    if len(piece.ranges) < len(piece.rows):
+        return page_of(_flat(piece.rows))
+    calls = cast("list[Call]", piece.rows)
+    values = list(chain.from_iterable(map(itemgetter(3), calls)))
+    times = array("q", chain.from_iterable(map(repeat, map(itemgetter(0), calls), piece.widths)))
+    return record_batch(
+        timestamps=pc.divide(_numbers(pa.int64(), times), 1000),
+        ops=_numbers(pa.int8(), bytes(len(values))),
+        keys=pa.nulls(len(values), pa.binary()),
+        values=values,
+    )
+
+
+def _flat(rows: list[Row | Call]) -> list[Row]:
+    """Each record as a row of its own."""
+    found: list[Row] = []
+    for row in rows:
+        if row[1] == CALL:
+            time, _, _, entries, _ = cast("Call", row)
+            found += [(time, int(Op.PUT), None, entry, None) for entry in entries]
+        else:
+            found.append(cast("Row", row))
+    return found
 
 
 def page_of(rows: list[Row]) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -13,6 +13,9 @@ from strandline.model.head import MetadataRange
 from strandline.storage.metrics import count_written
 
 L = TypeVar("L")
+
+RANGE_BYTES: Final = 16
+"""What a metadata range takes where batches are listed, beside its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class Drafting(Protocol):
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches, all or, if it raises, none; returns the index of their first record."""
 
-    def attach(self, metadata: MetadataRange) -> None:
-        """Keep what one ``produce`` call attached to its records."""
+    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+        """Keep what ``produce`` calls attached to their records."""
 
 
 D = TypeVar("D", bound=Drafting)

@@ -17,7 +17,7 @@ from strandline.formats.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.index import chunk_path
-from strandline.log.object.shipper import Sealed
+from strandline.log.object.shipper import RANGE_BYTES, Sealed
 from strandline.model.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
 from strandline.model.head import Head, MetadataRange, WriterId
 from strandline.model.stamp import OpId
@@ -28,9 +28,6 @@ from strandline.storage.store import ObjectStore
 
 PAGE_ROWS: Final = 1 << 16
 """Larger record batches are cut into pages of this many rows, which readers like best."""
-
-_RANGE: Final = 16
-"""What a metadata range takes in the head beside its payload."""
 
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 """Patience with other writers. Who waits much longer than a write takes, loses to those who do not wait."""
@@ -72,10 +69,11 @@ class Draft:
             self.plain += page.plain
         return start
 
-    def attach(self, metadata: MetadataRange) -> None:
-        """Keep what one ``produce`` call attached to its records; ``attached`` is what all of it takes in the head."""
-        self.metadata.append(metadata)
-        self.attached += len(metadata.payload) + _RANGE
+    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+        """Keep what ``produce`` calls attached to their records; ``attached`` is what all of it takes in the head."""
+        before = len(self.metadata)
+        self.metadata += ranges
+        self.attached += sum(len(item.payload) + RANGE_BYTES for item in self.metadata[before:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,7 @@ class QueueLog:
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
-        draft.attach(MetadataRange(0, now, b""))
+        draft.attach([MetadataRange(0, now, b"")])
         return settled(ship(shipper, draft, number=number, expect=expect))
 
     def producer(

@@ -12,7 +12,7 @@ from strandline.formats.block import Compression
 from strandline.formats.queue import encode_queue_batch, encode_values
 from strandline.log.contract import Receipt
 from strandline.log.object.rows import check_opaque
-from strandline.log.object.shipper import Sealed
+from strandline.log.object.shipper import RANGE_BYTES, Sealed
 from strandline.log.v1.edits import Moment, QueueListing, UploadTooOld, list_batches, places_of
 from strandline.log.v1.manifest import ManifestCell
 from strandline.log.v1.names import mark_of, new_location
@@ -22,8 +22,7 @@ from strandline.model.queue import QueueManifest
 from strandline.storage.ambient import Clock
 from strandline.storage.store import ObjectStore
 
-_RANGE: Final = 16
-"""What a metadata range takes in the manifest beside its payload."""
+_new_tuple: Final = tuple.__new__
 
 _RESOLVES: Final = 5
 """How often a listing whose outcome is unknown, or whose objects are too old, is tried again."""
@@ -51,10 +50,11 @@ class QueueDraft:
         self.plain += sum(batch.nbytes for batch in added)
         return start
 
-    def attach(self, metadata: MetadataRange) -> None:
-        """Keep what one ``produce`` call attached to its records, to the millisecond, as everyone will read it."""
-        self.metadata.append(replace(metadata, ingested=metadata.ingested - metadata.ingested % 1000))
-        self.attached += len(metadata.payload) + _RANGE
+    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+        """Keep what ``produce`` calls attached to their records, to the millisecond, as everyone will read it."""
+        before = len(self.metadata)
+        self.metadata += [_new_tuple(MetadataRange, (at, time - time % 1000, data)) for at, time, data in ranges]
+        self.attached += sum(len(item.payload) + RANGE_BYTES for item in self.metadata[before:])
 
 
 @dataclass(frozen=True, slots=True)

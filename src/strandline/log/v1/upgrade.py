@@ -182,8 +182,10 @@ class _Copy:
             shipper = ObjectShipper(self._lister, writer=writer, born=head.next_sequence, compression=self._compression)
             draft = shipper.new_draft()
             draft.add(records)
-            for item in span.entry.metadata:
-                draft.attach(replace(item, ingested=max(-_MAX_TIME - 1, min(item.ingested, _MAX_TIME))))
+            draft.attach(
+                item._replace(ingested=max(-_MAX_TIME - 1, min(item.ingested, _MAX_TIME)))
+                for item in span.entry.metadata
+            )
             try:
                 shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=head.next_offset))])
             except ExpectationFailed:
