@@ -94,8 +94,10 @@ def test_with_no_slot_nothing_goes(bench: Bench):
 def test_with_no_valid_slot_nothing_goes():
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(10)
-    bench.log.create_slot("idle", 4)
-    bench.clock.advance(61)
+    bench.log.create_slot("idle", 0)
+    bench.clock.advance(31)
+    bench.log.collect()
+    bench.clock.advance(31)
     assert [slot.invalid.reason for slot in bench.log.collect().invalidated] == [InvalidReason.IDLE_TIMEOUT]
     assert bench.values() == list(range(10))
 
@@ -232,7 +234,9 @@ def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
     bench.append(3)
     bench.log.create_slot("late", 1)
     slot = bench.log.claim_slot("late", "me")
-    bench.clock.advance(61)
+    bench.clock.advance(31)
+    bench.log.collect()
+    bench.clock.advance(31)
     store = FaultyStore(bench.store)
 
     def wake_up(call: Call) -> None:
@@ -249,8 +253,9 @@ def test_an_invalid_slot_ignores_acknowledgements_and_heals_by_a_reset_only():
     bench.append(5)
     bench.log.create_slot("billing", 2)
     slot = bench.log.claim_slot("billing", "me")
-    bench.clock.advance(61)
-    bench.log.collect()
+    for _ in range(2):
+        bench.clock.advance(31)
+        bench.log.collect()
     before = bench.log.slot("billing")
     with pytest.raises(SlotInvalid, match="reset"):
         slot.advance(Cursor(bench.log.log_id, 5))
@@ -548,7 +553,7 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, monkeypat
         assert bench.values() == list(range(first, bench.number))
         listed = {entry.entry.location for entry in bench.log.plan(bench.log.start())}
         assert set(bench.paths("batches/")) == listed
-        if not died:
+        if not died and stage == 0:  # what the store refuses has no answer that could be lost
             assert number > len(store.log) // 2
             break
         stage, number = (1, number) if stage == 0 else (0, number + 1)
@@ -590,6 +595,8 @@ def test_a_hold_keeps_what_a_reader_needs_and_ends_by_itself(bench: Bench):
     bench.clock.advance(29)
     bench.log.collect()
     assert bench.log.bounds().first == 4
+    bench.clock.advance(29)
+    assert bench.log.collect().expired == []
     bench.clock.advance(1)
     assert bench.log.collect().expired == [hold.name]
     assert bench.log.bounds().first == 10

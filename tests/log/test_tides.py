@@ -122,8 +122,8 @@ def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypat
 def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = trimming.begin_collection
 
-    def late(head: Head, now: int) -> Head:
-        return replace(honest(head, now), min_generation=head.min_generation)
+    def late(head: Head, now: int, **options: int) -> Head:
+        return replace(honest(head, now, **options), min_generation=head.min_generation)
 
     monkeypatch.setattr(collector, "begin_collection", late)
     monkeypatch.setattr(

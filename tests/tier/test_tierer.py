@@ -257,7 +257,7 @@ def test_a_write_ahead_log_is_copied_with_its_terms_and_times(tmp_path: Path) ->
         assert manager.segment_for(tierer.partition, 3, 50).segment == segment.segment
         assert manager.segment_for(tierer.partition, 1, 50) is None
         for time in (moment + shift for moment in times for shift in (-1000, -1, 0, 1, 1000)):
-            listed = log._catalog.written_since(time // 1000, 0, 100)
+            listed = log._catalog.written_since(time // 1000, 0, 100, now=1 << 62)
             assert listed_since(store, segment, time) == listed
         assert tierer.run_once(everything=True).copied == ()
 

@@ -97,6 +97,8 @@ class SlotCodec:
             fields["dropped"] = True
         if slot.hot:
             fields["hot"] = True
+        if slot.suspected is not None:
+            fields["suspected"] = slot.suspected
         return _json(fields)
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
@@ -104,6 +106,7 @@ class SlotCodec:
         fields = _parsed(data, where)
         try:
             holder, gone, expires = fields["holder"], fields.get("invalid"), fields.get("expires")
+            suspected = fields.get("suspected")
             slot = SlotState(
                 name=text(fields["id"]),
                 position=natural(fields["position"]),
@@ -115,6 +118,7 @@ class SlotCodec:
                 dropped=flag(fields.get("dropped", False)),
                 born=natural(fields.get("born", 0)),
                 hot=flag(fields.get("hot", False)),
+                suspected=None if suspected is None else whole(suspected),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
             state = Stamped(slot, natural(fields["revision"]), recent)

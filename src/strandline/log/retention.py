@@ -8,9 +8,12 @@ from dataclasses import replace
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
 from strandline.model.slots import TIER_SLOT, Invalidation, InvalidReason, SlotState
+from strandline.model.times import TOLERANCE
 
 
-def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now: int) -> InvalidReason | None:
+def judge(
+    state: SlotState, *, first: int, behind: int, limits: SlotLimits, is_idle: bool = False
+) -> InvalidReason | None:
     """Why a slot may not go on pinning, or None: its position is gone, it is too far behind, or idle for too long.
 
     ``first`` is the first retained offset and ``behind`` the bytes listed from the slot's position on. Each limit is
@@ -24,9 +27,41 @@ def judge(state: SlotState, *, first: int, behind: int, limits: SlotLimits, now:
         return None  # without it the hot tier would forget what is in no segment, and consumers of both need that
     if limits.lag_bytes and behind > limits.lag_bytes:
         return InvalidReason.HORIZON
-    if limits.idle_seconds and now - state.last_seen > limits.idle_seconds * SECOND:
+    if limits.idle_seconds and is_idle:
         return InvalidReason.IDLE_TIMEOUT
     return None
+
+
+def is_suspect(state: SlotState, limits: SlotLimits, now: int) -> bool:
+    """Whether a slot's holder might be gone, so that a collector has to note when it began to watch the slot.
+
+    It was not seen for half its limit, or was seen in the future, by a clock that was wrong. A hold is always watched:
+    its reader may be gone at any time, and its time is counted from when collectors saw it first.
+    """
+    if not state.pins or (state.suspected is not None and state.suspected <= now):
+        return False
+    if state.expires is not None:
+        return True
+    silent = (now - state.last_seen) * 2 > limits.idle_seconds * SECOND
+    return limits.idle_seconds > 0 and (silent or state.last_seen > now + TOLERANCE)
+
+
+def is_idle(state: SlotState, limits: SlotLimits, now: int) -> bool:
+    """Whether a slot's holder was silent for longer than the limit.
+
+    A holder's clock and a collector's may differ by any amount. So what the two say does not suffice: the slot must
+    also have stood still before collectors' eyes, for half the limit. A live holder is seen each third of it. A slot
+    that they saw stand still for the whole limit is idle, whatever its holder's clock said.
+    """
+    if not limits.idle_seconds or state.suspected is None:
+        return False
+    limit, watched = limits.idle_seconds * SECOND, now - state.suspected
+    return watched > limit or (now - state.last_seen > limit and watched * 2 > limit)
+
+
+def suspect(state: SlotState, judged: SlotState, now: int) -> SlotState:
+    """The slot with a note of when a collector began to watch it, if it is still as it was judged."""
+    return replace(state, suspected=now) if state == judged else state
 
 
 def invalidate(state: SlotState, judged: SlotState, reason: InvalidReason, now: int) -> SlotState:

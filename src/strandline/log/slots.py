@@ -41,7 +41,7 @@ def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> Slot
     _check_listed(state)
     if state.holder == holder:
         return state if state.hot is hot else replace(state, hot=hot)
-    return replace(state, holder=holder, epoch=state.epoch + 1, last_seen=max(state.last_seen, now), hot=hot)
+    return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot)
 
 
 def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
@@ -55,13 +55,18 @@ def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
     check_valid(state)
     if to <= state.position:
         return state
-    return replace(state, position=to, last_seen=max(state.last_seen, now))
+    return replace(_heard(state, now), position=to)
 
 
 def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
     """The slot of a holder that is alive and has nothing to acknowledge; a fenced one changes nothing."""
     advance(state, epoch=epoch, to=state.position, now=now)
-    return replace(state, last_seen=max(state.last_seen, now))
+    return _heard(state, now)
+
+
+def _heard(state: SlotState, now: int) -> SlotState:
+    """The slot of a holder that did something now, by its own clock: one that was ahead before is forgotten."""
+    return replace(state, last_seen=now, suspected=None)
 
 
 def check_valid(state: SlotState) -> None:
@@ -85,8 +90,7 @@ def reset(state: SlotState, before: SlotState, position: int, now: int, born: in
     """
     if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
         raise Fenced(f"Slot {state.name!r} was moved by someone else while it was being reset.")
-    seen = max(state.last_seen, now)
-    return SlotState(state.name, position, None, state.epoch + 1, seen, expires=state.expires, born=born)
+    return SlotState(state.name, position, None, state.epoch + 1, now, expires=state.expires, born=born)
 
 
 def drop(state: SlotState, epoch: int) -> SlotState:
@@ -98,12 +102,17 @@ def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotSta
     """A hold that lasts longer, and perhaps needs less; ``SlotInvalid`` once it was let go."""
     _check_listed(state)
     check_valid(state)
-    return replace(state, position=max(state.position, position), expires=expires, last_seen=max(state.last_seen, now))
+    return replace(_heard(state, now), position=max(state.position, position), expires=expires)
 
 
 def has_expired(state: SlotState, now: int) -> bool:
-    """Whether a hold has outlasted its time."""
-    return state.expires is not None and state.expires <= now
+    """Whether a hold has outlasted its time since a collector first saw it as it is.
+
+    When its reader made or renewed it is not asked: that is told by another clock. How long it lasts, by the same one.
+    """
+    if state.expires is None or state.suspected is None:
+        return False
+    return now - state.suspected >= max(0, state.expires - state.last_seen)
 
 
 def floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int | None:

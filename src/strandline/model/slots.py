@@ -35,6 +35,8 @@ class SlotState:
     slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name go on growing.
     A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
     ``born`` is the mark of the pin by which the slot got to its place: it tells a slot from an older one of its name.
+    ``suspected`` is when a collector found that its holder might be gone; whatever the holder does takes that away.
+    Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a collector's.
     """
 
     name: str
@@ -47,6 +49,7 @@ class SlotState:
     dropped: bool = False
     born: int = 0
     hot: bool = False
+    suspected: int | None = None
 
     @property
     def pins(self) -> bool:

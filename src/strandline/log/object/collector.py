@@ -18,7 +18,8 @@ from typing import Final
 
 from strandline.formats.head import decode_cut, encode_cut
 from strandline.formats.identity import LogIdentity
-from strandline.log.object.edits import StaleGeneration
+from strandline.log.object.clocks import Clocks, look_at_clocks
+from strandline.log.object.edits import StaleGeneration, set_back
 from strandline.log.object.index import (
     Chunks,
     Gone,
@@ -40,15 +41,16 @@ from strandline.log.object.trimming import (
     begin_collection,
     cut_size,
     end_collection,
+    is_due,
     plan_cut,
 )
-from strandline.log.retention import invalidate, judge, trim_to
+from strandline.log.retention import invalidate, is_idle, is_suspect, judge, suspect, trim_to
 from strandline.log.slots import has_expired, retained_first
 from strandline.model.cursor import SECOND
 from strandline.model.errors import Contended, NotFound
 from strandline.model.head import Cut, Entry, Head
-from strandline.model.retention import SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import MaxAge, Retention, SlotLimits
+from strandline.model.slots import TIER_SLOT, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
@@ -82,7 +84,8 @@ class Collected:
     """What a round of collection did, or in a dry run would do.
 
     ``trimmed_bytes`` are about what was taken out of the listing now and goes after the grace period; ``waiting``
-    counts earlier trims whose time has not come. ``orphans`` were uploaded and never listed.
+    counts earlier trims whose time has not come. ``orphans`` were uploaded and never listed. ``clocks`` is what was
+    found of the clocks; None if nothing was done.
     """
 
     floor: int = 0
@@ -97,6 +100,7 @@ class Collected:
     waiting: int = 0
     skipped: bool = False
     dry_run: bool = False
+    clocks: Clocks | None = None
 
 
 class Collector:
@@ -141,36 +145,51 @@ class Collector:
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
         head, done = self._read_head(), Collected(dry_run=dry_run)
-        if self._clock.now() - head.collected < pause * SECOND:
+        if not is_due(head.collected, self._clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
         with timed(GC_SECONDS, self._clock.monotonic):
-            self.trim(done)
-            self._sweep(done, everything=everything, on_progress=on_progress or (lambda _: None))
+            clocks = self._look_at_clocks(head, done)
+            self.trim(done, clocks)
+            self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
         return done
+
+    def _look_at_clocks(self, head: Head, done: Collected) -> Clocks:
+        """Find out what the time is, and set listing times back that are certainly ahead of it."""
+        clocks = look_at_clocks(self._store, head, clock=self._clock, dry_run=done.dry_run)
+        done.clocks = clocks
+        for said in clocks.warnings():
+            _LOGGER.warning("%s: %s", self._store.url, said)
+        if clocks.may_set_back and not done.dry_run:
+            self._cell.update(self._op(), lambda now: set_back(now, clocks.now()), role="collector")
+        return clocks
 
     # --- trimming ----------------------------------------------------------------------------------------------
 
-    def trim(self, done: Collected) -> None:
+    def trim(self, done: Collected, clocks: Clocks) -> None:
         """Invalidate the slots that break a limit, then move the floor as far as policy and slots allow."""
         for _ in range(_TRIES):
-            self._expire_holds(done)
-            head = self._read_head()
             identity = self._read_identity()
+            self._watch_holders(identity.limits, done, clocks.now())
+            head = self._read_head()
             # The head comes first: a slot that is created or moved after this read makes the trim fail.
-            members = self._judged(head, identity.limits, done)
+            members = self._judged(head, identity.limits, done, clocks)
             done.floor = head.floor
             floor = members.trim_floor()
-            policy = policy_start(head, identity.retention, floor, self._chunks, self._clock.now())
-            wanted = trim_to(policy, floor)
+            wanted = trim_to(self._policy_start(head, identity.retention, floor, clocks), floor)
             if wanted <= head.floor:  # slots may stand below it, on what a cold tier has; nothing is listed there
                 return
             upto = self._boundary(head, wanted)
-            if upto <= head.floor or self._try_trim(head, members, upto, done):
+            if upto <= head.floor or self._try_trim(head, members, upto, done, clocks):
                 return
         raise Contended(f"{self._cell.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed.")
 
-    def _try_trim(self, head: Head, members: Members, upto: int, done: Collected) -> bool:
+    def _policy_start(self, head: Head, retention: Retention, floor: int | None, clocks: Clocks) -> int:
+        if isinstance(retention, MaxAge) and not clocks.may_expire:
+            return head.floor
+        return policy_start(head, retention, floor, self._chunks, clocks.earliest())
+
+    def _try_trim(self, head: Head, members: Members, upto: int, done: Collected, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)
         if not done.dry_run:
             trim = Trim(
@@ -181,7 +200,7 @@ class Collector:
             )
             self._store.put(trim.location, encode_cut(cut))
             try:
-                self._cell.update(self._op(), lambda now: apply_trim(now, trim, self._clock.now()), role="collector")
+                self._cell.update(self._op(), lambda now: apply_trim(now, trim, clocks.now()), role="collector")
             except (Outdated, StaleGeneration):
                 return False
         done.floor = upto
@@ -194,20 +213,24 @@ class Collector:
         entry = next(entries_from(head, offset, self._chunks), None)
         return head.next_offset if entry is None else entry.first
 
-    def _expire_holds(self, done: Collected) -> None:
-        now = self._clock.now()
+    def _watch_holders(self, limits: SlotLimits, done: Collected, now: int) -> None:
+        """Note since when slots stand still whose holders might be gone, and end the holds whose time is over."""
         for state in self._keeper.members(self._read_head()).states:
-            if has_expired(state, now) and (done.dry_run or self._keeper.expire(state.name)):
-                done.expired.append(state.name)
+            if has_expired(state, now):
+                if done.dry_run or self._keeper.expire(state.name, now):
+                    done.expired.append(state.name)
+            elif state.name != TIER_SLOT and is_suspect(state, limits, now) and not done.dry_run:
+                with contextlib.suppress(NotFound):  # a hold that its reader has ended
+                    self._keeper.cell(state.name).update(self._op(), partial(suspect, judged=state, now=now))
 
-    def _judged(self, head: Head, limits: SlotLimits, done: Collected) -> Members:
+    def _judged(self, head: Head, limits: SlotLimits, done: Collected, clocks: Clocks) -> Members:
         """The slots that are left after those that break a limit were durably invalidated."""
         members = self._keeper.members(head)
-        now, states = self._clock.now(), []
+        now, states = clocks.now(), []
         first = retained_first(members.states, head.floor)
         for state in members.states:
             behind = bytes_from(head, max(state.position, head.floor), self._chunks) if limits.lag_bytes else 0
-            reason = judge(state, first=first, behind=behind, limits=limits, now=now)
+            reason = judge(state, first=first, behind=behind, limits=limits, is_idle=is_idle(state, limits, now))
             if reason is not None:
                 edit = partial(invalidate, judged=state, reason=reason, now=now)
                 judged = edit(state) if done.dry_run else self._keeper.cell(state.name).update(self._op(), edit)
@@ -235,13 +258,15 @@ class Collector:
 
     # --- deleting ----------------------------------------------------------------------------------------------
 
-    def _sweep(self, done: Collected, *, everything: bool, on_progress: Callable[[int], None]) -> None:
+    def _sweep(self, done: Collected, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
         """Delete what was never listed and can no longer be, and what was trimmed a grace period ago."""
-        if done.dry_run:
-            head = begin_collection(self._read_head(), self._clock.now())
-        else:
-            # From here on nothing of an older generation can be listed: what is not listed now never will be.
-            head = self._cell.update(self._op(), lambda now: begin_collection(now, self._clock.now()), role="collector")
+
+        def begin(head: Head) -> Head:
+            now = clocks.now()
+            return begin_collection(head, now, listed=now if clocks.keeps_time else 0)
+
+        # From here on nothing of an older generation can be listed: what is not listed now never will be.
+        head = begin(self._read_head()) if done.dry_run else self._cell.update(self._op(), begin, role="collector")
         low = 0 if everything else head.swept_generation
         cuts = self._cuts(head)
         garbage = list(self._garbage(head, cuts, low))
@@ -251,7 +276,7 @@ class Collector:
         if not done.dry_run:
             ORPHANS_COLLECTED.inc(len(garbage))
         finished = []
-        for location, cut in takewhile(lambda item: self._is_ripe(head, item[0]), cuts):
+        for location, cut in takewhile(lambda item: self._is_ripe(head, item[0], clocks.now()), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
             if cut is not None:
                 for group in objects_of(cut, self._chunks):
@@ -263,9 +288,9 @@ class Collector:
             swept, ended = head.min_generation, frozenset(finished)
             self._cell.update(self._op(), lambda now: end_collection(now, swept, ended), role="collector")
 
-    def _is_ripe(self, head: Head, location: str) -> bool:
+    def _is_ripe(self, head: Head, location: str, now: int) -> bool:
         at = next(gone.at for gone in head.trimmed if gone.location == location)
-        return at + self._grace * SECOND <= self._clock.now()
+        return at + self._grace * SECOND <= now
 
     def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
         """The trims whose objects are not all deleted yet, oldest first; None for one that another collector ended."""

@@ -100,6 +100,29 @@ def _list_one(head: Head, new: Listing, now: int) -> Head:
     )
 
 
+def set_back(head: Head, now: int) -> Head:
+    """The head without listing times ahead of ``now``: they become ``now``, and what is listed next follows from there.
+
+    The times stay in order, so that seeking by time stays a search. Chunks do not change: whoever reads one takes no
+    later times from it than its reference says.
+    """
+    if head.listed <= now:
+        return head
+    return replace(
+        head,
+        listed=now,
+        tail=tuple(replace(entry, listed=min(entry.listed, now)) for entry in head.tail),
+        levels=tuple(
+            tuple(
+                replace(item, listed_first=min(item.listed_first, now), listed_last=min(item.listed_last, now))
+                for item in level
+            )
+            for level in head.levels
+        ),
+        writers={name: replace(last, listed=min(last.listed, now)) for name, last in head.writers.items()},
+    )
+
+
 def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[WriterId, WriterState], int]:
     writers = {**head.writers, writer: state}
     return writers, max(head.writers_floor, forget_silent(writers))

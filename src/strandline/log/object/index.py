@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 from strandline.formats.head import decode_entries, decode_references
@@ -49,7 +49,7 @@ class StoredChunks:
         """The entries of a chunk of level 0."""
         found = self._entries.get(reference)
         if found is None:
-            found = decode_entries(*self._load(reference, 0))
+            found = tuple(_no_later(entry, reference) for entry in decode_entries(*self._load(reference, 0)))
             _keep(self._entries, reference, found)
         return found
 
@@ -57,7 +57,9 @@ class StoredChunks:
         """The references in a chunk of a level above 0."""
         found = self._references.get(reference)
         if found is None:
-            found = decode_references(*self._load(reference, level), level)
+            found = tuple(
+                _within(child, reference) for child in decode_references(*self._load(reference, level), level)
+            )
             _keep(self._references, reference, found)
         return found
 
@@ -70,6 +72,18 @@ class StoredChunks:
             raise MissingChunk(
                 f"{where} is missing: it lists offsets {reference.first} to {reference.next - 1}. Restore the object."
             ) from error
+
+
+def _no_later(entry: Entry, reference: ChunkRef) -> Entry:
+    """An entry as its reference knows it: times ahead of the present were set back there, and not in the chunk."""
+    return entry if entry.listed <= reference.listed_last else replace(entry, listed=reference.listed_last)
+
+
+def _within(child: ChunkRef, reference: ChunkRef) -> ChunkRef:
+    last = reference.listed_last
+    if child.listed_last <= last:
+        return child
+    return replace(child, listed_first=min(child.listed_first, last), listed_last=last)
 
 
 class MissingChunk(CorruptData):

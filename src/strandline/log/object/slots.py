@@ -204,9 +204,8 @@ class SlotKeeper:
         """End a hold. Its name is never used again, so that nothing of it needs to stay."""
         self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch))
 
-    def expire(self, name: str) -> bool:
+    def expire(self, name: str, now: int) -> bool:
         """End a hold whose time is over; whether it did. A reader that renewed it in the last moment keeps it."""
-        now = self._clock.now()
         return self._end_hold(name, lambda slot: rules.drop(slot, slot.epoch) if rules.has_expired(slot, now) else slot)
 
     def was_dropped(self, name: str) -> bool:

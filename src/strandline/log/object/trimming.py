@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from strandline.log.object.edits import StaleGeneration
 from strandline.log.object.index import references_of
+from strandline.model.cursor import SECOND
 from strandline.model.errors import InvalidInput, StrandlineError
 from strandline.model.head import Cut, Head, Trimmed
+from strandline.model.times import TOLERANCE
 
 
 class Outdated(StrandlineError):
@@ -65,12 +67,26 @@ def cut_size(cut: Cut) -> int:
 # --- generations -------------------------------------------------------------------------------------------------
 
 
-def begin_collection(head: Head, now: int) -> Head:
+def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:
     """The head after which no object of an older generation can be listed any more.
 
     Uploads that began since the last collection stay good; those that began before it have to be repeated.
+    A trim of a time ahead of ``now`` was made by a clock that was wrong: its grace period begins anew. Nothing is
+    listed before ``listed`` from now on, whatever the clocks of producers say.
     """
-    return replace(head, generation=head.generation + 1, min_generation=head.generation, collected=now)
+    return replace(
+        head,
+        listed=max(head.listed, listed),
+        generation=head.generation + 1,
+        min_generation=head.generation,
+        collected=now,
+        trimmed=tuple(replace(gone, at=now) if gone.at > now + TOLERANCE else gone for gone in head.trimmed),
+    )
+
+
+def is_due(collected: int, now: int, pause: float) -> bool:
+    """Whether a round may begin; one that seems to have begun in the future was begun by a clock that was wrong."""
+    return pause <= 0 or not -TOLERANCE <= now - collected < pause * SECOND
 
 
 def end_collection(head: Head, swept: int, done: frozenset[str]) -> Head:

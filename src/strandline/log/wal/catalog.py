@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -187,16 +187,28 @@ class Catalog:
         since = max(start, entries[known - 1].offset if known else firsts[at])
         return next((frame.first for frame in self.frames(since, end) if frame.term > term), end)
 
-    def written_since(self, time: int, start: int, end: int) -> int | None:
-        """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later."""
+    def written_since(self, time: int, start: int, end: int, *, now: int) -> int | None:
+        """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later.
+
+        A frame that says that it is from after ``now`` was written by a clock that was wrong: it counts as written when
+        the next one that does not was, or now. Those that do not say so are in order.
+        """
         firsts = self._from(start)
         # Of the first file that begins at this time or later, the one before may hold the frame as well.
-        low = bisect_right(firsts, -1, key=lambda first: 0 if self._lead(first).timestamp >= time else -1)
+        low = _first_since(time, now, len(firsts), lambda at: self._lead(firsts[at]).timestamp)
         first = firsts[max(0, low - 1)]
         entries = self.index(first, offset=end)
-        at = bisect_right(entries, -1, key=lambda entry: 0 if entry.timestamp >= time else -1)
+        at = _first_since(time, now, len(entries), lambda at: entries[at].timestamp)
         since = max(start, entries[at - 1].offset if at else first)
-        return next((frame.first for frame in self.frames(since, end) if frame.timestamp >= time), None)
+        unknown: int | None = None
+        for frame in self.frames(since, end):
+            if frame.timestamp > now:
+                unknown = frame.first if unknown is None else unknown
+            elif frame.timestamp >= time:
+                return frame.first if unknown is None else unknown
+            else:
+                unknown = None
+        return unknown
 
     # --- by size -----------------------------------------------------------------------------------------------
 
@@ -237,6 +249,15 @@ class Catalog:
         if isinstance(head, Stop):
             raise damaged(path, 0, head.why)
         return head.info
+
+
+def _first_since(time: int, now: int, count: int, timestamp: Callable[[int], int]) -> int:
+    """The first of ``count`` in order at a time or later; one that is ahead of ``now`` is as the next that is not."""
+
+    def is_since(at: int) -> bool:
+        return next((known >= time for place in range(at, count) if (known := timestamp(place)) <= now), True)
+
+    return bisect_left(range(count), True, key=is_since)
 
 
 def _offset_of(entry: IndexEntry) -> int:

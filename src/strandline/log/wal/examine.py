@@ -249,7 +249,7 @@ class Scan:
         self.mark = max(self.mark, info.durable)
         place.writers.update(writers)
         place.size, place.next, place.term = frame.end, following, info.term
-        place.timestamp = max(place.timestamp, info.timestamp)
+        place.timestamp = info.timestamp
         return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, final
 from uuid import UUID
 
 from strandline.formats.block import Compression, Parts
@@ -17,11 +18,14 @@ from strandline.log.wal.groups import Item
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.tail import Held
 from strandline.log.writers import MAX_WRITERS, forget_silent
+from strandline.model.cursor import SECOND
 from strandline.model.errors import CorruptData
 from strandline.model.head import WriterId, WriterState
+from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
 
+_LOGGER: Final = logging.getLogger(__name__)
 _PLAIN: Final = Compression.NONE
 
 INDEX_FRAMES: Final = 64
@@ -40,8 +44,43 @@ class Place:
     next: int
     term: int
     timestamp: int
-    """When the last frame was written, in milliseconds: no later one says that it was earlier."""
+    """When the last frame was written, in milliseconds; see :class:`FrameTimes`."""
     writers: dict[WriterId, WriterState]
+
+
+@final
+class FrameTimes:
+    """When frames are written, in milliseconds: in order, so that seeking by time is a binary search.
+
+    A clock that was ahead would hold all later frames in the future. So what is ahead of this machine's clock for a
+    whole day is given up, and frames say the time again; readers know that what is ahead of the present is wrong. Not
+    before: if the clock is behind instead, and set right, frames would be older than they are, and be forgotten.
+    """
+
+    def __init__(self, where: str, clock: Clock) -> None:
+        """Of the log at ``where``."""
+        self._where = where
+        self._clock = clock
+        self._ahead_since: float | None = None
+
+    def next(self, last: int, now: int, given: int | None) -> int:
+        """When a frame is written behind one of the time ``last``: now, or as it was given."""
+        wanted = now if given is None else given
+        if wanted >= last or last <= now + TOLERANCE // 1000:
+            self._ahead_since = None
+            return max(last, wanted)
+        # What is ahead of our clock is given up at once if a primary has given it up.
+        return wanted if given is not None or self._is_believed(last - now) else last
+
+    def _is_believed(self, ahead: int) -> bool:
+        if self._ahead_since is None:
+            self._ahead_since = self._clock.monotonic()
+            _LOGGER.warning(
+                "%s: its last frames are %d s ahead of this machine's clock, which was ahead when they were written, "
+                "or is behind now: set it right. If it says the same for a day, new frames go by it again.",
+                self._where, ahead // 1000,
+            )  # fmt: skip
+        return self._clock.monotonic() - self._ahead_since >= DAY / SECOND
 
 
 class Written(NamedTuple):
@@ -86,6 +125,7 @@ class Journal:
         self._new = False
         """Whether the name of the file is not durable yet."""
         self.place = place
+        self._times = FrameTimes(folder, clock)
         self._path = f"{folder}/{data_name(place.first)}"
         self._file = disk.open_append(self._path)
 
@@ -105,8 +145,7 @@ class Journal:
         for content in contents_of(items):
             if content.first != following:
                 raise AssertionError(f"offset {content.first} was given where {following} follows")
-            # Never earlier than the frame before, whatever a replica was told: seeking by time is a binary search.
-            written = place.timestamp = max(place.timestamp, now if content.timestamp is None else content.timestamp)
+            written = place.timestamp = self._times.next(place.timestamp, now, content.timestamp)
             info = FrameInfo(
                 content.term, following + 1, content.records, written, place.next, self._salt, len(content.pages)
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Final
 
 from strandline.log.contract import Slot
@@ -24,8 +23,6 @@ class WalKeeping(WalReading):
 
     _slots: WalSlots
     _clock: Clock
-    _opened: int
-    """When it was opened, in microseconds."""
 
     def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Durably create a slot that pins everything from ``position`` on.
@@ -65,15 +62,16 @@ class WalKeeping(WalReading):
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
         """Durably invalidate the slots that break a limit, loudly; returns them.
 
-        A slot is idle since it was last seen, or since the log was opened: nobody could be seen before.
+        A slot is idle since it was last seen, or since the log was opened: nobody could be seen before. That is
+        counted on a clock that never jumps, whatever the wall clock does, and that stands still with the machine.
         """
-        return _enforce(self, self._slots, limits, seen_since=self._opened, now=self._clock.now())
+        return _enforce(self, self._slots, limits)
 
 
-def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits, *, seen_since: int, now: int) -> list[SlotState]:
-    """Durably invalidate the slots that break a limit at ``now``, and tell of each; returns them.
+def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits) -> list[SlotState]:
+    """Durably invalidate the slots that break a limit, and tell of each; returns them.
 
-    Whoever was last seen before ``seen_since`` counts as seen then. A slot that moves meanwhile is left alone.
+    A slot that moves meanwhile is left alone.
     """
     if limits == NO_LIMITS:
         return []
@@ -82,8 +80,8 @@ def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits, *, seen_since
     behind: dict[str, int] = {}
     for state in slots.listed():
         behind[state.name] = log.bytes_behind(state.position) if limits.lag_bytes and state.pins else 0
-        seen = replace(state, last_seen=max(state.last_seen, seen_since))
-        reason = judge(seen, first=first, behind=behind[state.name], limits=limits, now=now)
+        is_idle = slots.silence(state.name) > limits.idle_seconds
+        reason = judge(state, first=first, behind=behind[state.name], limits=limits, is_idle=is_idle)
         if reason is not None:
             judged.append((state, reason))
     invalidated = slots.invalidate_judged(judged) if judged else []

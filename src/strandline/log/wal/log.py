@@ -37,6 +37,7 @@ from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
 from strandline.storage.process import Origin, call_in_child
+from strandline.storage.steady import SteadyTime
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
@@ -71,7 +72,8 @@ class WalLog(WalShowing):
     ) -> None:
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
-        self._clock, self._opened = clock, clock.now()
+        self._clock = clock
+        self._steady = SteadyTime(clock, folder)
         self._durable = durable
         self._held = contextlib.ExitStack()
         advice = "write it in that process alone, and read it here with WalReader"
@@ -330,7 +332,7 @@ class WalLog(WalShowing):
         Returns where the log begins now. Cheap when there is nothing to forget.
         """
         self.enforce(limits)
-        return self.prune(self._kept_from(retention, self._slots.trim_floor(), self._clock.now()))
+        return self.prune(self._kept_from(retention, self._slots.trim_floor(), self._steady.now()))
 
     def _leave_behind(self, start: int) -> None:
         """Begin a new file if nothing is left in the one being written, so that it can go, too."""

@@ -20,6 +20,8 @@ from strandline.log.wal.tail import Held
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import Diverged, NotFound
 from strandline.model.retention import Retention
+from strandline.model.times import TOLERANCE
+from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
 
 R = TypeVar("R")
@@ -27,6 +29,8 @@ R = TypeVar("R")
 
 class WalReading(ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
+
+    _clock: Clock
 
     def __init__(self, folder: str, log_id: UUID, catalog: Catalog, *, disk: Disk) -> None:
         """Read the log in this folder."""
@@ -87,8 +91,9 @@ class WalReading(ABC):
 
         def look(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
+            now = self._clock.now()
             return rules.position_of(
-                start, self._log_id, view.bounds, lambda time: self._catalog.written_since(time // 1000, first, end)
+                start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
             )
 
         return self._look(look)
@@ -174,12 +179,15 @@ class WalReading(ABC):
                 retention,
                 view.bounds,
                 floor,
-                written_since=lambda time: self._catalog.written_since(time // 1000, first, end),
+                written_since=lambda time: self._written_since(time, first, end, now),
                 newest=lambda size: self._catalog.newest(size, first, end),
                 now=now,
             )
 
         return self._look(look)
+
+    def _written_since(self, time: int, first: int, end: int, now: int) -> int | None:
+        return self._catalog.written_since(time // 1000, first, end, now=(now + TOLERANCE) // 1000)
 
     def _look(self, look: Callable[[View], R]) -> R:
         """What a look at what is retained finds; it looks again if what it misses was pruned meanwhile."""

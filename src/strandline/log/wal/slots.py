@@ -44,6 +44,9 @@ class WalSlots:
         self._disk = disk
         self._clock = clock
         self._dirty = False
+        self._opened = clock.monotonic()
+        self._heard: dict[str, float] = {}
+        """When each was last seen, on a clock that never jumps; not before the log was opened."""
         self._refusal: Callable[[], Exception] | None = None
         """Why nothing may be changed any more."""
         self._lock = threading.RLock()
@@ -82,6 +85,10 @@ class WalSlots:
         with self._lock:
             return rules.trim_floor(self._slots.values())
 
+    def silence(self, name: str) -> float:
+        """For how many seconds a slot's holder was not seen, as far as could be seen since the log was opened."""
+        return self._clock.monotonic() - self._heard.get(name, self._opened)
+
     # --- changing ----------------------------------------------------------------------------------------------
 
     def create(self, name: str, position: int, retained_from: int | None) -> SlotState:
@@ -92,6 +99,7 @@ class WalSlots:
                 raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
             rules.check_position(position, self._retained(), retained_from)
             epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
+            self._hear(name)
             return self._store(SlotState(name, position, None, epoch, self._clock.now()))
 
     def claim(self, name: str, holder: str) -> WalSlot:
@@ -99,6 +107,7 @@ class WalSlots:
         with self._changing():
             before = self.state(name)
             claimed = rules.claim(before, holder, self._clock.now())
+            self._hear(name)
             if claimed != before:
                 self._store(claimed)
             elif self._dirty:
@@ -110,6 +119,7 @@ class WalSlots:
         with self._changing():
             before = self.state(name)
             rules.check_position(position, self._retained(), retained_from)
+            self._hear(name)
             return self._store(rules.reset(before, before, position, self._clock.now()))
 
     def drop(self, name: str) -> None:
@@ -139,11 +149,13 @@ class WalSlots:
         with self._changing():
             rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
             self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=self._clock.now()))
+            self._hear(name)
 
     def touch(self, name: str, epoch: int) -> None:
         """Note that a slot's holder is alive; written lazily."""
         with self._changing():
             self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
+            self._hear(name)
 
     def retain(self, start: int, *, beyond_slots: bool) -> int:
         """Durably let the log begin at ``start``, with all positions; returns where it begins now.
@@ -193,6 +205,9 @@ class WalSlots:
         with self._lock:
             self.check_open()  # with the lock: closing does not come between
             yield
+
+    def _hear(self, name: str) -> None:
+        self._heard[name] = self._clock.monotonic()
 
     def _flush(self) -> None:
         if self._dirty:

@@ -1,0 +1,24 @@
+"""What collectors of an object log write down of its clocks, as JSON (``clock/note.json``)."""
+
+from __future__ import annotations
+
+import json
+
+from strandline.model.times import NO_DOUBT, Doubt
+
+
+def encode_note(doubt: Doubt) -> bytes:
+    """The note."""
+    return json.dumps({"ahead_since": doubt.ahead_since, "leap_since": doubt.leap_since}, indent=1).encode() + b"\n"
+
+
+def decode_note(data: bytes | memoryview) -> Doubt:
+    """The note in these bytes. Damage is no doubt at all: what is in doubt is then seen anew."""
+    try:
+        fields = json.loads(bytes(data))
+        since = [fields[name] for name in ("ahead_since", "leap_since")]
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return NO_DOUBT
+    if not all(value is None or (type(value) is int and abs(value) < 1 << 63) for value in since):
+        return NO_DOUBT
+    return Doubt(*since)
