@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from strandline.follow.sink import RestorableSink, Sink
 from strandline.log.contract import READING, SLOTS, Log, Slot, require
+from strandline.log.heartbeat import SlotToucher
 from strandline.model.cursor import Cursor, Limit, Span, Start
-from strandline.model.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, StrandlineError
+from strandline.model.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.model.records import READ_SCHEMA
 from strandline.model.slots import SlotState
 
@@ -223,9 +224,13 @@ class Committer:
             self._slot.advance(to)
 
     def touch(self) -> None:
-        """Say that the follower is alive although it has nothing to store."""
-        if self._slot is not None:
-            self._slot.touch()
+        """Say that the follower is alive although it has nothing to store, or is busy; safe in another thread."""
+        slot, unclaimed = self._slot, self._unclaimed
+        if slot is not None:
+            slot.touch()
+        elif unclaimed is not None and isinstance(self._log, SlotToucher):
+            with contextlib.suppress(Fenced, NotFound):  # claimed by now: who claims is seen
+                self._log.touch_slot(unclaimed.name, unclaimed.epoch)
 
     # --- refused -----------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from strandline.follow.steps import (
 )
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
+from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.planning import behind
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
@@ -82,9 +83,11 @@ def follow(
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
     """
     committer = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
-    with committer.abandoned_on_error():
+    # Also while the sink is busy with one batch.
+    alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
+    with committer.abandoned_on_error(), alive as position:
         engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
-        end = Follower(engine, log, committer, committer, clock).run(committer.start, stop)
+        end = Follower(engine, log, committer, position, clock).run(committer.start, stop)
         committer.settle()
         return end
 

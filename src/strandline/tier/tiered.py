@@ -13,6 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.log.contract import Handle, Log, Slot
+from strandline.log.heartbeat import Limited
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.planning import Gathering, behind
@@ -22,6 +23,7 @@ from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
+from strandline.model.retention import NO_LIMITS, SlotLimits
 from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import SlotState
 from strandline.storage.process import Origin, bound_to_process
@@ -307,6 +309,10 @@ class TieredLog:
     def drop_slot(self, name: str) -> None:
         """Remove a slot; what only it needed may be removed from now on."""
         self._hot.drop_slot(name)
+
+    def slot_limits(self) -> SlotLimits:
+        """Within which limits slots pin, as the hot tier's log knows it now."""
+        return self._hot.slot_limits() if isinstance(self._hot, Limited) else NO_LIMITS
 
     def slots(self) -> list[SlotState]:
         """All slots, by name."""

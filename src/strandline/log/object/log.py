@@ -338,7 +338,15 @@ class ObjectLog:
 
     def slot(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""
-        return self._keeper.cell(name).read().value
+        return self.slot_cell(name).read().value
+
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
+        self._keeper.seen(self.slot_cell(name), epoch)
+
+    def slot_cell(self, name: str) -> StoreCell[SlotState]:
+        """The cell of one slot, for one thread."""
+        return self._keeper.cell(name)
 
     def slots(self) -> list[SlotState]:
         """All slots whose cells are written, by name; holds are among them."""
@@ -349,6 +357,10 @@ class ObjectLog:
         return self._keeper.members(self.head()).floor()
 
     # --- forgetting --------------------------------------------------------------------------------------------
+
+    def slot_limits(self) -> SlotLimits:
+        """Within which limits slots pin, as it is stored now."""
+        return self._read_identity().limits
 
     def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
         """Change what the log may forget, durably; the next collection goes by it."""

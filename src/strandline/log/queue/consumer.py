@@ -156,6 +156,10 @@ class Consumer:
             self._collector = Collector(collect, every=collect_every, clock=clock, name=self._queue.url)
             dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
             call_in_child(self, lambda _: dropped.detach())
+        self._heartbeat = self._queue.heartbeat()
+        if self._heartbeat is not None:
+            silenced = weakref.finalize(self, self._heartbeat.start().halt)
+            call_in_child(self, lambda _: silenced.detach())
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
@@ -412,12 +416,16 @@ class Consumer:
                 return
             if self._collector is not None:
                 self._collector.halt()
+            if self._heartbeat is not None:
+                self._heartbeat.halt()
             try:
                 self._flush()
                 self._closed = True
             finally:
                 if self._collector is not None:
                     self._collector.stop()
+                if self._heartbeat is not None:
+                    self._heartbeat.stop()
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.queue import Descriptor
 
 
@@ -94,6 +95,9 @@ class Queue(Protocol):
 
     def collect(self, pause: float = 0.0) -> None:
         """One round of trimming and garbage collection; not needed if anybody began one ``pause`` seconds ago."""
+
+    def heartbeat(self) -> SlotHeartbeat | None:
+        """What says in time that the consumer is alive, also while it is busy; None if nobody has to know."""
 
     def writes(self) -> Writes:
         """Conditional writes so far; no I/O."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
 import pyarrow as pa
 
 from strandline.log import slots as rules
+from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.index import bytes_from, entries_from, entries_from_sequence
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import ObjectSlot
 from strandline.log.object.span import ObjectSpan
 from strandline.log.queue.contract import Look, Writes
 from strandline.log.queue.letters import keep_letter
-from strandline.model.cursor import SECOND, Cursor, Start
+from strandline.model.cursor import Cursor, Start
 from strandline.model.errors import (
     AlreadyExists,
     Contended,
@@ -73,6 +74,7 @@ class OwnQueue:
         self._chunks = log.chunks
         self._claimed: ObjectSlot | None = None
         self._acknowledged = 0
+        self._seen = 0.0
         self._before = Writes(0, 0)  # of former claims
 
     def __repr__(self) -> str:
@@ -142,6 +144,7 @@ class OwnQueue:
     def _take(self, slot: ObjectSlot) -> None:
         self._before = self.writes()
         self._claimed = slot
+        self._seen = self._clock.monotonic()
 
     @property
     def _slot(self) -> ObjectSlot:
@@ -211,8 +214,9 @@ class OwnQueue:
         head = self._log.head()
         state = self._own_state()  # after the head: what that lists was ours to read when it was read
         idle = self._log.identity.limits.idle_seconds
-        if idle and self._clock.now() - state.last_seen > idle * SECOND // 2:
+        if idle and self._clock.monotonic() - self._seen >= idle / 3:
             self._slot.touch()
+            self._seen = self._clock.monotonic()
         return Look(
             tuple(islice(self._entries(head, since), limit)),
             length=max(0, head.next_sequence - self._acknowledged),
@@ -250,6 +254,12 @@ class OwnQueue:
             self._slot.touch()
         finally:
             self._log.collect(pause=pause)
+
+    def heartbeat(self) -> SlotHeartbeat:
+        """What says in time that the consumer is alive, also while it is busy; not begun yet."""
+        # A cell of its own: another thread may be using the claimed slot's to acknowledge.
+        slot = replace(self._slot, cell=self._log.slot_cell(self._name))
+        return SlotHeartbeat(slot, self._log, clock=self._clock)
 
     def writes(self) -> Writes:
         """Writes of the slot's cell so far."""

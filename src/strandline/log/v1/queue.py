@@ -90,6 +90,9 @@ class V1Queue:
         """One round of garbage collection; only what was unlisted for a grace period before its eyes goes."""
         self._collector.run()
 
+    def heartbeat(self) -> None:
+        """Nothing: such a queue has no limit."""
+
     def writes(self) -> Writes:
         """Conditional writes so far."""
         return self._cell.writes()

@@ -35,6 +35,10 @@ class WalKeeping(WalReading):
         """Durably become the slot's holder."""
         return self._slots.claim(name, holder)
 
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
+        self._slots.touch(name, epoch)
+
     def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Durably put a slot elsewhere, back or ahead, and make it valid again; see :meth:`create_slot`."""
         return self._slots.reset(name, position, retained_from)

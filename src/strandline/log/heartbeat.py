@@ -1,0 +1,137 @@
+"""Heartbeats of slots: a holder is seen at a third of the slot's idle limit, also while it is busy with one batch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Protocol, Self, final, runtime_checkable
+
+from strandline.model.cursor import Cursor
+from strandline.model.errors import StorageError, StrandlineError
+from strandline.model.retention import SlotLimits
+from strandline.storage.ambient import Clock
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+MOST: Final = 60.0
+"""Seconds between two heartbeats at most; so it is where nothing is known of a limit."""
+
+_TICK: Final = 0.25
+"""Real seconds between two looks at the clock."""
+
+
+class Beating(Protocol):
+    """The part of a claimed slot that a heartbeat needs."""
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up to a cursor."""
+
+    def touch(self) -> None:
+        """Say that the holder is alive."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A log that knows within which limits its slots pin."""
+
+    def slot_limits(self) -> SlotLimits:
+        """The limits as they are stored now."""
+
+
+@runtime_checkable
+class SlotToucher(Protocol):
+    """A log whose slots can be kept alive by who has created one and not claimed it yet."""
+
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed; ``Fenced`` if it is of another epoch, ``SlotInvalid``, ``NotFound``."""
+
+
+def heartbeat_interval(limits: SlotLimits) -> float:
+    """Seconds between two heartbeats: a third of the idle limit, and a minute at most.
+
+    >>> heartbeat_interval(SlotLimits(idle_seconds=30)), heartbeat_interval(SlotLimits())
+    (10.0, 60.0)
+    """
+    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else MOST
+
+
+@final
+class SlotHeartbeat:
+    """A claimed slot that is touched in time by a thread of its own, for as long as it is entered. Safe in threads.
+
+    The limit is read again with each heartbeat: who changes it does not have to restart consumers. What a heartbeat
+    cannot write now, it tries again; that the slot was taken over or invalidated, its holder hears when it advances.
+    """
+
+    def __init__(
+        self, slot: Beating, log: object, *, clock: Clock, is_alive: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` says so."""
+        self._slot = slot
+        self._log = log
+        self._clock = clock
+        self._is_alive = is_alive
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._every = self._interval()
+        self._seen = clock.monotonic()
+        self._thread = threading.Thread(target=self._run, name="strandline-heartbeat", daemon=True)
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up to a cursor."""
+        with self._lock:
+            self._slot.advance(to)  # one that stands there already is not seen by this: the next heartbeat is in time
+
+    def touch(self) -> None:
+        """Say that the holder is alive."""
+        with self._lock:
+            self._touch()
+
+    def beat(self) -> None:
+        """Say so if it is time."""
+        if self._clock.monotonic() - self._seen >= self._every and self._is_alive():
+            with self._lock:
+                self._every = self._interval()
+                self._touch()
+
+    def _touch(self) -> None:
+        self._slot.touch()
+        self._seen = self._clock.monotonic()
+
+    def _interval(self) -> float:
+        return heartbeat_interval(self._log.slot_limits()) if isinstance(self._log, Limited) else MOST
+
+    def _run(self) -> None:
+        while not self._stop.wait(_TICK):
+            try:
+                self.beat()
+            except StorageError as error:
+                _LOGGER.debug("A heartbeat failed and is repeated: %s", error)
+            except StrandlineError as error:
+                _LOGGER.debug("A slot needs no heartbeats any more: %s", error)
+                return
+
+    def start(self) -> Self:
+        """Begin; the first heartbeat is an interval away."""
+        self._thread.start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def halt(self) -> None:
+        """Begin no further heartbeat; does not wait."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """Send no more heartbeats; waits for one that is under way, but not for long."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)

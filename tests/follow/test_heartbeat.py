@@ -1,0 +1,139 @@
+"""Slots of followers that live: they are seen in time, also while they have nothing to do or too much."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.follow.run import follow
+from strandline.log import heartbeat
+from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.object.log import ObjectLog, open_log
+from strandline.model.cursor import SECOND, Cursor
+from strandline.model.errors import Fenced, TransientStorageError
+from strandline.model.retention import SlotLimits
+from strandline.testing.clock import ManualClock
+from strandline.testing.plain import PlainStore
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    looking = threading.Event()
+    for _ in range(int(seconds / 0.01)):
+        if condition():
+            return
+        looking.wait(0.01)
+    raise AssertionError("it did not come about")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    monkeypatch.setattr(heartbeat, "_TICK", 0.01)
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> ObjectLog:
+    log = open_log(PlainStore(clock=clock), create=True, limits=SlotLimits(idle_seconds=30), clock=clock)
+    with log.producer() as producer:
+        producer.produce([b"one"])
+    return log
+
+
+def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
+    """Ten limits go by, in steps of a third, with a collection at each; the slot stays valid."""
+    for _ in range(30):
+        clock.advance(10)
+        wait_for(lambda: clock.now() - log.slot(name).last_seen < 10 * SECOND)
+        assert log.collect().invalidated == []
+
+
+class Slow:
+    """A sink that is busy with its first batch until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.at: Cursor | None = None
+        self.busy, self.go_on = threading.Event(), threading.Event()
+
+    def cursor(self, log_id) -> Cursor | None:
+        return self.at
+
+    def apply(self, batches: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        if batches.num_rows:
+            self.busy.set()
+            assert self.go_on.wait(60)
+        self.at = upto
+
+
+def test_a_follower_that_is_busy_with_one_batch_for_longer_than_the_limit_keeps_its_slot(log, clock):
+    sink, stop = Slow(), threading.Event()
+    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "clock": clock})
+    thread.start()
+    try:
+        assert sink.busy.wait(10)
+        survives(log, clock, "busy")
+    finally:
+        stop.set()
+        sink.go_on.set()
+        clock.advance(1)
+        thread.join(20)
+    assert not thread.is_alive()
+    assert (log.slot("busy").position, log.slot("busy").invalid) == (1, None)
+
+
+def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collecting(log, clock):
+    with sl.Consumer(log, slot="queue", collect_every=None, clock=clock) as consumer:
+        batch = consumer.next_batch()
+        survives(log, clock, "queue")
+        consumer.ack(batch.sequence)
+    assert log.slot("queue").position == 1
+
+
+def test_a_dead_consumer_is_invalidated(log, clock):
+    consumer = sl.Consumer(log, slot="queue", collect_every=None, clock=clock)
+    consumer.close()
+    found = []
+    for _ in range(6):
+        clock.advance(10)
+        found += log.collect().invalidated
+    assert [slot.name for slot in found] == ["queue"]
+
+
+class Fickle:
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.touched = list(errors), 0
+
+    def advance(self, to: Cursor) -> None:
+        raise AssertionError
+
+    def touch(self) -> None:
+        self.touched += 1
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+def test_a_heartbeat_that_fails_is_repeated(clock):
+    slot = Fickle(TransientStorageError("once"))
+    with SlotHeartbeat(slot, object(), clock=clock):
+        clock.advance(60)
+        wait_for(lambda: slot.touched == 2)
+
+
+def test_a_slot_that_was_taken_over_gets_no_more_heartbeats(clock):
+    slot = Fickle(Fenced("by another"))
+    with SlotHeartbeat(slot, object(), clock=clock) as beating:
+        clock.advance(60)
+        wait_for(lambda: not beating._thread.is_alive())
+    assert slot.touched == 1
+
+
+def test_a_new_limit_counts_from_the_next_heartbeat_on(log, clock):
+    log.create_slot("a", 0)
+    with SlotHeartbeat(log.claim_slot("a", "me"), log, clock=clock) as beating:
+        assert beating._every == 10
+        open_log(log.store, clock=clock).set_retention("consumed", SlotLimits(idle_seconds=3))
+        clock.advance(10)
+        wait_for(lambda: beating._every == 1)
