@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.follow.committer import Committer, begin
 from strandline.follow.sink import Sink, without_key
+from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor, Start
 from strandline.model.errors import CorruptData, Fenced, InvalidInput
@@ -25,7 +26,7 @@ from strandline.spark.checkpoint import usable_checkpoint
 from strandline.spark.failures import patiently, unwrapped
 from strandline.spark.opening import opened
 from strandline.spark.options import parse_options
-from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.tier.tiered import TieredLog
 
 OnStep = Callable[[str], None]
@@ -50,6 +51,7 @@ def follow(
     max_bytes_per_trigger: int | None = _MAX_BYTES,
     options: Mapping[str, str] | None = None,
     on_step: OnStep | None = None,
+    clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> Following:
     """Start a streaming query that keeps the sink exactly in step with the log; every record is applied once.
@@ -106,7 +108,12 @@ def follow(
             if checkpoint is not None:
                 place = usable_checkpoint(spark, checkpoint, committer.start, source.bounds(), chance=chance)
                 writer = writer.option("checkpointLocation", place)
-            return Following(writer.start(), batches)
+            query = writer.start()
+        if slot is None:
+            return Following(query, batches)
+        # Also while there is nothing to do, or one micro-batch takes long.
+        heartbeat = SlotHeartbeat(committer, source, clock=clock, is_alive=lambda: bool(query.isActive))
+        return Following(query, batches, heartbeat.start())
 
 
 def _keeps_latest(sink: Sink) -> bool:
@@ -123,10 +130,11 @@ def _refuse(given: Mapping[str, str]) -> None:
 class Following:
     """A running pipeline. Leaving its ``with`` block stops it; it can be started again at any time."""
 
-    def __init__(self, query: StreamingQuery, batches: _Batches) -> None:
+    def __init__(self, query: StreamingQuery, batches: _Batches, heartbeat: SlotHeartbeat | None = None) -> None:
         """Use :func:`follow`."""
         self._query = query
         self._batches = batches
+        self._heartbeat = heartbeat
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +178,8 @@ class Following:
     def stop(self) -> None:
         """Stop, and return only when no micro-batch of this pipeline is under way any more."""
         self._batches.stopping.set()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._query.stop()
         # Spark interrupts its own thread, not the Python function that it called.
         if not self._batches.running.acquire(timeout=_STOP_SECONDS):

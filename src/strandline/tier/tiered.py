@@ -13,7 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.log.contract import Handle, Log, Slot
-from strandline.log.heartbeat import Limited
+from strandline.log.heartbeat import Limited, SlotToucher
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.planning import Gathering, behind
@@ -313,6 +313,11 @@ class TieredLog:
     def slot_limits(self) -> SlotLimits:
         """Within which limits slots pin, as the hot tier's log knows it now."""
         return self._hot.slot_limits() if isinstance(self._hot, Limited) else NO_LIMITS
+
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed which nobody has claimed yet."""
+        if isinstance(self._hot, SlotToucher):
+            self._hot.touch_slot(name, epoch)
 
     def slots(self) -> list[SlotState]:
         """All slots, by name."""
