@@ -30,7 +30,7 @@ from strandline.model.errors import (
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
-from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.slots import TIER_SLOT as SLOT
 from strandline.storage.store import Payload
 from strandline.testing.clock import ManualClock, SeededChance
@@ -39,6 +39,7 @@ from strandline.testing.plain import PlainStore
 from strandline.tier.cold import ColdCell
 from strandline.tier.ledger import Progress
 from strandline.tier.manager import MetadataManager
+from strandline.tier.planning import written_time
 from strandline.tier.segment_files import (
     forget_tails,
     list_segments,
@@ -213,6 +214,37 @@ def test_what_does_not_fill_a_segment_waits_until_it_has_lingered(world: World) 
     world.clock.advance(1.1)
     assert len(tierer.run_once().copied) == 1
     clean(world)
+
+
+@pytest.mark.parametrize("skew", [10 * 365 * 86400, -365 * 86400])
+def test_what_a_producer_with_a_wrong_clock_listed_is_copied_when_the_tierer_saw_it_wait(
+    world: World, skew: int
+) -> None:
+    tierer = world.tierer(target=1 << 20, linger=60.0)
+    world.clock.set_wall(world.clock.now() - skew * 1_000_000)  # all that is listed is now ahead, or behind
+    if skew > 0:
+        assert tierer.run_once().copied == ()
+        world.clock.advance(59)
+        assert tierer.run_once().copied == ()
+        world.clock.advance(1.1)
+    assert len(tierer.run_once().copied) == 1
+    clean(world)
+
+
+def test_a_segment_of_times_ahead_expires_by_its_copy_or_by_what_comes_behind(world: World) -> None:
+    first, second = (finished_at(listed, copied) for listed, copied in ((9000, 8_000_000), (8500, 200)))
+    times = {first.segment: 9_000_000_000, second.segment: 8_500_000_000}
+    listed, now = (lambda segment: times[segment.segment]), 1_000_000_000
+    assert written_time([first, second], 0, listed, now) == 200_000
+    assert written_time([first], 0, listed, now) == now
+    assert written_time([second], 0, lambda _: 100, now) == 100
+
+
+def finished_at(listed: int, copied: int) -> SegmentMetadata:
+    segment = SegmentId(TopicPartition("t", UUID(int=1), 0), UUID(int=listed))
+    return SegmentMetadata(
+        segment=segment, start=0, end=1, broker=0, max_timestamp=0, event_timestamp=copied, terms=((0, 0),), size=1
+    )
 
 
 def test_no_range_is_copied_twice(world: World) -> None:

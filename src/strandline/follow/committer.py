@@ -14,7 +14,15 @@ from strandline.follow.sink import RestorableSink, Sink
 from strandline.log.contract import READING, SLOTS, Log, Slot, require
 from strandline.log.heartbeat import SlotToucher
 from strandline.model.cursor import Cursor, Limit, Span, Start
-from strandline.model.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
+from strandline.model.errors import (
+    AlreadyExists,
+    CursorExpired,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    StrandlineError,
+)
 from strandline.model.records import READ_SCHEMA
 from strandline.model.slots import SlotState
 

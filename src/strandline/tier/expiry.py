@@ -10,6 +10,7 @@ from strandline.model.errors import CorruptData, Fenced, InvalidInput, StorageEr
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.steady import SteadyTime
 from strandline.tier import planning
 from strandline.tier.ledger import Ledger
 from strandline.tier.segment_files import load_tail
@@ -59,6 +60,7 @@ class Expiry:
         self._retention = retention
         self._name = slot
         self._clock = clock
+        self._steady = SteadyTime(clock, f"the cold tier of {ledger.partition}")
 
     def run(self) -> list[SegmentMetadata]:
         """Remove what the policy no longer keeps; returns it. ``Fenced`` or not, nothing goes that somebody needs."""
@@ -91,7 +93,7 @@ class Expiry:
             hot if pinned is None else min(hot, pinned),
             is_pinned=pinned is not None,
             listed=self._last_listed if isinstance(self._retention, MaxAge) else (lambda _: 0),
-            now=self._clock.now(),
+            now=min(self._clock.now(), self._steady.now()),
         )
 
     def _flush_slots(self) -> None:

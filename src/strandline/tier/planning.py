@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -11,6 +11,7 @@ from strandline.model.errors import Gap
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 from strandline.model.segments import PartitionDelete, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.slots import SlotState
+from strandline.model.times import TOLERANCE
 from strandline.tier.segment_files import SegmentObject
 
 
@@ -116,7 +117,7 @@ def expired(
     segments = known.finished
     gone: list[SegmentMetadata] = []
     size = sum(segment.size for segment in segments)
-    for segment in segments:
+    for at, segment in enumerate(segments):
         if segment.end >= upto:
             break
         match retention:
@@ -124,7 +125,7 @@ def expired(
                 break
             case Consumed() if not is_pinned:
                 break
-            case MaxAge(seconds) if listed(segment) >= now - seconds * SECOND:
+            case MaxAge(seconds) if written_time(segments, at, listed, now) >= now - seconds * SECOND:
                 break
             case MaxBytes(most) if size <= most:
                 break
@@ -135,14 +136,37 @@ def expired(
 
 @dataclass(frozen=True, slots=True)
 class Uncopied:
-    """What lies behind the cold tier: how many bytes, and when the first of its batches was listed (microseconds)."""
+    """What lies behind the cold tier: how many bytes, and when the first of its batches was listed (microseconds).
+
+    ``watched`` is for how many seconds the tierer itself has seen that batch wait, by a clock that never jumps.
+    """
 
     size: int
     listed: int | None
+    watched: float = 0.0
 
 
 def is_due(uncopied: Uncopied, *, target: int, linger: float, now: int, everything: bool) -> bool:
-    """Whether a segment is to be made of it: if it fills one, or if the first of it has waited for so many seconds."""
+    """Whether a segment is to be made of it: if it fills one, or if the first of it has waited for so many seconds.
+
+    The clock of who listed it may have been ahead: then what the tierer saw counts.
+    """
     if uncopied.listed is None:
         return False
-    return everything or uncopied.size >= target or now - uncopied.listed >= linger * SECOND
+    waited = now - uncopied.listed >= linger * SECOND or uncopied.watched >= linger
+    return everything or uncopied.size >= target or waited
+
+
+def written_time(
+    segments: Sequence[SegmentMetadata], at: int, listed: Callable[[SegmentMetadata], int], now: int
+) -> int:
+    """When the last batch of a segment was listed, as far as that can be believed (microseconds).
+
+    A time ahead of the present is from a clock that was wrong. Then the segment is no younger than its copy, nor than
+    the ones behind it; if all of these are ahead, too, it counts as of now.
+    """
+    for segment in segments[at:]:
+        for time in (listed(segment), segment.event_timestamp * 1000):
+            if time <= now + TOLERANCE:
+                return time
+    return now

@@ -109,6 +109,7 @@ class Tierer:
         """The segment whose last record was found to be the log's, in this round."""
         self._began = False
         self._stop: threading.Event | None = None
+        self._waiting: tuple[int | None, float] | None = None
         self._origin = Origin(f"The tierer of {log!r}", self)
 
     # --- rounds ------------------------------------------------------------------------------------------------
@@ -262,6 +263,7 @@ class Tierer:
         uncopied = Uncopied(
             self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans),
             listed_at(spans[0], self._clock.now()) if spans else None,
+            self._watched(cursor.next if spans else None),
         )
         now = self._clock.now()
         is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
@@ -280,6 +282,13 @@ class Tierer:
         self._checked = segment.segment
         self._ledger.tell("copied", segment, self._clock.monotonic() - began)
         return segment
+
+    def _watched(self, start: int | None) -> float:
+        """For how many seconds this tierer has seen a batch wait that begins there; None if none does."""
+        now = self._clock.monotonic()
+        if self._waiting is None or self._waiting[0] != start:
+            self._waiting = (start, now)
+        return now - self._waiting[1]
 
     def _check_follows(self, slot: Slot, last: SegmentMetadata) -> None:
         """Refuse a log that has another record where the cold tier ends; looked at once a round."""
