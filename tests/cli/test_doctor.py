@@ -228,12 +228,31 @@ def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
     assert statuses(log_said(store, clock)) == {}
     clock.advance(2 * 86400)
     assert statuses(log_said(store, clock)) == {"collection": Status.WARNING}
+    for _ in range(2):
+        log.collect()
+        clock.advance(31)
     log.collect()
     lines = log_said(store, clock)
     assert statuses(lines) == {"slots": Status.WARNING}
     assert "'billing'" in lines["slots"].said
     store.put("head", b"")
     assert statuses(log_said(store, clock)) == {"log": Status.PROBLEM}
+
+
+def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much():
+    clock, store = ManualClock(), PlainStore()
+    log = open_log(store, create=True, clock=clock)
+    clock.set_wall(clock.now() + 365 * 86400 * 1_000_000)
+    append(log, b"a", number=0)
+    log.create_slot("billing", 0)
+    log.collect()
+    clock.set_wall(clock.now() - 365 * 86400 * 1_000_000)
+    told = [line for line in log_lines(store, clock=clock) if line.what == "times"]
+    assert {line.status for line in told} == {Status.WARNING}
+    assert all("365 d ahead of this machine's clock" in line.said for line in told)
+    assert ["a collector's" in told[0].said, "a producer's" in told[1].said, "Slot 'billing'" in told[2].said] == [
+        True
+    ] * 3
 
 
 @pytest.mark.parametrize(("free", "status"), [(1 << 40, Status.OK), (1 << 29, Status.WARNING), (1, Status.PROBLEM)])

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 import strandline as sl
 from strandline.cli.collect import lines
 from strandline.log.object.collector import Collected
+from strandline.log.object.log import open_log
+from strandline.model.head import WriterId
+from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
+from strandline.testing.clock import ManualClock
 from tests.cli.conftest import Run, Start
 from tests.cli.test_lag import fill_queue
 from tests.cli.test_slots import fill
@@ -136,3 +141,15 @@ def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(run: Run, l
     assert objects(log) == before
     assert run("gc", log, "--format", "queue-v1", "--grace", "1s", "--yes").exit_code == 0
     assert run("gc", log, "--format", "queue-v1", "--everything").exit_code == 2
+
+
+def test_gc_says_which_clock_is_wrong_and_by_how_much(run: Run, log: str) -> None:
+    opened = fill(log)
+    ahead = ManualClock(now=opened.clock.now() + 365 * 86400 * 1_000_000)
+    open_log(opened.store, clock=ahead).append(
+        record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"x"]), writer=WriterId(UUID(int=7)), number=0
+    ).result(5)
+    done = run("gc", log)
+    assert done.exit_code == 0, done.output
+    assert "listed up to 365 days ahead of the present, by a producer whose clock was ahead" in done.stderr
+    assert json.loads(run("gc", log, "--json").stdout)["listed_ahead_seconds"] == pytest.approx(365 * 86400, abs=600)

@@ -114,7 +114,9 @@ def _report(where: str, facts: dict[str, Any], said: list[Line], as_json: bool) 
 
 
 def _shout(url: str, done: Collected) -> None:
-    """Slots that were invalidated, on standard error whatever the output is: somebody has to act."""
+    """Wrong clocks and invalidated slots, on standard error whatever the output is: somebody has to act."""
+    for said in [] if done.clocks is None else done.clocks.warnings():
+        show.warning(said)
     would = "would be" if done.dry_run else "was"
     for slot in done.invalidated:
         reason = "" if slot.invalid is None else f" ({slot.invalid.reason})"
@@ -145,6 +147,8 @@ def fields(done: Collected) -> dict[str, Any]:
         "orphans": done.orphans,
         "orphan_bytes": done.orphan_bytes,
         "trims_waiting": done.waiting,
+        "clock_ahead_of_store_seconds": 0.0 if done.clocks is None else done.clocks.skew,
+        "listed_ahead_seconds": 0.0 if done.clocks is None else done.clocks.ahead,
     }
 
 

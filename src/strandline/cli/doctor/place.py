@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,9 +25,13 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
+from strandline.model.head import Head
 from strandline.model.retention import FOREVER
+from strandline.model.slots import SlotState
+from strandline.model.times import TOLERANCE
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ABSENT, Match, ObjectStore, Precondition, Version
+from strandline.storage.store_clock import measure_skew
 
 RACERS: Final = 8
 _ROUNDS: Final = 5
@@ -184,21 +188,15 @@ class Place:
     # --- the clock, and leaving ----------------------------------------------------------------------------------
 
     def _clocks(self) -> Line:
-        path = self._path("clock")
-        before = self._clock.now()
-        self._store.put(path, b"now")
-        after = self._clock.now()
-        written = next((item.modified for item in self._store.list(path) if item.path == path), None)
-        if written is None:
+        found = measure_skew(self._store, self._path("clock/now"), b"now", clock=self._clock)
+        if found is None:
             return warning("clock", "It could not be compared: what was just written is not listed.")
-        latest = written + (_SECOND - 1 if written % _SECOND == 0 else 0)  # many stores know only whole seconds
-        ahead, behind = (written - after) / _SECOND, (before - latest) / _SECOND
-        skew = max(ahead, behind, 0.0)
+        skew = abs(found) / _SECOND
         if skew <= _SKEW:
             return ok("clock", "within a second of the store's" if skew < 1 else f"{skew:.1f} s off the store's")
-        which = "behind" if ahead > behind else "ahead of"
+        which = "behind" if found < 0 else "ahead of"
         said = f"This machine's clock is {show.seconds(skew)} {which} the store's"
-        return warning("clock", f"{said}: set it right, for ages, grace periods and idle slots are judged by it.")
+        return warning("clock", f"{said}: set whichever is wrong right, for ages are judged by both.")
 
     def _clean(self) -> Line | None:
         try:
@@ -230,11 +228,23 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
     if invalid:
         said = f"{', '.join(map(repr, invalid))} pin nothing any more: see 'strandline slots', and reset or drop them."
         yield warning("slots", said)
+    yield from _ahead(head, states, clock.now())
     since = head.collected or min((entry.listed for entry in head.tail), default=clock.now())
     idle = (clock.now() - since) / _SECOND
     if log.identity.retention != FOREVER and idle > _LONG_AGO:
         said = f"Nothing was collected for {show.seconds(idle)}: run 'strandline gc' now and then, or a consumer."
         yield warning("collection", said)
+
+
+def _ahead(head: Head, states: Sequence[SlotState], now: int) -> Iterator[Line]:
+    """Times in the log that lie ahead of this machine's clock: whose clock was wrong, and by how much."""
+    told = [("The last collection", "a collector's", head.collected - now)]
+    told += [("The newest batch", "a producer's", head.listed - now)]
+    told += [(f"Slot {state.name!r}", "its consumer's", state.last_seen - now) for state in states]
+    for what, whose, ahead in told:
+        if ahead > TOLERANCE:
+            said = f"{what} is {show.seconds(ahead / _SECOND)} ahead of this machine's clock: {whose} clock was ahead"
+            yield warning("times", f"{said}, or this one is behind. The next collections set it right.")
 
 
 def other_line(url: str) -> Line | None:
