@@ -397,3 +397,26 @@ def test_the_help_names_every_command(run: Run) -> None:
     for command in ("inspect", "verify", "repair", "export", "migrate"):
         assert command in done.stdout
     assert "wal" in run("--help").stdout
+
+
+def test_a_spool_with_gaps_is_migrated_with_new_numbers_when_asked_and_each_gap_is_told(
+    run: Run, tmp_path: Path
+) -> None:
+    frames = [b"".join(encode_record_frame(1, lsn, 0, b"%d" % lsn)) for lsn in (4, 5, 9, 7)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.logical.wal").write_bytes(b"".join(frames))
+    refused = run("wal", "migrate", tmp_path / "a.logical.wal")
+    assert refused.exit_code == 1
+    assert "--renumber" in refused.stderr
+    done = run("wal", "migrate", tmp_path / "a.logical.wal", "--renumber", "--json")
+    assert done.exit_code == 0, done.output
+    fields = json.loads(done.stdout)
+    assert (fields["renumbered"], fields["missing"], fields["oldest"], fields["current"]) == (True, 3, 4, 7)
+    assert fields["gaps"] == [
+        {"index": 2, "after": 5, "found": 9, "missing": 3},
+        {"index": 3, "after": 9, "found": 7, "missing": 0},
+    ]
+    told = run("wal", "migrate", tmp_path / "b.logical.wal", "--renumber").stdout
+    assert "2 gaps with 3 lsns missing" in told
+    assert "before record 2: missing 6-8" in told
+    assert "before record 3: goes back, 7 after 9" in told

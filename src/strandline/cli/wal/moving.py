@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,10 +15,14 @@ from strandline.cli.wal.shared import Folder, need_wal
 from strandline.log.folders import Contents, Kind
 from strandline.log.wal.export import export_spool
 from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.migrate import SPOOL
+from strandline.log.wal.migrate import SPOOL, migrate_spool
 from strandline.log.wal.reader import WalReader
+from strandline.log.wal.renumber import OLD_LSN, Renumbering
 from strandline.model.errors import AlreadyExists, InvalidInput
+from strandline.storage.ambient import CHANCE, CLOCK
 from strandline.storage.disk import DISK
+
+_SHOWN: Final = 50
 
 
 @guarded
@@ -58,6 +63,13 @@ def migrate(
         ),
     ],
     *,
+    renumber: Annotated[
+        bool,
+        typer.Option(
+            "--renumber",
+            help="Give records whose lsns leave gaps or go back new ones; the header spool-lsn keeps the old.",
+        ),
+    ] = False,
     json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
@@ -69,11 +81,13 @@ def migrate(
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
     refuse_taken(look(folder))
-    with WriteAheadLog.open(folder, create=False, migrate=True) as wal:
+    done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber)
+    with WriteAheadLog.open(folder, create=False) as wal:
         oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots())
     size = DISK.size(folder + SPOOL)
     if json:
-        show.document({"folder": folder, "oldest": oldest, "current": current, "slots": slots, "spool_bytes": size})
+        fields = {"folder": folder, "oldest": oldest, "current": current, "slots": slots, "spool_bytes": size}
+        show.document({**fields, **_renumbered(done)})
         return
     show.out().print(
         f"{folder} holds {show.counted(current - oldest + 1, 'record')} (lsns {oldest:,} to {current:,}) and "
@@ -81,6 +95,28 @@ def migrate(
         soft_wrap=True,
         markup=False,
     )
+    for line in () if done is None else _gap_lines(done):
+        show.line(line)
+
+
+def _renumbered(done: Renumbering | None) -> dict[str, Any]:
+    """What ``--json`` prints of new numbers."""
+    gaps = () if done is None else done.gaps
+    return {
+        "renumbered": done is not None,
+        "missing": 0 if done is None else done.missing,
+        "gaps": [{"index": gap.index, "after": gap.after, "found": gap.found, "missing": gap.missing} for gap in gaps],
+    }
+
+
+def _gap_lines(done: Renumbering) -> Iterator[str]:
+    """What was renumbered, and each gap."""
+    gaps, lsns = show.counted(len(done.gaps), "gap"), show.counted(done.missing, "lsn")
+    yield f"Its records were renumbered, for {gaps} with {lsns} missing; the header {OLD_LSN} keeps the old ones."
+    for gap in done.gaps[:_SHOWN]:
+        yield f"  before record {gap.index:,}: {'missing' if gap.missing else 'goes back,'} {gap}"
+    if len(done.gaps) > _SHOWN:
+        yield f"  … and {len(done.gaps) - _SHOWN:,} more; --json tells all"
 
 
 def refuse_taken(there: Contents) -> None:

@@ -91,6 +91,7 @@ class WriteAheadLog:
         *,
         create: bool = True,
         migrate: bool = False,
+        renumber: bool = False,
         roll_bytes: int = ROLL_BYTES,
         tail_bytes: int = TAIL_BYTES,
         pending_bytes: int = PENDING_BYTES,
@@ -102,9 +103,11 @@ class WriteAheadLog:
         """Open the log in the folder ``path`` for writing, as :meth:`WalLog.open` does.
 
         A spool of older versions (``path`` with ``.logical.wal`` behind it, and its slots) is never taken over
-        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is.
+        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is. One whose lsns
+        leave gaps or go back needs ``renumber``: records get new lsns, and keep the old ones in the header
+        ``spool-lsn``; slots are moved along.
         """
-        folder = folder_of(path, migrate=migrate, disk=disk, clock=clock, chance=chance)
+        folder = folder_of(path, migrate=migrate, renumber=renumber, disk=disk, clock=clock, chance=chance)
         log = WalLog.open(
             folder,
             create=create,

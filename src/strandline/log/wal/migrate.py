@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from os import PathLike
 from pathlib import PurePath
@@ -25,10 +25,11 @@ from strandline.log.slots import check_name
 from strandline.log.wal.journal import Place, encode_lead
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
+from strandline.log.wal.renumber import OLD_LSN, Renumbering, plan_renumbering
 from strandline.log.wal.slots import write_kept
 from strandline.model.cursor import Bounds
 from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError
-from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.disk import Disk
@@ -48,10 +49,15 @@ _FRAME_RECORDS: Final = 1 << 14
 _GROUP_BYTES: Final = 16 << 20
 """So much is written between two syncs."""
 
+_TOLD_GAPS: Final = 100
+"""So many are logged one by one."""
+
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def folder_of(path: str | PathLike[str], *, migrate: bool, disk: Disk, clock: Clock, chance: Chance) -> str:
+def folder_of(
+    path: str | PathLike[str], *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
+) -> str:
     """The folder of the log that ``path`` names; a spool of that name is moved there if ``migrate`` says so.
 
     ``InvalidInput`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
@@ -65,11 +71,13 @@ def folder_of(path: str | PathLike[str], *, migrate: bool, disk: Disk, clock: Cl
             f"{folder}{SPOOL} is a spool of an older version: open it with migrate=True, which moves its records and "
             f"slots into the folder {folder} and keeps the file."
         )
-    migrate_spool(folder, disk=disk, clock=clock, chance=chance)
+    migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber)
     return folder
 
 
-def migrate_spool(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
+def migrate_spool(
+    folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
+) -> Renumbering | None:
     """Make the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
     After a crash at any moment there is no log in the folder, and this can be done again, or there is all of it. The
@@ -80,23 +88,28 @@ def migrate_spool(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> N
     spool becomes an empty log, which goes on behind the highest slot: whoever has applied so much had seen it in
     records that were pruned since. A slot that needs what is no longer there is invalid in the log (``wal-removed``).
 
+    With ``renumber`` records whose lsns leave gaps or go back get new ones, in the order of the file, and keep the old
+    ones in the header ``spool-lsn``; slots are moved along, to where no consumer misses a record. Each gap is logged as
+    a warning, and what was done is returned; None if nothing had to be renumbered.
+
     ``CorruptData``, and nothing was changed: for lsns that do not follow each other and terms that go down; for a
     damaged slots file; for a valid slot behind the end, whose consumer proves that records are lost; for a file that
     does not even begin with a record, unless that is torn. ``InvalidInput`` for what a log cannot hold.
     """
     with disk.locked(f"{folder}{MIGRATING}.lock"):
         if _exists(f"{folder}/{IDENTITY}", disk=disk):
-            return  # another process was faster
+            return None  # another process was faster
         _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
         hidden = f"{folder}{MIGRATING}"
         disk.remove_folder(hidden)  # what an interrupted one has left
         try:
-            _make(folder, hidden, disk=disk, clock=clock, log_id=chance.uuid())
+            renumbering = _make(folder, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
             _put_in_place(hidden, folder, disk=disk, clock=clock)
         except Exception:
             with contextlib.suppress(StorageError):  # else the next one does it
                 disk.remove_folder(hidden)
             raise
+        return renumbering
 
 
 def _exists(path: str, *, disk: Disk) -> bool:
@@ -143,12 +156,17 @@ def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None
 # --- the log ---------------------------------------------------------------------------------------------------
 
 
-def _make(folder: str, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID) -> None:
+def _make(folder: str, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool) -> Renumbering | None:
     """Durably make the log, under a name that nobody looks for."""
     spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
     slots = _read_slots(beside, disk=disk, now=clock.now())
     data = memoryview(disk.read(spool))
-    if data:
+    renumbering = None
+    if renumber:
+        renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
+    if renumbering is not None:
+        start, slots = renumbering.start, renumbering.slots(slots)
+    elif data:
         first = next(iter(SpoolScanner(data)), None)
         start = 0 if first is None else _checked_first(first.lsn, spool)
     else:
@@ -160,11 +178,14 @@ def _make(folder: str, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID) -
     with WalLog.open(
         hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, disk=disk, clock=clock
     ) as log:
-        copied = _copy(data, start, log, spool)
+        copied = _copy(data, start, log, spool, renumbering)
     _tell(copied, data, spool)
+    if renumbering is not None:
+        _tell_gaps(renumbering, spool)
     slots = settle_slots(slots, Bounds(start, copied.end), now=clock.now(), where=beside)
     # Syncs the folder, too: every name in it is durable before its own is.
     write_kept(hidden, Kept(log_id, start, tuple(slots)), disk=disk)
+    return renumbering
 
 
 def _begin(folder: str, kept: Kept, *, disk: Disk) -> None:
@@ -183,12 +204,13 @@ class _Copied(NamedTuple):
     stop: LegacyStop
 
 
-def _copy(data: memoryview, start: int, log: WalLog, spool: str) -> _Copied:
+def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _Copied:
     """Append every record, and return when they are durable."""
     scanner = SpoolScanner(data)
     now = log.clock.now() // 1000
     offset, term, clamped, handle = start, 0, 0, None
-    for run in runs(scanner, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):
+    records = scanner if renumbering is None else renumbering.records(scanner)
+    for run in runs(records, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):
         if run.first != offset + 1 or run.term < term or run.first + len(run.payloads) - 1 > LAST_LSN:
             _refuse_run(run, offset, term, data, offset - start, spool)
         # A frame is of its latest record's time, so that looking for a time skips none; but a time to come would be
@@ -196,7 +218,9 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str) -> _Copied:
         latest = max(run.timestamps)
         clamped += 0 if latest <= LAST_TIME else sum(time > LAST_TIME for time in run.timestamps)
         try:
-            handle = log.append_batch(_batch_of(run), expect=offset, term=run.term, timestamp=min(latest, now))
+            handle = log.append_batch(
+                _batch_of(run, renumbering), expect=offset, term=run.term, timestamp=min(latest, now)
+            )
         except InvalidInput as error:  # a run is that large only if it is one record
             raise InvalidInput(
                 f"{spool} has a record that fits no frame, lsn {run.first} with {run.payloads[0].nbytes:,} bytes; "
@@ -208,7 +232,7 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str) -> _Copied:
     return _Copied(offset, clamped, scanner.stop)
 
 
-def _batch_of(run: Run) -> pa.RecordBatch:
+def _batch_of(run: Run, renumbering: Renumbering | None) -> pa.RecordBatch:
     count = len(run.payloads)
     told = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(array("Q", run.timestamps))])
     milliseconds = pc.min_element_wise(told, pa.scalar(LAST_TIME, pa.uint64())).cast(pa.int64())
@@ -218,9 +242,15 @@ def _batch_of(run: Run) -> pa.RecordBatch:
         pa.nulls(count, pa.binary()),
         # As bytes: Arrow leaks each view that it is given, and with it all that is viewed, which is the spool.
         pa.array(list(map(bytes, run.payloads)), pa.binary()),
-        no_headers(count),
+        no_headers(count) if renumbering is None else _lsn_headers(renumbering.old_lsns(run.first, count)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _lsn_headers(lsns: Sequence[int]) -> pa.Array:
+    texts = pa.array(lsns, pa.uint64()).cast(pa.string()).cast(pa.binary())
+    names = pa.repeat(pa.scalar(OLD_LSN), len(lsns))
+    return pa.MapArray.from_arrays(pa.array(range(len(lsns) + 1), pa.int32()), names, texts).cast(HEADERS)
 
 
 def _checked_first(lsn: int, spool: str) -> int:
@@ -235,15 +265,20 @@ def _checked_first(lsn: int, spool: str) -> int:
 
 def _refuse_run(run: Run, offset: int, term: int, data: memoryview, index: int, spool: str) -> NoReturn:
     frame = next(islice(LegacyScanner(data), index, None))
+    or_ = ""
     if run.first != offset + 1:
         why = f"lsn {run.first} is there, and {offset + 1} follows"
+        or_ = (
+            "; or let all its records have new numbers, and each gap be reported ('strandline wal migrate --renumber', "
+            "or renumber=True in a program)"
+        )
     elif run.term < term:
         why = f"lsn {run.first} is of term {run.term}, and the one before it of term {term}"
     else:
         why = f"lsns go on from {run.first}, and none may be above {LAST_LSN}"
     raise CorruptData(
         f"{spool} is damaged at byte {frame.start}, in record {index} counted from 0: {why}; nothing was changed. "
-        f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds what is before it."
+        f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds what is before it{or_}."
     )
 
 
@@ -266,6 +301,15 @@ def _tell(copied: _Copied, data: memoryview, spool: str) -> None:
             "%s has %d records of a time that cannot be told in microseconds; in the log they have the last that can.",
             spool, copied.clamped,
         )  # fmt: skip
+
+
+def _tell_gaps(renumbering: Renumbering, spool: str) -> None:
+    for gap in renumbering.gaps[:_TOLD_GAPS]:
+        _LOGGER.warning("%s has no lsn that follows before record %d: %s.", spool, gap.index, gap)
+    _LOGGER.warning(
+        "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",
+        spool, len(renumbering.lsns), len(renumbering.gaps), renumbering.missing, OLD_LSN,
+    )  # fmt: skip
 
 
 # --- slots -----------------------------------------------------------------------------------------------------
