@@ -5,6 +5,7 @@ The node must go on serving, write no trace of an unexpected error, and stay wit
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import random
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -226,33 +228,40 @@ def _without_limit() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+@cache
+def _running() -> tuple[_Node, bytes]:
+    """The node of this process, with some records in it, and its log's id. It ends with the process."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    node = _Node(Path(folder.name))
+    atexit.register(node.close)
+    with RemoteLog(node.url, timeout=_START) as log:
+        log.append(some_records(20))
+        return node, str(log.log_id).encode()
+
+
 @contextlib.contextmanager
 def _served() -> Iterator[Try]:
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        node = _Node(Path(folder))
-        stack.callback(node.close)
-        with RemoteLog(node.url, timeout=_START) as log:
-            log.append(some_records(20))
-            log_id = str(log.log_id).encode()
-        count = 0
+    node, log_id = _running()
+    count = 0
 
-        def attempt(case: bytes) -> str:
-            nonlocal count
-            count += 1
-            try:
-                told = json.loads(case)
-                messages = [bytes.fromhex(message).replace(_LOG, log_id) for message in told["messages"]]
-                method = str(told["method"])
-            except (ValueError, KeyError, TypeError):
-                return "no case"
-            outcome = _sent(node.url, method, messages)
-            node.check()
-            if count % _OFTEN == 0:
-                node.answers()
-            return outcome
+    def attempt(case: bytes) -> str:
+        nonlocal count
+        count += 1
+        try:
+            told = json.loads(case)
+            messages = [bytes.fromhex(message).replace(_LOG, log_id) for message in told["messages"]]
+            method = str(told["method"])
+        except (ValueError, KeyError, TypeError):
+            return "no case"
+        outcome = _sent(node.url, method, messages)
+        node.check()
+        if count % _OFTEN == 0:
+            node.answers()
+        return outcome
 
-        yield attempt
-        node.answers()
+    yield attempt
+    node.answers()
 
 
 def _sent(url: str, method: str, messages: list[bytes]) -> str:

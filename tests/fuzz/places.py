@@ -31,6 +31,7 @@ from strandline.model.records import record_batch, with_offsets
 from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import SeededChance
+from strandline.testing.plain import PlainStore
 from tests.formats.forging import reseal_batch, reseal_head, some_records
 from tests.fuzz.formats import sealed_checked, sealed_frames
 from tests.fuzz.mutation import Reseal, damage, in_place, json_damage, times, unchanged
@@ -46,13 +47,22 @@ _CHUNKED = 100
 
 
 def _make_object_log(folder: Path) -> None:
-    log = open_log(f"file://{folder}", create=True, chance=SeededChance(1))
+    store = PlainStore()  # a disk that syncs would take most of the time
+    log = open_log(store, create=True, chance=SeededChance(1))
     with log.producer(linger=60) as producer:
         for number in range(_CHUNKED):
             producer.append(key=b"k%d" % number, value=b"v" * number)
             producer.flush(_SOON)
         producer.append_batch(pa.Table.from_batches([some_records(40), some_records(3)]))
     log.create_slot("billing", 3)
+    _keep(store, folder)
+
+
+def _keep(store: PlainStore, folder: Path) -> None:
+    """The objects of a store as files, as a local store has them."""
+    for info in store.list(""):
+        (folder / info.path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / info.path).write_bytes(store.get(info.path).data)
 
 
 def _make_wal(folder: Path) -> None:
@@ -89,11 +99,13 @@ def _make_snapshot(folder: Path) -> None:
 
 
 def _make_queue(folder: Path) -> None:
-    queue = open_queue(f"file://{folder}", chance=SeededChance(1))
+    store = PlainStore()
+    queue = open_queue(store, chance=SeededChance(1))
     with queue.producer(linger=60) as producer:
         for number in range(5):
             producer.produce([b"v" * number, b"w"], metadata=b"m")
             producer.flush(_SOON)
+    _keep(store, folder)
 
 
 def _look(batch: pa.RecordBatch) -> None:

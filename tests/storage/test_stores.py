@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
-from strandline.model.errors import AlreadyExists, Conflict, DiskFull, InvalidInput, StorageError
+from strandline.model.errors import AlreadyExists, Conflict, CorruptData, DiskFull, InvalidInput, StorageError
 from strandline.storage.disk import DISK, FolderRow, LocalDisk
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
@@ -24,6 +24,23 @@ from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import StoreContract, content, paths
 from tests.storage.programs import run_python
+
+
+@pytest.mark.parametrize("kind", ["local", "obstore"])
+def test_an_object_larger_than_any_that_is_read_whole_is_refused_unread(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store: ObjectStore = (
+        LocalStore(str(tmp_path)) if kind == "local" else ObstoreStore("memory://x", client=MemoryStore())
+    )
+    store.put("small", bytes(1000))
+    store.put("large", bytes(1001))
+    for module in ("store", "local"):
+        monkeypatch.setattr(f"strandline.storage.{module}.LARGEST_OBJECT", 1000)
+    assert len(store.get("small").data) == 1000
+    with pytest.raises(CorruptData, match="large has more than 1,000 bytes"):
+        store.get("large")
+    assert store.get_range("large", 1000, 1) == b"\0", "a part of it can be read all the same"
 
 
 class TestPlainStore(StoreContract):

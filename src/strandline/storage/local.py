@@ -13,7 +13,17 @@ from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFo
 from strandline.storage.ambient import CHANCE, Chance
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.process import Origin, bound_to_process
-from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
+from strandline.storage.store import (
+    LARGEST_OBJECT,
+    Absent,
+    Object,
+    ObjectInfo,
+    Payload,
+    Precondition,
+    Version,
+    check_whole,
+    payload_parts,
+)
 
 _HIDDEN = ".~"
 """Names that begin so are temporary files and locks; listings do not show them."""
@@ -66,7 +76,8 @@ class LocalStore:
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
-        data = self._disk.read(self._file(path))
+        data = self._disk.read(self._file(path), 0, LARGEST_OBJECT + 1)
+        check_whole(len(data), self.url, path)
         return Object(data, partial(_version_of, [data]))
 
     def get_range(self, path: str, start: int, length: int) -> bytes:

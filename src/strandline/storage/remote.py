@@ -21,7 +21,16 @@ from strandline.model.errors import (
 )
 from strandline.storage.answers import Answer, Meaning, understand
 from strandline.storage.process import Origin, bound_to_process
-from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
+from strandline.storage.store import (
+    Absent,
+    Object,
+    ObjectInfo,
+    Payload,
+    Precondition,
+    Version,
+    check_whole,
+    payload_parts,
+)
 
 R = TypeVar("R")
 
@@ -171,6 +180,7 @@ class ObstoreStore:
         def action(client: Any) -> Object:
             result = obstore.get(client, path)
             version = _token(result.meta)
+            check_whole(result.meta["size"], self._url, path)
             return Object(memoryview(result.bytes()), lambda: version)
 
         return self._call(path, action)

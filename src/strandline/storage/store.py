@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType, Protocol, runtime_checkable
+from typing import Final, NewType, Protocol, runtime_checkable
+
+from strandline.model.errors import CorruptData
 
 Version = NewType("Version", str)
 """An opaque token for one content of one object; equal tokens mean equal content."""
 
 Payload = bytes | memoryview | Sequence[bytes | memoryview]
 """What can be put: one buffer, or several that are written one after another without joining them in memory."""
+
+
+LARGEST_OBJECT: Final = (1 << 31) - 1
+"""No object that is read whole is larger: what is there instead is refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class ObjectStore(Protocol):
         """Where this store is, for messages and for opening it again."""
 
     def get(self, path: str) -> Object:
-        """The whole object, or ``NotFound``."""
+        """The whole object, or ``NotFound``; ``CorruptData`` for one of 2 GiB or more."""
 
     def get_range(self, path: str, start: int, length: int) -> bytes | memoryview:
         """Exactly ``length`` bytes from ``start``; ``InvalidInput`` if the object is shorter, ``NotFound``."""
@@ -90,3 +96,12 @@ def payload_parts(data: Payload) -> list[bytes | memoryview]:
     """The buffers of a payload, as byte views."""
     parts = [data] if isinstance(data, bytes | memoryview) else list(data)
     return [part.cast("B") if isinstance(part, memoryview) else part for part in parts]
+
+
+def check_whole(size: int, url: str, path: str) -> None:
+    """``CorruptData`` if an object is larger than any that is read whole."""
+    if size > LARGEST_OBJECT:
+        raise CorruptData(
+            f"{url}/{path} has more than {LARGEST_OBJECT:,} bytes, which no object has that is read whole: somebody "
+            "else put it there. Restore the object."
+        )
