@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from uuid import uuid4
@@ -303,3 +304,68 @@ def test_the_users_settings_stay_what_they_are(spark, log):
         assert set(seen) == {"11"}
     finally:
         spark.conf.set(name, before)
+
+
+# --- a table that others changed, and a follower that is refused ---------------------------------------------------
+
+
+def test_a_restored_table_is_diverged_and_repaired_on_request(spark, log, table):
+    append(log, numbered(0, 10))
+    run(spark, log, sl.DeltaSink(str(table)), slot="s")
+    append(log, numbered(10, 10))
+    run(spark, log, sl.DeltaSink(str(table)), slot="s")
+    DeltaTable(str(table)).restore(1)
+    append(log, numbered(20, 10))
+    with pytest.raises(Diverged, match="RESTORE to 1"):
+        follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW)
+    assert log.slot("s").position == 20
+    run(spark, log, sl.DeltaSink(str(table)), slot="s", repair=True)
+    assert latest_rows(table) == truth(numbered(0, 30))
+
+
+@pytest.mark.parametrize("harm", [shutil.rmtree, lambda table: DeltaTable(str(table)).restore(0)])
+def test_a_table_that_is_removed_or_restored_while_it_is_followed_ends_the_query(spark, log, table, harm):
+    append(log, numbered(0, 10))
+    append(log, numbered(10, 10))
+    done = []
+
+    def meanwhile(step: str) -> None:
+        if step == "advanced" and not done:
+            done.append(step)
+            harm(table)
+
+    one = {"maxBatchesPerTrigger": "1"}
+    following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW, options=one, on_step=meanwhile)
+    with pytest.raises(Diverged):
+        following.await_termination(60)
+    assert log.slot("s").position == 10
+    assert not table.exists() or latest_rows(table) == {}
+
+
+def test_a_newcomer_that_is_refused_leaves_neither_a_table_nor_a_slot(spark, log, table):
+    append(log, [put(b"a", b"1"), (None, b"without key")])
+    following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW)
+    with pytest.raises(NullKey):
+        following.await_termination(60)
+    assert log.slots() == []
+    assert not table.exists()
+
+
+@pytest.mark.parametrize("wrong", [{"trigger": {"sometimes": True}}, {"options": {"partitions": "none"}}])
+def test_a_wrong_option_leaves_neither_a_table_nor_a_slot(spark, log, table, wrong):
+    append(log, numbered(0, 3))
+    with pytest.raises((InvalidInput, TypeError)):
+        follow(spark, log, sl.DeltaSink(str(table)), slot="s", **{"trigger": NOW, **wrong})
+    assert log.slots() == []
+    assert not table.exists()
+
+
+def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(spark, log, table):
+    append(log, numbered(0, 10))
+    append(log, numbered(10, 10))
+    move_floor(log, 10)
+    with pytest.raises(CursorExpired, match="start='retained'"):
+        follow(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", trigger=NOW)
+    assert log.slots() == []
+    run(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", start="retained")
+    assert [row[0] for row in appended_rows(table)] == list(range(10, 20))
