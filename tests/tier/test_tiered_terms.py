@@ -302,6 +302,17 @@ def test_a_restored_log_that_grew_differently_within_its_term_is_refused_and_bot
     assert rows_of_pieces(tiers) <= 4 or more < 6
 
 
+def test_the_first_look_at_a_log_that_grew_differently_puts_the_slot_back_to_where_the_two_part() -> None:
+    tiers = restored("object", slots=False)
+    go_on(tiers, 8, term=1)
+    assert position(tiers) == 10
+    with pytest.raises(Diverged, match="truncate --to 4"):
+        tiers.tier()
+    assert position(tiers) == 4
+    assert tiers.trim() == 4
+    assert rows(tiers.tiered().read()) == tiers.truth
+
+
 def rows_of_pieces(tiers: Tiers) -> int:
     """Up to where Spark would read segments."""
     pieces = tiers.tiered().pieces(0, len(tiers.truth))
