@@ -71,12 +71,14 @@ class Phase(Enum):
 class Engine:
     """One follower's state. ``until`` is an offset to stop at; without it, it follows until told to stop.
 
-    ``armed`` says that a resync is possible: there are a store, and a reader to compare it with.
+    ``armed`` says that a resync is possible: there are a store, and a reader to compare it with. ``usual_window`` holds
+    if the batching names none.
     """
 
     batching: Batching
     until: int | None = None
     armed: bool = False
+    usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
     phase: Phase = Phase.OPENING
     _applied: Cursor | None = None
@@ -99,6 +101,10 @@ class Engine:
     _stopping: bool = False
     _ended: bool = False
     _tried: bool = False
+
+    @property
+    def _window(self) -> float:
+        return self.usual_window if self.batching.window is None else self.batching.window
 
     # --- what may be said at any time ---------------------------------------------------------------------------
 
@@ -171,14 +177,14 @@ class Engine:
         self._bytes += event.size
         self._read = event.upto
         if self._due is None:
-            self._due = now + self.batching.window
+            self._due = now + self._window
 
     def _list_ends(self, cursor: Cursor, now: float) -> None:
         self._read = cursor
         if self.phase is Phase.RELISTING:
             self._listed = cursor
         elif self._due is None and self._applied is not None:  # of an empty listing there is nothing to say
-            self._due = now + self.batching.window
+            self._due = now + self._window
 
     def _resync(self) -> None:
         """First it is looked what vanished: if that fails, nothing has been touched."""

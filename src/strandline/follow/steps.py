@@ -18,16 +18,17 @@ Chunk: TypeAlias = Any
 class Batching:
     """When received records are applied: at so many records or bytes, or so long after the first of them came.
 
-    A watch holds at most ``queue`` updates that it has received and not yet batched; a stop abandons those.
+    A window of None is the usual one: a second for ``follow``, ten milliseconds for a watch. A watch holds at most
+    ``queue`` updates that it has received and not yet batched; a stop abandons those.
     """
 
     records: int = 1_000_000
     bytes: int = 64 << 20
-    window: float = 1.0
+    window: float | None = None
     queue: int = 256
 
     def __post_init__(self) -> None:
-        if min(self.records, self.bytes, self.queue) < 1 or self.window < 0:
+        if min(self.records, self.bytes, self.queue) < 1 or (self.window or 0) < 0:
             raise InvalidInput("Batching needs at least one record, one byte, a queue of one, and no negative window.")
 
 

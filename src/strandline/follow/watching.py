@@ -68,7 +68,8 @@ _GATHERING: Final = 0.001
 T = TypeVar("T")
 Resume = Cursor | Literal["stored"] | None
 
-WATCHING: Final = Batching(records=100, window=0.01)
+_WINDOW: Final = 0.01
+WATCHING: Final = Batching(records=100, window=_WINDOW)
 """How a watch batches unless told otherwise."""
 
 
@@ -129,7 +130,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         armed = self.reader is not None and self.store is not None
-        self.engine = Engine(self.options.batching, armed=armed)
+        self.engine = Engine(self.options.batching, armed=armed, usual_window=_WINDOW)
 
     def run(self, resume: Resume) -> Cursor | None:
         """Watch until the end, or until told to stop; returns the applied cursor."""

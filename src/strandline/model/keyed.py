@@ -39,8 +39,17 @@ class Update(NamedTuple):
 
 
 def as_key(key: Key) -> bytes:
-    """The bytes of a key or prefix."""
-    return key.encode() if isinstance(key, str) else key
+    """The bytes of a key or prefix; ``InvalidInput`` for what is neither bytes nor text."""
+    return key.encode() if isinstance(key, str) else as_bytes(key)
+
+
+def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:
+    """A key or value, as every bucket and store keeps it; ``InvalidInput`` for what is no bytes, text among it."""
+    if type(value) is bytes:
+        return value
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidInput(f"Keys and values are bytes, not {type(value).__name__}: encode it first.")
+    return bytes(value)
 
 
 @final

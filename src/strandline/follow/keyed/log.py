@@ -28,7 +28,7 @@ from strandline.model.errors import (
     OutcomeUnknown,
     StrandlineError,
 )
-from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_key
+from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_bytes, as_key
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.process import Origin, bound_to_process
@@ -317,11 +317,10 @@ def _answer(group: list[_Change], error: StrandlineError) -> None:
 
 def _plain(value: bytes | None) -> bytes:
     """The bytes, if a record may hold them. Anything else would spoil the log for every reader."""
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise InvalidInput(f"Keys and values are bytes, not {type(value).__name__}: encode it first.")
-    if len(value) > MAX_RECORD_BYTES:
-        raise InvalidInput(f"A key or value of {len(value):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
-    return bytes(value)
+    data = as_bytes(value)
+    if len(data) > MAX_RECORD_BYTES:
+        raise InvalidInput(f"A key or value of {len(data):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+    return data
 
 
 def _entry(key: bytes, held: Held) -> Entry:

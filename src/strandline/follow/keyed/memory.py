@@ -10,7 +10,7 @@ from uuid import UUID
 from strandline.follow.keyed.contract import Ended, Listed, Listing
 from strandline.model.cursor import Cursor
 from strandline.model.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
-from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_key
+from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
 from strandline.storage.ambient import CHANCE, Chance
 from strandline.storage.process import Origin, bound_to_process
@@ -70,9 +70,10 @@ class MemoryBucket:
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value, whatever was there."""
-        name = key if isinstance(key, bytes) else key.encode()
+        if type(key) is not bytes or type(value) is not bytes:
+            key, value = as_key(key), as_bytes(value)
         with self._lock:
-            return self._write(Op.PUT, name, value)
+            return self._write(Op.PUT, key, value)
 
     def delete(self, key: Key) -> None:
         """Make the key absent; absent is fine."""
@@ -94,7 +95,7 @@ class MemoryBucket:
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value of an absent key, else ``AlreadyExists``."""
-        name = as_key(key)
+        name, value = as_key(key), as_bytes(value)
         with self._lock:
             if name in self._state:
                 raise AlreadyExists(f"The key {name!r} is present; use update, or put to replace it.")
@@ -102,7 +103,7 @@ class MemoryBucket:
 
     def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
         """Set the value if the key is at this version, else ``Conflict``."""
-        name = as_key(key)
+        name, value = as_key(key), as_bytes(value)
         with self._lock:
             self._expect(name, expected)
             return self._write(Op.PUT, name, value)

@@ -29,7 +29,7 @@ from strandline.model.errors import (
     InvalidInput,
     TransientStorageError,
 )
-from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_key
+from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_bytes, as_key
 from strandline.model.records import Op
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.process import Origin, bound_to_process
@@ -216,9 +216,9 @@ class NatsBucket:
 
     def _publish(self, key: bytes, value: bytes, headers: dict[str, str] | None = None) -> int:
         what = f"Writing the key {key.decode()!r}"
-        link = self._link
+        link, data = self._link, as_bytes(value)
         try:
-            answer = link.run(link.request(self._subjects + key.decode(), value, headers), what)
+            answer = link.run(link.request(self._subjects + key.decode(), data, headers), what)
         except NoAnswerer:
             self._state()  # says so if the bucket is not there
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from os import PathLike, fspath
 from typing import Final, final
 
 import pyarrow as pa
@@ -90,7 +91,7 @@ class AppendLogStore(KeyedStore):
     @classmethod
     def open(
         cls,
-        folder: str,
+        folder: str | PathLike[str],
         *,
         sync: bool = True,
         compact_after: int = 10 << 20,
@@ -106,6 +107,7 @@ class AppendLogStore(KeyedStore):
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
+        folder = fspath(folder)
         check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
@@ -123,8 +125,8 @@ class AppendLogStore(KeyedStore):
     @classmethod
     def import_from(
         cls,
-        snapshot: str,
-        dest: str,
+        snapshot: str | PathLike[str],
+        dest: str | PathLike[str],
         *,
         sync: bool = True,
         compact_after: int = 10 << 20,
@@ -134,8 +136,8 @@ class AppendLogStore(KeyedStore):
     ) -> AppendLogStore:
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         unpack(
-            snapshot,
-            dest,
+            fspath(snapshot),
+            fspath(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: whole(f"{data}/{FILE}", disk=disk),

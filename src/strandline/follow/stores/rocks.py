@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
@@ -36,7 +37,7 @@ from strandline.model.errors import (
     StrandlineError,
     UnsupportedVersion,
 )
-from strandline.model.keyed import Updates
+from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -81,7 +82,7 @@ class RocksStore(RuledStore):
     @classmethod
     def open(
         cls,
-        folder: str,
+        folder: str | PathLike[str],
         *,
         sync: bool = True,
         disk: Disk = DISK,
@@ -94,6 +95,7 @@ class RocksStore(RuledStore):
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
         """
         rocksdict()
+        folder = fspath(folder)
         check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
@@ -113,8 +115,8 @@ class RocksStore(RuledStore):
     @classmethod
     def import_from(
         cls,
-        snapshot: str,
-        dest: str,
+        snapshot: str | PathLike[str],
+        dest: str | PathLike[str],
         *,
         sync: bool = True,
         disk: Disk = DISK,
@@ -124,8 +126,8 @@ class RocksStore(RuledStore):
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         rocksdict()
         unpack(
-            snapshot,
-            dest,
+            fspath(snapshot),
+            fspath(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: cursor_in(data, disk=disk, chance=chance),
@@ -153,16 +155,18 @@ class RocksStore(RuledStore):
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
+        name = as_bytes(key)
         try:
-            value: bytes | None = self._db.get(key)
+            value: bytes | None = self._db.get(name)
         except Exception as error:
             raise self._failed(error, "read") from error
         return value
 
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        start = as_bytes(prefix)
         try:
-            found = Range(self._db, prefix, self._folder)
+            found = Range(self._db, start, self._folder)
         except Exception as error:
             raise self._failed(error, "read") from error
         self._ranges.add(found)

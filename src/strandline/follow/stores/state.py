@@ -16,7 +16,7 @@ from strandline.follow.sink import without_key
 from strandline.follow.store import Standing
 from strandline.follow.stores.rules import RuledStore
 from strandline.model.errors import InvalidInput
-from strandline.model.keyed import Updates
+from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
 
 _PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
@@ -188,13 +188,15 @@ class KeyedStore(RuledStore):
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
+        name = as_bytes(key)
         with self._reading:
-            return self._state.live.get(key)
+            return self._state.live.get(name)
 
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        start = as_bytes(prefix)
         with self._reading:
-            keys, values = self._state.view(prefix)
+            keys, values = self._state.view(start)
         return zip(keys, values, strict=True)
 
     def _copy(self) -> Copy:
