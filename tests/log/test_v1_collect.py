@@ -47,6 +47,21 @@ def gone(collection: Collection) -> list[str]:
 # --- what goes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("skew", [365 * 86400, -365 * 86400])
+def test_one_clock_that_is_wrong_takes_no_upload_that_is_not_listed_yet(skew):
+    clock = ManualClock()
+    store = PlainStore("s3://bucket", clock=clock)
+    wrong = opened(store, clock=ManualClock(now=clock.now() + skew * 1_000_000))
+    fresh = new_location("ingest", clock.now(), writer(77), 0)
+    append(opened(store, clock=clock), b"a", number=0)
+    store.put(fresh, b"just uploaded")
+    assert gone(wrong.collect()) == []
+    assert fresh in paths(store)
+    clock.advance(GRACE)
+    assert gone(opened(store, clock=clock).collect()) == [fresh]
+    assert [path for path in paths(store) if "clock" in path] == []
+
+
 def test_an_unlisted_object_goes_when_it_is_a_grace_period_old(place):
     orphan = place.ulid(0)
     place.store.put(orphan, b"orphan")

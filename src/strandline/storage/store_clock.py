@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from strandline.storage.ambient import Clock
 from strandline.storage.store import ObjectStore, Payload
 
+_LOGGER: Final = logging.getLogger(__name__)
 _SECOND: Final = 1_000_000
 _SERVERS: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https")
 
@@ -33,3 +35,21 @@ def measure_skew(store: ObjectStore, path: str, data: Payload, *, clock: Clock) 
     if written > after:
         return after - written
     return max(0, before - latest)
+
+
+def cautious_now(store: ObjectStore, path: str, *, clock: Clock) -> int:
+    """Microseconds since the epoch that both this machine's clock and the store's, if it has one, have reached.
+
+    For who deletes by the age of objects: one clock that is ahead makes nothing old. ``path`` is written and deleted.
+    """
+    if not has_own_clock(store.url):
+        return clock.now()
+    skew = measure_skew(store, path, b"", clock=clock)
+    store.delete(path)
+    if skew is not None and skew > _SECOND:
+        _LOGGER.warning(
+            "This machine's clock is %d s ahead of that of %s: set whichever is wrong right. What goes by age "
+            "goes when it is old by both clocks.",
+            skew // _SECOND, store.url,
+        )  # fmt: skip
+    return clock.now() - max(0, skew or 0)

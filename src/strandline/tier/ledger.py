@@ -19,6 +19,7 @@ from strandline.model.segments import (
 )
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.store import ObjectStore
+from strandline.storage.store_clock import cautious_now
 from strandline.tier import planning
 from strandline.tier.planning import Known
 from strandline.tier.segment_files import list_segments, segment_path
@@ -212,7 +213,8 @@ class Ledger:
         # Listed before the events are read: see planning.orphans.
         found = list(list_segments(self.store, self.partition.topic_id, self.partition.partition))
         known = {segment.segment.id for segment in self.known().segments} if found else set()
-        gone = planning.orphans(found, known, grace=grace, now=self._clock.now())
+        now = cautious_now(self.store, "clock/now", clock=self._clock) if found else 0
+        gone = planning.orphans(found, known, grace=grace, now=now)
         for path in gone:
             self.store.delete(path)
             if self._progress is not None:

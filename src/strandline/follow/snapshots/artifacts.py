@@ -42,12 +42,14 @@ from strandline.model.errors import (
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
+from strandline.model.times import TOLERANCE
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
+from strandline.storage.store_clock import cautious_now
 from strandline.storage.urls import open_store
 
 GRACE: Final = 3600.0
@@ -248,7 +250,8 @@ class Artifacts:
         if at is None:
             raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")
         if current is not None and not (replace and current.cursor.log_id != at.log_id):
-            recent = self._clock.now() - current.published < pause * SECOND
+            # One that seems to be of the future was published by a clock that was wrong.
+            recent = -TOLERANCE <= self._clock.now() - current.published < pause * SECOND
             if recent or not is_newer(at, current):
                 return Publication("current", current.cursor)
         with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
@@ -342,7 +345,8 @@ class Artifacts:
             pointer = self._cell.read().value
         except NotFound:
             return []
-        before = self._clock.now() - round(self._grace * SECOND)
+        now = cautious_now(self._store, f"{self._prefix}clock/now", clock=self._clock)
+        before = now - round(self._grace * SECOND)
         newest: dict[str, int] = {}
         objects: dict[str, list[str]] = {}
         for item in self._store.list(f"{self._prefix}payloads/"):

@@ -18,6 +18,7 @@ from strandline.model.errors import NotFound
 from strandline.model.queue import QueueManifest
 from strandline.storage.ambient import Clock
 from strandline.storage.store import ObjectInfo, ObjectStore
+from strandline.storage.store_clock import cautious_now
 
 GRACE: Final = 600.0
 """Seconds that an unlisted object is kept."""
@@ -87,7 +88,11 @@ class QueueCollector:
 
         Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
         """
-        now, begun = self._clock.now(), self._clock.monotonic()
+        begun = self._clock.monotonic()
+        # By both clocks: one that is ahead would take what is uploaded and not listed yet for left over.
+        now = (
+            self._clock.now() if dry_run else cautious_now(self._store, f"{self._folder}-clock/now", clock=self._clock)
+        )
         # In this order. Read before the listing, the manifest would not know what was uploaded and listed in between,
         # and a collector that was held up for long enough would find those objects old and unlisted.
         objects = list(self._store.list(f"{self._folder}/"))
