@@ -18,9 +18,11 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+import strandline as sl
+from strandline.cli.node.topology import lines as lines_of
 from strandline.cli.node.topology import remarks, rendered
 from strandline.model.errors import Diverged, StrandlineError
-from strandline.node.contract import Caller, Member, Reached, Topology
+from strandline.node.contract import Caller, Member, Reached, Status, Topology
 from strandline.node.flight.remote import RemoteLog
 from strandline.node.flight.security import ServerSecurity
 from strandline.node.running import NodeConfig, RunningNode
@@ -201,6 +203,17 @@ class TestOneNode:
         assert "leads in term 1" in process.communicate(timeout=WAIT)[1]
         assert process.returncode == 0
 
+    def test_taking_over_a_write_ahead_log_it_leads_with_what_that_holds(self, tmp_path, start):
+        with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+            wal.append_many([b"one", b"two"])
+        process = start(
+            "node", "run", tmp_path / "a", "--name", "a", "--listen", "127.0.0.1:0", "--lead", "--json", "--quiet",
+            "--take-over", tmp_path / "wal",
+        )  # fmt: skip
+        url = json.loads(process.stdout.readline())["url"]
+        with RemoteLog(url) as log:
+            assert log.bounds().next == 2
+
     def test_status_tells_how_it_is(self, primary, replica, run):
         leading = run("node", "status", primary.url)
         assert leading.stdout.startswith("a is leading, in term 1\n  durable below offset 0")
@@ -316,6 +329,20 @@ def test_a_topology_tells_of_each_replica_what_somebody_has_to_know():
     assert "c - 5 2 1 3 2.0 s behind; 1 apply error" in lines
     assert "d - 5 5 5 0 2.0 s silent; 2 divergences" in lines
     assert "e - 5 - - - 2.0 s bootstrapping" in lines
+
+
+def test_a_status_tells_of_divergences_and_of_what_is_not_known_to_be_committed_yet():
+    seen = Status("b", "connecting", None, 3, "a", sl.Cursor(UUID(int=7), 5), None, divergences=2)
+    assert [str(line) for line in lines_of(seen)] == [
+        "b is connecting, in term 3",
+        "  durable below offset 5, how much of it is committed is not known yet, and readers have to wait",
+        "  it has found 2 divergences so far",
+    ]
+    leading = replace(seen, name="a", condition="leading", committed=5, divergences=1)
+    assert [str(line) for line in lines_of(leading)][1:] == [
+        "  durable below offset 5, readers see up to 5",
+        "  its replicas have reported 1 divergence so far",
+    ]
 
 
 def test_a_topology_tells_when_the_quorum_is_lost_or_soon_will_be():
