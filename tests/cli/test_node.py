@@ -214,6 +214,13 @@ class TestOneNode:
         with RemoteLog(url) as log:
             assert log.bounds().next == 2
 
+    def test_in_the_folder_of_a_write_ahead_log_it_says_how_that_is_taken_over(self, tmp_path, run):
+        sl.WriteAheadLog.open(tmp_path / "wal").close()
+        refused = run("node", "run", tmp_path / "wal", "--name", "a", "--lead", "--create")
+        assert refused.returncode != 0
+        assert f"'strandline node run FOLDER --take-over {tmp_path}/wal'" in " ".join(refused.stderr.split())
+        assert not (tmp_path / "wal/node.json").exists()
+
     def test_status_tells_how_it_is(self, primary, replica, run):
         leading = run("node", "status", primary.url)
         assert leading.stdout.startswith("a is leading, in term 1\n  durable below offset 0")

@@ -14,8 +14,8 @@ from prometheus_client import start_http_server
 from strandline.cli import show
 from strandline.cli.frame import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
 from strandline.cli.frame import retention as understood
-from strandline.cli.places import is_free, look, need
-from strandline.log.folders import Kind
+from strandline.cli.places import is_free, look, meant, spool_at
+from strandline.log.folders import Contents, Kind, refuse_others
 from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
@@ -66,6 +66,18 @@ def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, 
     ['b', 'ops']
     """
     return {name: frozenset({Role.REPLICA, Role.CLIENT}) for name in nodes} | parse_identities(given)
+
+
+def _taken_over(there: Contents) -> dict[Kind, str]:
+    """What to do with what is in the place of a node: a log is taken over by a node with a folder of its own."""
+    path = there.path.rstrip("/") or there.path
+    run_it = "'strandline node run FOLDER --take-over {}' in a folder of the node's own"
+    spool = spool_at(there) or f"{path}.logical.wal"
+    return meant(there) | {
+        Kind.WAL: f"a node leads with a copy of it by {run_it.format(path)}.",
+        Kind.SPOOL: f"move it into a write-ahead log with 'strandline wal migrate {spool}'; a node leads with a copy "
+        f"of that by {run_it.format(spool.removesuffix('.logical.wal'))}.",
+    }
 
 
 def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
@@ -283,7 +295,7 @@ def run(
     """
     there = look(folder)
     if not is_free(there):
-        need(there, Kind.NODE)
+        refuse_others(there, Kind.NODE, instead=_taken_over(there))
     if metrics is not None and not insecure and not is_loopback(metrics[0]):
         raise InvalidInput(
             f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and by everybody: serve "
