@@ -148,6 +148,11 @@ class RawGrpc:
             while True:
                 self._receive()
 
+    def wait_ended(self) -> None:
+        """Wait until the node has ended the last call, or closed the connection."""
+        with contextlib.suppress(Refused):
+            self.result(self._stream)
+
     def close(self) -> None:
         """Let go of it, at once."""
         self._socket.close()

@@ -47,8 +47,16 @@ def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     return AppendCommand(append, fields.maybe_text("policy", longest=1 << 16), timeout)
 
 
-def collect(schema: pa.Schema, chunks: Callable[[], pa.RecordBatch | None], limits: ServerLimits) -> pa.Table:
-    """The batches of one append as a table, checked; ``InvalidInput`` as soon as they are too many or too large."""
+def collect(
+    schema: pa.Schema,
+    chunks: Callable[[], pa.RecordBatch | None],
+    limits: ServerLimits,
+    take: Callable[[int], None] = lambda _: None,
+) -> pa.Table:
+    """The batches of one append as a table, checked; ``InvalidInput`` as soon as they are too many or too large.
+
+    ``take`` is told of each how much memory it takes, before the next is received; it may raise ``Overloaded``.
+    """
     check_types(schema)
     batches: list[pa.RecordBatch] = []
     size = count = 0
@@ -67,6 +75,7 @@ def collect(schema: pa.Schema, chunks: Callable[[], pa.RecordBatch | None], limi
                 f"An append of {size:,} bytes in {count} Arrow batches is over the node's limit of "
                 f"{limits.append_bytes:,} bytes in {limits.append_batches}: append it in parts."
             )
+        take(taken)
         batches.append(batch)
     return pa.Table.from_batches(batches, schema)
 

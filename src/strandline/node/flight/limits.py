@@ -7,11 +7,13 @@ import ctypes
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Final
 
 from strandline.model.errors import InvalidInput, Overloaded
+from strandline.storage.ambient import CLOCK, Clock
 
 _ARENAS: Final = 2
 _ARENAS_OPTION: Final = -8
@@ -26,6 +28,10 @@ class ServerLimits:
     """Calls and streams at a time."""
     calls_each: int = 64
     """The same for one name; for one address, where callers have no names."""
+    calls_reserved: int = 32
+    """Of all calls, those that only replicas and administrators may take; at most a quarter of all."""
+    feeds_each: int = 8
+    """Streams of log batches for one replica."""
     message_bytes: int = 64 << 20
     """One Arrow batch that is appended."""
     append_bytes: int = 256 << 20
@@ -33,32 +39,79 @@ class ServerLimits:
     append_batches: int = 4096
     append_seconds: float = 600.0
     """How long an append may ask to wait for its policy."""
+    memory_bytes: int = 384 << 20
+    """All appends that are under way, of all callers."""
+    memory_bytes_each: int = 256 << 20
+    """The same of one caller."""
+    read_bytes: int = 256 << 20
+    """What was read from the log for readers, and is on its way to them."""
+    read_bytes_each: int = 128 << 20
+    """The same for one caller; a single batch of the log may be larger."""
+    receive_bytes: int = 192 << 20
+    """What is being received, and belongs to no complete message yet, over all connections."""
+    request_bytes: int = 16 << 20
+    """The same over one connection on which no append is under way."""
+    connections: int = 512
+    strangers: int = 64
+    """Connections over which no call was let in yet."""
+    stranger_bytes: int = 1 << 20
+    """What such a connection may send."""
+    stranger_seconds: float = 20.0
+    """How long it may stay such."""
+    silent_seconds: float = 10.0
+    """How long a call may take to send its first message."""
+    idle_seconds: float = 60.0
+    """How long a call may keep the node waiting: for what it has begun to send, or to read what it asked for."""
 
     def __post_init__(self) -> None:
-        if min(self.calls, self.calls_each, self.message_bytes, self.append_bytes, self.append_batches) < 1:
-            raise InvalidInput(f"A limit below 1 would refuse everything: {self}.")
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise InvalidInput(f"A limit of 0 or less would refuse everything: {field.name}.")
+
+    @property
+    def ordinary_calls(self) -> int:
+        """How many calls clients may take."""
+        return self.calls - min(self.calls_reserved, self.calls // 4)
+
+
+class Place:
+    """The place of one call among those that are under way."""
+
+    def __init__(self, who: str | None, since: float, *, is_reserved: bool, may_be_silent: bool) -> None:
+        """Of a call that has just come."""
+        self.who = who
+        self.since = since
+        self.is_reserved = is_reserved
+        """Whether it may take one of the reserved places."""
+        self.is_silent = may_be_silent
+        """Whether nothing of it has come but that it is there."""
 
 
 class Turnstile:
-    """Counts who is in. Safe in threads."""
+    """Counts who is in, by caller from the first byte on where a token tells who it is. Safe in threads."""
 
-    def __init__(self, limits: ServerLimits) -> None:
+    def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
         """Nobody is in."""
         self._limits = limits
+        self._clock = clock
         self._lock = threading.Lock()
-        self._all = self._idle = 0
+        self._idle = 0
+        self._in: set[Place] = set()
+        self._ordinary = 0
+        """How many of them may not take a reserved place."""
         self._each: Counter[str] = Counter()
+        self._feeds: Counter[str] = Counter()
 
     @property
     def inside(self) -> int:
         """How many calls and streams there are."""
-        return self._all
+        return len(self._in)
 
     @property
     def busy(self) -> bool:
         """Whether one of them does more than wait for its client."""
         with self._lock:
-            return self._all > self._idle
+            return len(self._in) > self._idle
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -71,34 +124,190 @@ class Turnstile:
             with self._lock:
                 self._idle -= 1
 
-    def enter(self) -> None:
-        """One more; ``Overloaded`` if there are too many, and then it is not in."""
+    def enter(self, who: str | None = None, *, is_reserved: bool = False, may_be_silent: bool = False) -> Place:
+        """One more; ``Overloaded`` if there are too many, and then it is not in. ``who`` is None while nobody knows."""
+        place = Place(who, self._clock.monotonic(), is_reserved=is_reserved, may_be_silent=may_be_silent)
         with self._lock:
-            if self._all >= self._limits.calls:
+            self._check_all()
+            if not is_reserved:
+                self._check_ordinary()
+            if who is not None:
+                self._check_each(who)
+            elif may_be_silent and self._nameless() >= self._most_nameless:
                 raise Overloaded(
-                    f"The node is busy with {self._all} calls and streams, which is its limit: ask again a little "
-                    "later, or ask another node."
+                    "The node waits for the first word of so many calls that it takes no more of them: ask again a "
+                    "little later."
                 )
-            self._all += 1
+            self._in.add(place)
+            self._ordinary += not is_reserved
+            if who is not None:
+                self._each[who] += 1
+        return place
 
-    def name(self, who: str) -> None:
-        """Say whose call it is that entered; ``Overloaded`` if too many are theirs."""
+    def name(self, place: Place, who: str, *, is_reserved: bool) -> None:
+        """Something of a call has come, and this is whose it is; ``Overloaded`` if too many are theirs."""
         with self._lock:
-            if self._each[who] >= self._limits.calls_each:
-                raise Overloaded(
-                    f"{who} has {self._each[who]} calls and streams open, which is the limit: close some, or ask again "
-                    "a little later."
-                )
+            place.is_silent = False
+            if place.who is not None:
+                return
+            self._check_each(who)
+            if place.is_reserved and not is_reserved:
+                self._check_ordinary()
+            self._ordinary += place.is_reserved - is_reserved
+            place.is_reserved = is_reserved
+            place.who = who
             self._each[who] += 1
 
-    def leave(self, who: str | None) -> None:
+    def leave(self, place: Place) -> None:
         """One less."""
         with self._lock:
-            self._all -= 1
-            if who is not None:
-                self._each[who] -= 1
-                if not self._each[who]:
-                    del self._each[who]
+            self._in.discard(place)
+            self._ordinary -= not place.is_reserved
+            if place.who is not None:
+                _less(self._each, place.who)
+
+    @contextlib.contextmanager
+    def feeding(self, who: str) -> Iterator[None]:
+        """One more stream of log batches, within the block; ``Overloaded`` if that replica has too many."""
+        with self._lock:
+            if self._feeds[who] >= self._limits.feeds_each:
+                raise Overloaded(f"{who} has {self._feeds[who]} feeds open, which is the limit: close some.")
+            self._feeds[who] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                _less(self._feeds, who)
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether calls were let in of which nothing was seen yet: messages may be on their way to them."""
+        with self._lock:
+            return any(place.is_silent for place in self._in)
+
+    def silence(self) -> Silence:
+        """Whether calls have said nothing for too long, and whether they are in others' way."""
+        with self._lock:
+            silent = [place for place in self._in if place.is_silent]
+            oldest = min((place.since for place in silent), default=None)
+            if oldest is None or self._clock.monotonic() - oldest < self._limits.silent_seconds:
+                return Silence.NONE
+            is_late = self._clock.monotonic() - oldest >= 2 * self._limits.silent_seconds
+            return Silence.CROWDED if is_late and 2 * self._nameless() >= self._most_nameless else Silence.SOME
+
+    @property
+    def _most_nameless(self) -> int:
+        return max(1, self._limits.ordinary_calls // 2)
+
+    def _nameless(self) -> int:
+        return sum(place.is_silent and place.who is None for place in self._in)
+
+    def _check_all(self) -> None:
+        if len(self._in) >= self._limits.calls:
+            raise Overloaded(
+                f"The node is busy with {len(self._in)} calls and streams, which is its limit: ask again a little "
+                "later, or ask another node."
+            )
+
+    def _check_ordinary(self) -> None:
+        if self._ordinary >= self._limits.ordinary_calls:
+            raise Overloaded(
+                f"The node is busy with {self._ordinary} calls and streams of clients, and keeps the rest for replicas "
+                "and administrators: ask again a little later, or ask another node."
+            )
+
+    def _check_each(self, who: str) -> None:
+        if self._each[who] >= self._limits.calls_each:
+            raise Overloaded(
+                f"{who} has {self._each[who]} calls and streams open, which is the limit: close some, or ask again a "
+                "little later."
+            )
+
+
+class Silence(Enum):
+    """Whether calls have said nothing for too long."""
+
+    NONE = "no"
+    SOME = "yes"
+    CROWDED = "yes, and so many that others are refused"
+
+
+class MemoryBudget:
+    """Bytes that callers hold in this process, each and all together. Safe in threads."""
+
+    def __init__(self, what: str, most: int, most_each: int) -> None:
+        """Nobody holds anything yet. ``what`` says what for."""
+        self._what = what
+        self._most = most
+        self._most_each = most_each
+        self._room = threading.Condition()
+        self._all = 0
+        self._each: Counter[str] = Counter()
+
+    @property
+    def held(self) -> int:
+        """How much is held by all."""
+        return self._all
+
+    @contextlib.contextmanager
+    def held_by(self, who: str) -> Iterator[Callable[[int], None]]:
+        """What is taken within the block is given back at its end; taking too much is ``Overloaded``."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            with self._room:
+                if not self._fits(who, size):
+                    raise self._full(who, size)
+                self._add(who, size)
+                taken += size
+
+        try:
+            yield take
+        finally:
+            with self._room:
+                self._add(who, -taken)
+                self._room.notify_all()
+
+    @contextlib.contextmanager
+    def waited_for(self, who: str, size: int, patience: float) -> Iterator[None]:
+        """Hold so much within the block, once others have let go of it; ``Overloaded`` if they do not in time.
+
+        Who holds nothing gets it however large it is, as soon as nobody else holds anything.
+        """
+        with self._room:
+            if not self._room.wait_for(lambda: self._fits(who, size) or not self._all, patience):
+                raise self._full(who, size)
+            self._add(who, size)
+        try:
+            yield
+        finally:
+            with self._room:
+                self._add(who, -size)
+                self._room.notify_all()
+
+    def _fits(self, who: str, size: int) -> bool:
+        # One of its own that is larger than a share is let through alone, if there is room among all.
+        mine = self._each[who]
+        return self._all + size <= self._most and (not mine or mine + size <= self._most_each)
+
+    def _add(self, who: str, size: int) -> None:
+        self._all += size
+        self._each[who] += size
+        if not self._each[who]:
+            del self._each[who]
+
+    def _full(self, who: str, size: int) -> Overloaded:
+        return Overloaded(
+            f"The node has no room for {size:,} more bytes of {self._what}: {who} has {self._each[who]:,} and all "
+            f"callers have {self._all:,} under way. Try again when they are done."
+        )
+
+
+def _less(counter: Counter[str], who: str) -> None:
+    counter[who] -= 1
+    if not counter[who]:
+        del counter[who]
 
 
 def share_heaps() -> None:

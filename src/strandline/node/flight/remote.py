@@ -27,7 +27,7 @@ from strandline.node.flight.values import answer, read_commit, read_status, read
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.process import Origin, bound_to_process
 
-_PART_BYTES = 16 << 20
+_PART_BYTES = 4 << 20
 """Batches are sent in parts of about this size, whatever size they have: a node limits its messages."""
 
 

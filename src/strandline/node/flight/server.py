@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self, final
 
@@ -20,8 +22,9 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
 from strandline.node.flight.appending import collect, read_command
+from strandline.node.flight.connections import Connection, Connections, parse_peer
 from strandline.node.flight.failures import answering, first_line, leaving, stopping, unknown_caller
-from strandline.node.flight.limits import ServerLimits, Turnstile, share_heaps
+from strandline.node.flight.limits import MemoryBudget, Place, ServerLimits, Turnstile, share_heaps
 from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
 from strandline.node.flight.values import write_commit
@@ -37,6 +40,11 @@ _EXIT_PATIENCE: Final = 6.0
 
 _LOOK: Final = 0.01
 _CALL: Final = "call"
+_STREAMED: Final = (fl.FlightMethod.DO_PUT, fl.FlightMethod.DO_EXCHANGE)
+"""Calls that are known of before their first message."""
+
+_READ_PATIENCE: Final = 2.0
+"""For so many seconds a reader waits until others have read what was read from the log for them."""
 
 
 @bound_to_process(keep=("port", "url"))
@@ -68,17 +76,22 @@ class FlightNode:
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        self._turnstile = Turnstile(limits)
+        self._turnstile = Turnstile(limits, clock=clock)
+        self._connections = Connections(
+            limits, silence=self._turnstile.silence, is_expecting=lambda: self._turnstile.is_expecting, clock=clock
+        )
         self._server = _Server(
             served,
             f"{self._scheme}://{self._host}:{port}",
             security=security,
             limits=limits,
             turnstile=self._turnstile,
+            connections=self._connections,
             stop=self._stop,
             beat_seconds=beat_seconds,
             clock=clock,
         )
+        self._connections.watch(self.port)
         self._clock = clock
         self._ending: threading.Thread | None = None
         _let_exit(self._server)
@@ -111,6 +124,7 @@ class FlightNode:
         self._stop.set()
         if self._ending is None:
             # Flight waits for every call to end, for ever if need be. A daemon, so that no client keeps the process.
+            self._connections.close()
             self._ending = threading.Thread(target=self._server.shutdown, name="strandline-flight-stop", daemon=True)
             self._ending.start()
             deadline = self._clock.monotonic() + _PATIENCE
@@ -144,18 +158,31 @@ def _exit() -> None:
 class _Call(fl.ServerMiddleware):  # type: ignore[misc]
     """One call: who makes it, and its place among those that are under way."""
 
-    def __init__(self, session: Session, turnstile: Turnstile) -> None:
+    def __init__(self, session: Session, place: Place, turnstile: Turnstile) -> None:
         super().__init__()
         self.session = session
+        self.who = ""
+        self._place = place
         self._turnstile = turnstile
-        self._who: str | None = None
+        self._connection: Connection | None = None
 
-    def name(self, who: str) -> None:
-        self._turnstile.name(who)
-        self._who = who
+    def begin(self, who: str, connection: Connection, *, is_reserved: bool, size: int) -> None:
+        """It has come, with its first message, over this connection."""
+        # In this order: at no time is it neither expected nor known, while what it sends is on its way.
+        connection.begin(size)
+        self.who, self._connection = who, connection
+        self._turnstile.name(self._place, who, is_reserved=is_reserved)
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            raise AssertionError("a call begins before anything else is done with it")
+        return self._connection
 
     def call_completed(self, exception: BaseException | None) -> None:
-        self._turnstile.leave(self._who)
+        self._turnstile.leave(self._place)
+        if self._connection is not None:
+            self._connection.end()
 
 
 class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -174,11 +201,15 @@ class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
                 raise unknown_caller(
                     "The call has no token that this node knows: send the header 'authorization: Bearer TOKEN'."
                 )
+        may_be_silent = info.method in _STREAMED
+        # Where nobody says who calls, small calls may take the places that are kept: they have come whole.
+        is_reserved = not may_be_silent if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
+        who = None if grant is None else grant.name
         try:
-            self._turnstile.enter()
+            place = self._turnstile.enter(who, is_reserved=is_reserved, may_be_silent=may_be_silent)
         except StrandlineError as error:
             raise leaving(error) from error
-        return _Call(Session(grant), self._turnstile)
+        return _Call(Session(grant), place, self._turnstile)
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]
@@ -192,6 +223,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         security: ServerSecurity,
         limits: ServerLimits,
         turnstile: Turnstile,
+        connections: Connections,
         stop: threading.Event,
         beat_seconds: float,
         clock: Clock,
@@ -201,6 +233,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         self._security = security
         self._limits = limits
         self._turnstile = turnstile
+        self._connections = connections
+        self._appended = MemoryBudget("appends", limits.memory_bytes, limits.memory_bytes_each)
+        self._read = MemoryBudget("what is read", limits.read_bytes, limits.read_bytes_each)
         self._stop = stop
         self._beat_seconds = beat_seconds
         self._clock = clock
@@ -213,14 +248,20 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
 
     # --- who calls ---------------------------------------------------------------------------------------------
 
-    def _session(self, context: Any, asked: str | None = None) -> Session:
+    def _session(self, context: Any, asked: str | None = None, *, size: int = 0) -> Session:
         """Who makes this call. Its place is counted by name, by the name that it says, or by its address."""
-        call: _Call = context.get_middleware(_CALL)
+        call = _call_of(context)
         session = call.session
         if session.grant is None and self._security.client_roots is not None:
             session = Session(self._security.grant_of(context.peer_identity().decode(errors="replace")))
-        who = session.grant.name if session.grant is not None else asked
-        call.name(who or context.peer().rpartition(":")[0])
+        grant = session.grant
+        who = asked if grant is None else grant.name
+        call.begin(
+            who or parse_peer(context.peer())[0],
+            self._connections.of(context.peer()),
+            is_reserved=grant is None or grant.may(Role.REPLICA, Role.ADMIN),
+            size=size,
+        )
         return session
 
     def _live(self, context: Any) -> Callable[[], bool]:
@@ -234,12 +275,15 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
     # --- small calls -------------------------------------------------------------------------------------------
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        return [(name, action.what) for name, action in ACTIONS.items()]
+        with answering("Listing actions"):
+            self._session(context)
+            return [(name, action.what) for name, action in ACTIONS.items()]
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         with answering(f"The action {action.type[:40]!r}"):
             self._refuse_when_stopping()
-            return act(self._served, self._session(context), action.type, action.body.to_pybytes())
+            session = self._session(context, size=len(action.body))
+            return act(self._served, session, action.type, action.body.to_pybytes())
 
     def _refuse_when_stopping(self) -> None:
         if self._stop.is_set():
@@ -253,12 +297,17 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
             match decode_ticket(ticket.ticket):
                 case ReadTicket() as asked:
-                    self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
-                    schema = read_schema(asked.columns)
-                    return _stream(schema, reading(self._served.reading(), asked, live, pace))
+                    self._session(context, size=len(ticket.ticket)).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+                    call, schema = _call_of(context), read_schema(asked.columns)
+
+                    def hold(size: int) -> AbstractContextManager[None]:
+                        return self._read.waited_for(call.who, size, _READ_PATIENCE)
+
+                    return _stream(schema, reading(self._served.reading(), asked, live, pace, hold), call.connection)
                 case FileTicket() as asked:
                     caller = self._replica(context, asked)
-                    return _stream(CHUNK_SCHEMA, pieces(self._served, asked, caller, live))
+                    files = pieces(self._served, asked, caller, live)
+                    return _stream(CHUNK_SCHEMA, files, _call_of(context).connection)
                 case FeedTicket() | ReportTicket():
                     raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
 
@@ -299,9 +348,20 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             self._refuse_when_stopping()
             self._session(context).need(Role.CLIENT, Role.ADMIN)
             command = read_command(descriptor.command, self._limits)
-            records = collect(reader.schema, lambda: _next_batch(reader), self._limits)
-            commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
-            writer.write(pa.py_buffer(write_commit(commit)))
+            call = _call_of(context)
+            with self._appended.held_by(call.who) as hold:
+
+                def take(size: int) -> None:
+                    call.connection.dealt_with(size)
+                    hold(size)
+
+                with call.connection.appending():
+                    records = collect(reader.schema, lambda: _next_batch(reader, call.connection), self._limits, take)
+                commit = self._served.append(
+                    records, append=command.append, policy=command.policy, timeout=command.timeout
+                )
+            with contextlib.suppress(OSError):  # it is done, and who asked for it is gone
+                writer.write(pa.py_buffer(write_commit(commit)))
 
     # --- streams of replicas -----------------------------------------------------------------------------------
 
@@ -312,7 +372,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
                 case FeedTicket() as asked:
                     self._feed(context, asked, writer)
                 case ReportTicket(name):
-                    self._hear(self._session(context, name), name, reader, writer)
+                    session = self._session(context, name)
+                    self._hear(session, name, reader, writer, _call_of(context).connection)
                 case _:
                     raise InvalidInput("This ticket is for a stream: ask for that.")
 
@@ -320,19 +381,22 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         """Log batches for a replica. Flight would begin a Python thread anew for each one that it asks a stream for."""
         caller = self._replica(context, asked)
         live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
-        writer.begin(RECORD_SCHEMA)
-        for batch, note in feeding(self._served, asked, caller, live, pace):
-            if batch is None:
-                writer.write_metadata(note)
-            else:
-                writer.write_with_metadata(batch, note)
+        connection = _call_of(context).connection
+        with self._turnstile.feeding(caller.name):
+            writer.begin(RECORD_SCHEMA)
+            for batch, note in feeding(self._served, asked, caller, live, pace):
+                with connection.waiting():
+                    if batch is None:
+                        writer.write_metadata(note)
+                    else:
+                        writer.write_with_metadata(batch, note)
 
-    def _hear(self, session: Session, name: str, reader: Any, writer: Any) -> None:
+    def _hear(self, session: Session, name: str, reader: Any, writer: Any, connection: Connection) -> None:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
         where = f"replica {name!r}"
         caller = Caller(name, -1)
         with self._turnstile.idle():  # it waits for its client, all but a moment now and then
-            while (chunk := _next_chunk(reader)) is not None:
+            while (chunk := _next_chunk(reader, connection)) is not None:
                 self._refuse_when_stopping()
                 if chunk.app_metadata is None:
                     continue
@@ -342,7 +406,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
                     caller = session.replica(name, advance.term)
                 answer = self._answer(caller, progress, is_wanted=advance.is_answered)
                 if answer is not None:
-                    writer.write_metadata(pa.py_buffer(answer))
+                    with connection.waiting():
+                        writer.write_metadata(pa.py_buffer(answer))
 
     def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
         """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
@@ -372,24 +437,34 @@ def _asked_for(descriptor: Any) -> ReadTicket:
     return ticket
 
 
-def _stream(schema: pa.Schema, parts: Iterator[Any]) -> Any:
+def _call_of(context: Any) -> _Call:
+    call: _Call = context.get_middleware(_CALL)
+    return call
+
+
+def _stream(schema: pa.Schema, parts: Any, connection: Connection) -> Any:
     def answered() -> Iterator[Any]:
-        with answering("Streaming"):
-            yield from parts
+        with answering("Streaming"), contextlib.closing(parts):
+            for part in parts:
+                with connection.waiting():  # until Flight asks for the next, since this one is sent
+                    yield part
 
     return fl.GeneratorStream(schema, answered())
 
 
-def _next_batch(reader: Any) -> pa.RecordBatch | None:
-    while (chunk := _next_chunk(reader)) is not None:
+def _next_batch(reader: Any, connection: Connection) -> pa.RecordBatch | None:
+    while (chunk := _next_chunk(reader, connection)) is not None:
         if chunk.data is not None:
             return chunk.data
     return None
 
 
-def _next_chunk(reader: Any) -> Any:
+def _next_chunk(reader: Any, connection: Connection) -> Any:
     try:
-        return reader.read_chunk()
+        with connection.waiting():
+            chunk = reader.read_chunk()
+        connection.dealt_with(0 if chunk.app_metadata is None else len(chunk.app_metadata))
+        return chunk  # noqa: TRY300 - the errors are those of reading it
     except StopIteration:
         return None
     except OSError as error:  # Arrow says so of messages that are no Arrow

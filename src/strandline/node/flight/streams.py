@@ -43,6 +43,10 @@ Live: TypeAlias = Callable[[], bool]
 """Whether the stream is still wanted. Raises if the node is stopping."""
 
 
+Hold: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
+"""Makes room for so many bytes, within a block; may wait, and raise ``Overloaded``."""
+
+
 class Pace:
     """When an idle stream says that it is still there."""
 
@@ -68,10 +72,12 @@ def read_schema(columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([READ_SCHEMA.field(name) for name in known_columns(columns)])
 
 
-def reading(log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace) -> Iterator[Part]:
+def reading(
+    log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace, hold: Hold = lambda _: contextlib.nullcontext()
+) -> Iterator[Part]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
 
-    A follower that nothing comes for gets an empty batch about once a beat.
+    A follower that nothing comes for gets an empty batch about once a beat. What is read is held until it was sent.
     """
     nothing = _empty(read_schema(ticket.columns))
     cursor = log.start() if ticket.since is None else ticket.since
@@ -79,8 +85,9 @@ def reading(log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace) -> It
     while live() and (end is None or cursor.next < end):
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:
-            for batch in _fetched(log, span, cursor, ticket.columns):
-                yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content_checksum(batch))
+            with hold(span.size):
+                for batch in _fetched(log, span, cursor, ticket.columns):
+                    yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content_checksum(batch))
             cursor = behind(cursor, span)
         if spans:
             pace.said()

@@ -1,0 +1,260 @@
+"""Callers who send without end, do not read, or say nothing: what a node holds is bounded, and it serves others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from strandline.model.errors import Overloaded, TransientStorageError
+from strandline.model.records import RECORD_SCHEMA, record_batch
+from strandline.node.contract import Caller
+from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.security import ClientSecurity
+from tests.node.processes import Nest
+from tests.node.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
+from tests.node.victim import MIB, ONE, Victim
+
+TOKENS = """
+app client token-of-the-app-1
+other client token-of-the-other
+replica-1 replica token-of-replica-1
+ops admin token-of-the-admin
+"""
+APP, OTHER, REPLICA, OPS = "token-of-the-app-1", "token-of-the-other", "token-of-replica-1", "token-of-the-admin"
+SMALL = {
+    "memory_bytes": 24 * MIB, "memory_bytes_each": 16 * MIB, "append_bytes": 12 * MIB, "message_bytes": 8 * MIB,
+    "read_bytes": 24 * MIB, "read_bytes_each": 16 * MIB, "receive_bytes": 32 * MIB, "silent_seconds": 1.0,
+    "idle_seconds": 2.0, "stranger_seconds": 2.0, "strangers": 16,
+}  # fmt: skip
+PIECE = bytes(MIB)
+
+
+@pytest.fixture(scope="module")
+def nest() -> Iterator[Nest]:
+    with Nest() as nest:
+        yield nest
+
+
+@pytest.fixture(scope="module")
+def victim(nest: Nest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """A node with tokens, and limits so small that an attack is quick."""
+    folder = tmp_path_factory.mktemp("victim")
+    with Victim(nest, folder, token=OTHER, tokens=TOKENS, server_limits=SMALL) as victim:
+        yield victim
+
+
+@pytest.fixture
+def bare(nest: Nest, tmp_path: Path) -> Iterator[Victim]:
+    """A node without credentials, and with the same limits."""
+    with Victim(nest, tmp_path, server_limits=SMALL) as victim:
+        yield victim
+
+
+@pytest.fixture
+def usual(nest: Nest, tmp_path: Path) -> Iterator[Victim]:
+    """A node with tokens, and the limits that a node has by default."""
+    with Victim(nest, tmp_path, token=OTHER, tokens=TOKENS) as victim:
+        yield victim
+
+
+def told(victim: Victim, what: str, most: int) -> None:
+    """Print the most memory that the node had, and check it."""
+    print(f"{what}: {victim.peak() / MIB:.0f} MiB at most, {victim.base / MIB:.0f} before")
+    assert victim.peak() < most
+    victim.check_serves()
+
+
+def flood(raw: RawGrpc, stream: int, size: int) -> int:
+    """Send a message of this size, as far as the node takes it; returns how much that was."""
+    sent = 0
+    with suppress(Refused, TimeoutError):
+        raw.send(stream, announce=size)
+        while sent < size:
+            raw.more(stream, PIECE)
+            sent += len(PIECE)
+    return sent
+
+
+def records(size: int) -> pa.RecordBatch:
+    return record_batch(timestamps=[1], ops=[0], keys=[None], values=[bytes(size)])
+
+
+# --- before anybody knows who calls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["DoAction", "DoGet", "DoPut", "DoExchange", "GetFlightInfo", "Handshake"])
+def test_a_message_without_end_is_cut_off_before_anybody_knows_whose_it_is(victim: Victim, method: str) -> None:
+    for token in (None, "token-of-a-stranger"):
+        with RawGrpc(victim.url) as raw:
+            sent = flood(raw, raw.call(method, token=token), 512 * MIB)
+        assert sent < 256 * MIB
+    told(victim, f"{method} without a token", 512 * MIB)
+
+
+@pytest.mark.slow
+def test_messages_of_512_mb_without_a_token_do_not_fill_the_memory(usual: Victim) -> None:
+    with ExitStack() as opened:
+        raws = [opened.enter_context(RawGrpc(usual.url)) for _ in range(8)]
+        for raw in raws:
+            assert flood(raw, raw.call("DoAction"), 512 * MIB) < 256 * MIB
+    told(usual, "8 times 512 MiB without a token", 1024 * MIB)
+
+
+def test_connections_that_say_nothing_are_ended(victim: Victim) -> None:
+    with ExitStack() as opened:
+        raws = [opened.enter_context(RawGrpc(victim.url)) for _ in range(40)]
+        victim.check_serves()
+        for raw in raws:
+            raw.wait_closed()
+    victim.check_serves()
+
+
+# --- who is known --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["DoAction", "DoGet", "DoExchange", "GetFlightInfo"])
+def test_a_message_without_end_is_cut_off_also_of_who_has_a_token(victim: Victim, method: str) -> None:
+    with RawGrpc(victim.url) as raw:
+        asked = raw.call("DoAction", token=REPLICA)
+        raw.send(asked, action("status", b"{}"), last=True)
+        raw.result(asked)  # the connection is a known one
+        assert flood(raw, raw.call(method, token=REPLICA), 512 * MIB) < 256 * MIB
+    told(victim, f"{method} of a replica", 512 * MIB)
+
+
+def test_a_report_without_end_is_cut_off(victim: Victim) -> None:
+    with RawGrpc(victim.url) as raw:
+        stream = raw.call("DoExchange", token=REPLICA)
+        raw.send(stream, flight_data(b"", command=b'{"replica": "replica-1"}'))
+        assert flood(raw, stream, 512 * MIB) < 256 * MIB
+    told(victim, "a report of 512 MiB", 512 * MIB)
+
+
+def unfinished(victim: Victim, opened: ExitStack, size: int, *, part: int, token: str) -> RawGrpc:
+    """An append of so many bytes, in parts, that does not end."""
+    raw = opened.enter_context(RawGrpc(victim.url))
+    stream = raw.call("DoPut", token=token)
+    message = flight_data(*message_of(records(part)))
+    with suppress(Refused, TimeoutError):
+        raw.send(stream, flight_data(message_of(RECORD_SCHEMA)[0], command=b"{}"))
+        for _ in range(size // part):
+            raw.send(stream, message)
+    return raw
+
+
+def test_appends_that_do_not_end_hold_a_bounded_share_and_not_for_long(victim: Victim) -> None:
+    with ExitStack() as opened:
+        raws = [unfinished(victim, opened, 10 * MIB, part=MIB, token=APP) for _ in range(8)]
+        victim.check_serves()  # somebody else's
+        for raw in raws:
+            raw.wait_closed()
+        with victim.connect() as log:
+            log.append(pa.table({"value": pa.array([bytes(8 * MIB - 4096)], pa.binary())}), timeout=20).ensure()
+    told(victim, "8 unfinished appends of 10 MiB", 512 * MIB)
+
+
+@pytest.mark.slow
+def test_unfinished_appends_of_240_mb_do_not_fill_the_memory(usual: Victim) -> None:
+    with ExitStack() as opened:
+        for number in range(8):
+            unfinished(usual, opened, 240 * MIB, part=16 * MIB, token=(APP, OPS)[number % 2])
+        told(usual, "8 unfinished appends of 240 MiB", 1024 * MIB)
+
+
+def stuck_readers(victim: Victim, opened: ExitStack, count: int, token: str | None) -> list[RawGrpc]:
+    """Who asks for the whole log, and reads nothing of it."""
+    raws = []
+    for _ in range(count):
+        raw = opened.enter_context(RawGrpc(victim.url, receive=65535))
+        raw.send(raw.call("DoGet", token=token), field(1, b"{}"), last=True)
+        raws.append(raw)
+    return raws
+
+
+def fill(victim: Victim, size: int, count: int) -> None:
+    with victim.connect(timeout=60) as log:
+        for _ in range(count):
+            log.append(pa.table({"value": pa.array([bytes(size)], pa.binary())}), timeout=60).ensure()
+
+
+def test_readers_that_do_not_read_hold_a_bounded_share_and_not_for_long(nest: Nest, tmp_path: Path) -> None:
+    with Victim(nest, tmp_path, token=OTHER, tokens=TOKENS, server_limits=SMALL) as victim, ExitStack() as opened:
+        fill(victim, 7 * MIB, 6)
+        raws = stuck_readers(victim, opened, 20, APP)
+        with victim.connect(timeout=30) as log:
+            assert sum(batch.num_rows for batch in log.read()) == 6
+        for raw in raws:
+            raw.wait_ended()
+        told(victim, "20 readers that do not read 7 MiB", 512 * MIB)
+
+
+@pytest.mark.slow
+def test_sixty_readers_that_do_not_read_do_not_fill_the_memory(usual: Victim) -> None:
+    fill(usual, 46 * MIB, 5)
+    with ExitStack() as opened:
+        stuck_readers(usual, opened, 60, APP)
+        with usual.connect(timeout=60) as log:
+            assert sum(batch.num_rows for batch in log.read()) == 5
+        told(usual, "60 readers that do not read 46 MiB", 1024 * MIB)
+
+
+# --- who says nothing ----------------------------------------------------------------------------------------------
+
+
+def silent_calls(victim: Victim, opened: ExitStack, count: int, token: str | None) -> RawGrpc:
+    """Calls that were begun, and say nothing more; on one connection, which is a known one."""
+    raw = opened.enter_context(RawGrpc(victim.url))
+    asked = raw.call("DoAction", token=token)
+    raw.send(asked, action("status", b"{}"), last=True)
+    raw.result(asked)
+    for number in range(count):
+        raw.call(("DoPut", "DoExchange")[number % 2], token=token)
+    asked = raw.call("ListActions", token=token)
+    raw.send(asked, b"", last=True)
+    with suppress(Refused):
+        raw.result(asked)  # by then all before it have come
+    return raw
+
+
+def test_one_token_with_256_silent_calls_locks_nobody_out(usual: Victim) -> None:
+    with ExitStack() as opened:
+        silent_calls(usual, opened, 256, APP)
+        usual.check_serves()
+        with FlightUpstream(usual.url, security=ClientSecurity(token=REPLICA), timeout=10) as replica:
+            replica.register(Caller("replica-1"), region=None)
+            replica.topology(Caller("replica-1"))
+        usual.act("status", {}, token=OPS)
+        log = opened.enter_context(RemoteLog(usual.url, security=ClientSecurity(token=APP)))
+        with pytest.raises(Overloaded, match="app has 64 calls"):
+            log.append(ONE)
+
+
+def test_silent_calls_end_after_a_while(victim: Victim) -> None:
+    with ExitStack() as opened:
+        raw = silent_calls(victim, opened, 256, APP)
+        victim.check_serves()
+        raw.wait_closed()
+        victim.until(lambda: takes_an_append(victim, APP), "the app may call again")
+
+
+def test_without_credentials_silent_calls_keep_nobody_from_looking_and_go_away(bare: Victim) -> None:
+    with ExitStack() as opened:
+        raw = silent_calls(bare, opened, 256, None)
+        with bare.connect() as log:
+            assert log.status().condition == "leading"
+            assert log.bounds().next == 0
+        raw.wait_closed()
+        bare.until(lambda: takes_an_append(bare, None), "it takes appends again")
+
+
+def takes_an_append(victim: Victim, token: str | None) -> bool:
+    security = None if token is None else ClientSecurity(token=token)
+    with RemoteLog(victim.url, security=security, timeout=10) as log, suppress(Overloaded, TransientStorageError):
+        log.append(ONE).ensure()
+        return True
+    return False
