@@ -152,7 +152,7 @@ def test_appends_that_do_not_end_hold_a_bounded_share_and_not_for_long(victim: V
         raws = [unfinished(victim, opened, 10 * MIB, part=MIB, token=APP) for _ in range(8)]
         victim.check_serves()  # somebody else's
         for raw in raws:
-            raw.wait_closed()
+            raw.wait_ended()
         with victim.connect() as log:
             log.append(pa.table({"value": pa.array([bytes(8 * MIB - 4096)], pa.binary())}), timeout=20).ensure()
     told(victim, "8 unfinished appends of 10 MiB", 512 * MIB)

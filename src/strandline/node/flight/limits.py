@@ -54,8 +54,8 @@ class ServerLimits:
     connections: int = 512
     strangers: int = 64
     """Connections over which no call was let in yet."""
-    stranger_bytes: int = 1 << 20
-    """What such a connection may send."""
+    stranger_bytes: int = 16 << 20
+    """What such a connection may send: gRPC takes some of an append before anything of ours hears of it."""
     stranger_seconds: float = 20.0
     """How long it may stay such."""
     silent_seconds: float = 10.0
