@@ -43,9 +43,9 @@ class ServerLimits:
     """All appends that are under way, of all callers."""
     memory_bytes_each: int = 256 << 20
     """The same of one caller."""
-    read_bytes: int = 256 << 20
+    reading_bytes: int = 256 << 20
     """What was read from the log for readers, and is on its way to them."""
-    read_bytes_each: int = 128 << 20
+    reading_bytes_each: int = 128 << 20
     """The same for one caller; a single batch of the log may be larger."""
     receive_bytes: int = 192 << 20
     """What is being received, and belongs to no complete message yet, over all connections."""

@@ -235,7 +235,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         self._turnstile = turnstile
         self._connections = connections
         self._appended = MemoryBudget("appends", limits.memory_bytes, limits.memory_bytes_each)
-        self._read = MemoryBudget("what is read", limits.read_bytes, limits.read_bytes_each)
+        self._read = MemoryBudget("what is read", limits.reading_bytes, limits.reading_bytes_each)
         self._stop = stop
         self._beat_seconds = beat_seconds
         self._clock = clock
