@@ -29,7 +29,7 @@ APP, OTHER, REPLICA, OPS = "token-of-the-app-1", "token-of-the-other", "token-of
 SMALL = {
     "memory_bytes": 24 * MIB, "memory_bytes_each": 16 * MIB, "append_bytes": 12 * MIB, "message_bytes": 8 * MIB,
     "reading_bytes": 24 * MIB, "reading_bytes_each": 16 * MIB, "receive_bytes": 32 * MIB, "silent_seconds": 1.0,
-    "idle_seconds": 2.0, "stranger_seconds": 2.0, "strangers": 16,
+    "idle_seconds": 4.0, "stranger_seconds": 2.0, "strangers": 16,
 }  # fmt: skip
 PIECE = bytes(MIB)
 
