@@ -217,7 +217,7 @@ class TestOneNode:
     def test_in_the_folder_of_a_write_ahead_log_it_says_how_that_is_taken_over(self, tmp_path, run):
         sl.WriteAheadLog.open(tmp_path / "wal").close()
         refused = run("node", "run", tmp_path / "wal", "--name", "a", "--lead", "--create")
-        assert refused.returncode != 0
+        assert refused.exit_code == 1
         assert f"'strandline node run FOLDER --take-over {tmp_path}/wal'" in " ".join(refused.stderr.split())
         assert not (tmp_path / "wal/node.json").exists()
 
