@@ -233,6 +233,20 @@ def test_a_clock_that_was_wrong_for_an_hour_costs_a_folder_nothing(skew: int):
     assert world.log.bounds() == Bounds(9, 9)
 
 
+@pytest.mark.parametrize("skew", [YEAR, 10 * YEAR])
+def test_a_collector_of_a_folder_that_was_ahead_stops_no_other_and_its_trims_go_a_grace_period_later(skew: int):
+    world = World(url="file:///log")
+    world.append(world.log, 3)
+    world.log.create_slot("done", 3)
+    assert world.machine(skew).collect().trimmed_records == 3
+    done = world.log.collect(pause=300)
+    assert (done.skipped, done.waiting) == (False, 1)
+    world.pass_by(599)
+    assert world.log.collect().waiting == 1
+    world.pass_by(1)
+    assert world.log.collect().waiting == 0
+
+
 def test_a_folder_s_clock_that_was_ahead_heals_within_a_day():
     world, clock = one_machine()
     clock.set_wall(clock.now() + 10 * YEAR * SECOND)
