@@ -60,9 +60,9 @@ class TestWhichConnectionsAreEnded:
     def test_one_that_keeps_a_call_waiting(self) -> None:
         assert ended(watched(1, stuck=LIMITS.idle_seconds + 1), watched(2, stuck=1.0)) == [1]
 
-    def test_the_newest_strangers_beyond_their_number(self) -> None:
+    def test_the_oldest_strangers_beyond_their_number(self) -> None:
         many = [watched(number, known=False, age=number / 100) for number in range(LIMITS.strangers + 2)]
-        assert sorted(ended(*many, watched(999))) == [0, 1]
+        assert sorted(ended(*many, watched(999))) == [LIMITS.strangers, LIMITS.strangers + 1]
 
     def test_strangers_first_if_there_are_too_many(self) -> None:
         known = [watched(number) for number in range(LIMITS.connections)]

@@ -65,7 +65,7 @@ def judge(
     none yet (``is_expecting``), any connection may be sending an append.
 
     One that sent too much is ended by itself; if all of them together did, those go first that append nothing, and
-    those with most. Strangers beyond their number go, the newest first.
+    those with most. Strangers beyond their number go, the oldest first.
     """
     ended: dict[tuple[str, int], tuple[Watched, str]] = {}
 
@@ -85,11 +85,12 @@ def judge(
             end(each, f"a call on it kept the node waiting for {each.stuck:.0f} s")
         elif silence is Silence.CROWDED or (silence is Silence.SOME and not each.calls):
             end(each, "calls were begun, on it or on another one, that say nothing")
-    strangers = sorted((each for each in watched if not each.known), key=lambda each: each.age, reverse=True)
+    # The oldest: who means well has said at once who it is.
+    strangers = sorted((each for each in watched if not each.known), key=lambda each: each.age)
     for each in strangers[limits.strangers :]:
         end(each, f"{len(strangers)} connections did not say who they are")
-    oldest = sorted(watched, key=lambda each: (each.known, each.age), reverse=True)
-    for each in oldest[limits.connections :]:
+    known = sorted((each for each in watched if each.known), key=lambda each: each.age, reverse=True)
+    for each in [*known, *strangers][limits.connections :]:
         end(each, f"{len(watched)} connections are too many")
     # First those that append nothing now: what a refused append has sent counts, though nobody holds it any more.
     left = [each for each in watched if each.traffic.peer not in ended]
