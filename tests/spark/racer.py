@@ -37,7 +37,7 @@ def _follow(spark, folder: str, number: int) -> str:
         except Fenced:
             return "Fenced"
         except Exception as error:  # noqa: BLE001 - the parent judges it
-            outcome = repr(error).replace("\n", " ")[:1000]
+            outcome = f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
             if "failed to connect back" not in outcome:
                 return outcome
         else:
