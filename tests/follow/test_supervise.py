@@ -5,11 +5,13 @@ import threading
 import pytest
 
 from strandline.follow.keyed.memory import MemoryBucket
+from strandline.follow.steps import Batching
 from strandline.follow.stores.memory import MemoryStore
 from strandline.follow.supervise import Supervisor
 from strandline.model.errors import InvalidInput, StorageError, TransientStorageError
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
+from tests.follow.scripted import Stage, at, numbered
 
 PATIENCE = 30.0
 QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)
@@ -54,6 +56,28 @@ def test_after_an_error_it_restarts_and_nothing_is_missing_or_doubled(bucket):
     assert supervisor.state().phase == "stopped"
     assert supervisor.state().restarts == 3
     assert isinstance(supervisor.state().error, RuntimeError)
+
+
+def test_a_stream_that_fails_within_each_window_still_gets_further_without_a_store():
+    opened, seen = [], []
+
+    class Cut(Stage):
+        def watch_from(self, scope, cursor):
+            opened.append(cursor)
+            first = 0 if cursor is None else cursor.next
+            if first == 6:
+                supervisor.halt()
+            self.script = iter([numbered(first, 2), StorageError("cut off")])
+            return self
+
+    stage = Cut()
+    supervisor = Supervisor(
+        stage, seen.extend, restarts=QUICK, resume=None, clock=stage.clock, batching=Batching(window=1e9)
+    )
+    assert supervisor.run() == at(6)
+    assert opened == [None, at(2), at(4), at(6)]
+    assert [update.version for update in seen] == list(range(6))
+    assert supervisor.state().restarts == 3
 
 
 def test_it_resumes_from_the_stores_cursor_not_from_what_it_was_told_first(bucket):

@@ -452,6 +452,50 @@ def test_the_watchs_own_error_is_never_taken_for_a_normal_end(error, stopping):
     assert stage.closed == 1
 
 
+@pytest.mark.parametrize("make_store", [lambda: None, MemoryStore])
+@pytest.mark.parametrize("error", [Gap("lost"), StorageError("cut off"), RuntimeError("a bug")])
+def test_an_error_of_the_stream_ends_the_watch_behind_the_batch_that_was_open(error, make_store):
+    store = make_store()
+    stage = Stage(numbered(0, 2), numbered(2, 1), error, numbered(3, 1), batching=LONG, store=store)
+    with pytest.raises(type(error), match=str(error)):
+        stage.run()
+    assert stage.keys == [[b"k0", b"k1", b"k2"]]
+    assert stage.reports == [3]
+    assert stage.log == ["open", "apply", "report"]
+    assert store is None or store.standing().cursor == at(3)
+
+
+def test_updates_without_a_cursor_are_refused_behind_the_batch_that_was_open():
+    stage = Stage(numbered(0, 2), Updates.removals([b"a"]), batching=LONG)
+    with pytest.raises(InvalidInput, match="cursor"):
+        stage.run()
+    assert (stage.keys, stage.reports) == ([[b"k0", b"k1"]], [2])
+
+
+def test_a_store_that_fails_when_the_stream_has_failed_is_tried_once_and_the_streams_error_is_raised():
+    store = Flaky(MemoryStore(), *["before"] * 99)
+    stage = Stage(numbered(0, 2), Gap("lost"), batching=LONG, store=store)
+    with pytest.raises(Gap, match="lost"):
+        stage.run()
+    assert store.writes == ["apply before"]
+    assert (stage.keys, stage.reports, store.standing().cursor) == ([[b"k0", b"k1"]], [], None)
+
+
+def test_an_apply_that_raises_behind_an_error_of_the_stream_leaves_the_cursor():
+    store = MemoryStore()
+    stage = Stage(numbered(0, 2), StorageError("cut off"), batching=LONG, store=store)
+    with pytest.raises(RuntimeError, match="cannot"):
+        stage.run(raising(RuntimeError("cannot")))
+    assert (stage.reports, store.standing().cursor) == ([], None)
+
+
+def test_a_crash_of_the_stream_applies_nothing_more():
+    stage = Stage(numbered(0, 2), Crash("dead"), batching=LONG)
+    with pytest.raises(Crash):
+        stage.run()
+    assert stage.keys == []
+
+
 def test_nothing_past_a_gap_is_applied():
     bucket, store = MemoryBucket(), MemoryStore()
     bucket.put("a", b"1")

@@ -36,6 +36,7 @@ from strandline.follow.steps import (
     Reported,
     Store,
     Stored,
+    StreamFailed,
     Sweep,
 )
 from strandline.model.errors import InvalidInput
@@ -160,13 +161,13 @@ def test_it_is_never_patient_beyond_the_window():
     assert take.seconds == 0.5
 
 
-@pytest.mark.parametrize("end", ["stop", "stream"])
-def test_a_stop_and_the_end_of_the_stream_flush(end):
+@pytest.mark.parametrize("end", [Nothing(), Ended(), StreamFailed()])
+def test_a_stop_and_the_end_and_an_error_of_the_stream_flush(end):
     engine = watching()
     engine.step(received(FIVE), 0.0)
-    if end == "stop":
+    if end == Nothing():
         engine.stop()
-    assert engine.step(Nothing() if end == "stop" else Ended(), 0.0) == Apply([FIVE])
+    assert engine.step(end, 0.0) == Apply([FIVE])
     assert drive(engine, Applied(), Stored()) == Report(at(6))
     assert engine.step(Reported(), 0.0) == Finish(at(6))
 
@@ -294,6 +295,14 @@ def test_at_stop_a_store_that_works_again_is_no_doubt():
     engine.stop()
     assert drive(engine, Nothing(), Stored()) == Report(at(6))
     assert engine.step(Reported(), 0.0) == Finish(at(6), doubtful=False)
+
+
+def test_an_error_of_the_stream_within_a_resync_flushes_and_leaves_the_flag():
+    engine = resyncing()
+    engine.step(received(FIVE), 0.0)
+    assert engine.step(StreamFailed(), 0.0) == Apply([FIVE])
+    assert engine.step(Applied(), 0.0) == Store(Loose([FIVE]))
+    assert engine.step(Stored(), 0.0) == Finish(at(5))
 
 
 def test_the_sixteenth_failure_at_stop_ends_in_good_order():

@@ -44,6 +44,7 @@ from strandline.follow.steps import (
     Reported,
     Store,
     Stored,
+    StreamFailed,
     Sweep,
     Write,
 )
@@ -165,6 +166,8 @@ class Engine:
                 self._list_ends(cursor, now)
             case Ended():
                 self._ended = True
+            case StreamFailed():
+                self.stop()  # the error is not held up by a store that fails too: that is tried once
         return self._next(now)
 
     def _receive(self, event: Received, now: float) -> None:

@@ -79,6 +79,11 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamFailed:
+    """The stream raised an error and gives nothing more: what was received before is still applied and stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The batch has been applied."""
 
@@ -118,6 +123,7 @@ Event = (
     | Listed
     | Ended
     | Nothing
+    | StreamFailed
     | Applied
     | Stored
     | Failed
@@ -277,6 +283,7 @@ __all__ = [
     "Reported",
     "Store",
     "Stored",
+    "StreamFailed",
     "Sweep",
     "Write",
 ]

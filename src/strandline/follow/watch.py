@@ -70,6 +70,8 @@ def watch_applied(
         stop: Set it to end the watch in good order: what is batched is applied, what was only received is not.
         clock: The time that windows go by.
 
+    An error of the stream is raised after the batch that was received before it has been applied and stored.
+
     Raises:
         CursorExpired: if what is present cannot be told any more, as of a trimmed log; nothing was touched. Of a resume
             never: that is made good as above.

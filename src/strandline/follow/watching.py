@@ -44,6 +44,7 @@ from strandline.follow.steps import (
     Report,
     Reported,
     Stored,
+    StreamFailed,
     Sweep,
     Write,
 )
@@ -127,6 +128,7 @@ class Watch:
     joined: tuple[Sequence[Chunk], Updates] | None = None
     waiting: list[ExportRequest] = field(default_factory=list)
     failure: Exception | None = None
+    stream_error: Exception | None = None
 
     def __post_init__(self) -> None:
         armed = self.reader is not None and self.store is not None
@@ -184,6 +186,8 @@ class Watch:
         )
 
     def _finished(self, action: Finish) -> Cursor | None:
+        if self.stream_error is not None:
+            raise self.stream_error
         return self.store.standing().cursor if action.doubtful and self.store is not None else action.cursor
 
     # --- actions -----------------------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ class Watch:
     def _do(self, action: Action) -> Event:  # noqa: PLR0911 - one case for each action
         match action:
             case Receive(records=records, seconds=seconds):
-                return self._receive(records, seconds)
+                return self._received(records, seconds)
             case Apply(chunks):
                 self._apply(chunks)
                 return Applied()
@@ -238,6 +242,19 @@ class Watch:
                 _LOGGER.info("The cursor %s has expired: bringing the store in step. %s", cursor, error)
             return Expired(self._beginning())
         return Opened()
+
+    def _received(self, room: int, seconds: float) -> Event:
+        """What the stream gives. Its error ends the watch, but only behind the batch that was received before it.
+
+        Dropped, that batch would come again only to those that resume; and a stream that fails sooner than a window
+        lasts would never get any further.
+        """
+        try:
+            return self._receive(room, seconds)
+        except Exception as error:  # noqa: BLE001 - it is raised when the batch has been applied
+            _LOGGER.info("The stream failed; what was received before is applied, then the watch ends: %s", error)
+            self.stream_error = error
+            return StreamFailed()
 
     def _receive(self, room: int, seconds: float) -> Event:
         taken: Updates | Listed | Ended | None = self.ahead
