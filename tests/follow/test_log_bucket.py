@@ -29,6 +29,7 @@ from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     AlreadyExists,
+    CommitTimedOut,
     Conflict,
     Contended,
     CursorExpired,
@@ -39,6 +40,7 @@ from strandline.model.errors import (
     NotReady,
     NullKey,
     OutcomeUnknown,
+    StrandlineError,
 )
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING, Prefix, Update, Updates
@@ -470,6 +472,7 @@ class Forgetful:
     def __init__(self, inner: Log) -> None:
         self.inner = inner
         self.lost = 0
+        self.error: StrandlineError = OutcomeUnknown("The answer was lost.")
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
@@ -478,7 +481,7 @@ class Forgetful:
         handle = self.inner.append(*args, **options)
         if self.lost:
             self.lost -= 1
-            raise OutcomeUnknown("The answer was lost.")
+            raise self.error
         return handle
 
 
@@ -516,6 +519,17 @@ def test_an_answer_that_stays_lost_is_an_unknown_outcome_and_its_number_is_never
     line.heal()
     assert bucket.put(b"c", b"not taken for the one before") == 2
     assert [entry.key for entry in on_line(line).scan()] == [b"a", b"b", b"c"]
+
+
+def test_a_change_whose_commit_timed_out_is_not_taken_for_the_next_one(log: Log) -> None:
+    forgetful = Forgetful(log)
+    bucket = LogBucket(forgetful, clock=ManualClock())
+    forgetful.lost, forgetful.error = 1, CommitTimedOut("It is durable on the primary only.")
+    with pytest.raises(StrandlineError, match="durable on the primary"):
+        bucket.put(b"a", b"1")
+    at = bucket.put(b"b", b"2")
+    assert at == log.bounds().next - 1
+    assert bucket.get(b"b") == LogBucket(log).get(b"b") == b"2"
 
 
 def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(line: FaultyStore) -> None:

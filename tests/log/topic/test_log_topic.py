@@ -15,7 +15,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
 from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
-from strandline.log.topic.publishing import NumberedPublisher
+from strandline.log.topic.publishing import BatchingPublisher
 from strandline.log.topic.subscription import Pieces
 from strandline.log.wal.log import WalLog
 from strandline.log.writers import MAX_WRITERS
@@ -269,7 +269,7 @@ class Counting:
 
 def test_what_arrives_while_a_batch_is_under_way_shares_the_next_one() -> None:
     log = Counting(MemoryLog())
-    publisher = NumberedPublisher(log, clock=CLOCK, chance=CHANCE)
+    publisher = BatchingPublisher(log, clock=CLOCK, chance=CHANCE)
     topic = LogTopic([log], publishers=[publisher])
 
     def until_seven_wait() -> None:

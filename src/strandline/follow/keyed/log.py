@@ -10,12 +10,14 @@ from copy import copy
 from typing import Final, TypeAlias
 from uuid import UUID
 
+import pyarrow as pa
+
 from strandline.follow.keyed.contract import Listing
 from strandline.follow.keyed.log_fold import Held, LogFold
 from strandline.follow.keyed.log_watch import LogSubscription
-from strandline.follow.keyed.log_writer import LogWriter
 from strandline.follow.store import Store
-from strandline.log.contract import Log
+from strandline.log.contract import Log, Receipt
+from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import (
     AlreadyExists,
@@ -70,7 +72,7 @@ class LogBucket:
         self._clock = clock
         self._chance = chance
         self._fold = LogFold(log, base)
-        self._writer = LogWriter(log, clock=clock, chance=chance)
+        self._writer = NumberedWriter(log, clock=clock, chance=chance)
         self._waiting: deque[_Change] = deque()
         self._turn = threading.Condition()
         self._busy = False  # whether someone is writing
@@ -229,10 +231,24 @@ class LogBucket:
             keys=[change.key for change in group],
             values=[change.value for change in group],
         )
-        first = self._writer.append(batch, expect)
+        first = self._append(batch, expect)
         for version, change in enumerate(group, first):
             change.version = version
         self._fold.absorb(first, [(change.op, change.key, change.value) for change in group])
+
+    def _append(self, batch: pa.RecordBatch, expect: int | None) -> int:
+        """Append a batch and return its first offset; all errors but ``OutcomeUnknown`` mean that it was not."""
+        match self._writer.append(batch, expect):
+            case Refused(error):
+                raise error
+            case InDoubt(error):
+                raise OutcomeUnknown(
+                    "Whether the change was stored is unknown, since the log kept failing: read the key before you "
+                    f"repeat it. ({error})"
+                ) from error
+            case Receipt(first=int(first)):
+                return first
+        raise OutcomeUnknown("The change is stored, but the log no longer tells where: read the key for its version.")
 
 
 class _Change:

@@ -16,7 +16,7 @@ from strandline.log.new_folder import check_new
 from strandline.log.object.log import open_log
 from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
-from strandline.log.topic.publishing import NumberedPublisher, Publisher, WalPublisher
+from strandline.log.topic.publishing import BatchingPublisher, Publisher, WalPublisher
 from strandline.log.topic.subscription import LogSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.cursor import Bounds
@@ -63,7 +63,7 @@ class LogTopic:
         check_count(len(logs))
         self._logs = tuple(logs)
         self._publishers: tuple[Publisher, ...] = (
-            tuple(NumberedPublisher(log, clock=clock, chance=chance) for log in logs)
+            tuple(BatchingPublisher(log, clock=clock, chance=chance) for log in logs)
             if publishers is None
             else tuple(publishers)
         )

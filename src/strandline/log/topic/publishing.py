@@ -10,9 +10,9 @@ from typing import Final, Protocol, final
 import pyarrow as pa
 
 from strandline.log.contract import Log, Receipt
+from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import InvalidInput, OutcomeUnknown, StrandlineError, WriterExpired
-from strandline.model.head import WriterId
+from strandline.model.errors import InvalidInput, OutcomeUnknown
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.retry import Backoff
@@ -65,8 +65,8 @@ class _Waiting:
 
 
 @final
-class NumberedPublisher:
-    """Into any log, under a writer id of its own: an answer that was lost doubles nothing.
+class BatchingPublisher:
+    """Into any log, by a numbered writer: an answer that was lost doubles nothing.
 
     One batch is under way at a time. What arrives meanwhile, from any thread, shares the next one. A batch whose
     outcome is not known is sent again under the same number, a few times; if that does not help those who wait get the
@@ -75,17 +75,11 @@ class NumberedPublisher:
 
     def __init__(self, log: Log, *, clock: Clock, chance: Chance, backoff: Backoff = _BACKOFF) -> None:
         """Into this log."""
-        self._log = log
         self._clock = clock
-        self._chance = chance
-        self._backoff = backoff
+        self._writer = NumberedWriter(log, clock=clock, chance=chance, retries=backoff)
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._sending = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._writer, self._number = WriterId(self._chance.uuid()), 0
 
     def publish(self, payloads: Sequence[bytes]) -> int:
         """Append messages; whoever finds nothing under way sends what is queued, the others wait for it."""
@@ -126,7 +120,6 @@ class NumberedPublisher:
         try:
             first = self._append(payloads)
         except BaseException as error:
-            self._begin()
             with self._changed:
                 for each in waiting:
                     each.error = error
@@ -149,22 +142,10 @@ class NumberedPublisher:
             return waiting
 
     def _append(self, payloads: Sequence[bytes]) -> int:
-        batch = _batch(payloads, self._clock.now())
-        attempt = 0
-        while True:
-            try:
-                receipt = self._log.append(batch, writer=self._writer, number=self._number).result()
-            except WriterExpired:
-                if attempt or not self._number:
-                    raise
-                self._begin()  # it was silent for too long; what it had appended was acknowledged
-            except StrandlineError as error:
-                if attempt + 1 >= self._backoff.attempts or not (error.retryable or isinstance(error, OutcomeUnknown)):
-                    raise
-                self._clock.sleep(self._backoff.pause(attempt, self._chance.jitter()))
-                attempt += 1
-            else:
-                self._number += 1
+        match self._writer.append(_batch(payloads, self._clock.now())):
+            case Refused(error) | InDoubt(error):
+                raise error
+            case receipt:
                 return _place(receipt)
 
 
