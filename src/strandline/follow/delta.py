@@ -26,6 +26,7 @@ from strandline.follow.delta_history import (
     parse_commit,
 )
 from strandline.follow.sink import remaining, without_key
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     Conflict,
@@ -81,7 +82,7 @@ class DeltaSink:
 
     def __init__(
         self,
-        url: str,
+        url: Address,
         *,
         mode: Mode = "latest",
         name: str = "default",
@@ -91,7 +92,7 @@ class DeltaSink:
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
         if mode not in ("latest", "append"):
             raise InvalidInput(f"A Delta sink's mode is 'latest' or 'append', not {mode!r}.")
-        self._url = url
+        self._url = as_address(url)
         self._mode = mode
         self._name = name
         self._options = dict(options or {})

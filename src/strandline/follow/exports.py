@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
 
+from strandline.model.addresses import Address, as_address
 from strandline.model.errors import InvalidInput
 from strandline.model.snapshot import Snapshot
 from strandline.storage.process import Origin, bound_to_process
@@ -41,13 +42,13 @@ class Exports:
         self._closed = False
         self._origin = Origin("The exports of a watch", self)
 
-    def request(self, folder: str) -> Future[Snapshot]:
+    def request(self, folder: Address) -> Future[Snapshot]:
         """Ask for a snapshot in a folder that is absent or empty; served between two flushes.
 
         The answer is the snapshot, whose cursor is exactly what its data holds, or why there is none. Cancel it to
         leave. If the watch ends first, the answer says so.
         """
-        request = ExportRequest(folder)
+        request = ExportRequest(as_address(folder))
         with self._lock:
             if self._closed:
                 raise InvalidInput("These exports are closed: nothing can be asked of the watch any more.")

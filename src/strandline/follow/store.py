@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.follow.sink import Sink
+from strandline.model.addresses import Address
 from strandline.model.cursor import Cursor
 from strandline.model.snapshot import Snapshot
 
@@ -58,7 +59,7 @@ class Store(Sink, Protocol):
     def end_resync(self, cursor: Cursor) -> None:
         """Atomically end the resync at a cursor. ``InvalidInput`` without a begin, or of another stream than begun."""
 
-    def export_to(self, folder: str) -> Snapshot:
+    def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot in a folder that must be absent or empty.
 
         Its cursor is exactly what its data holds. ``AlreadyExists`` if the folder is occupied, ``NotReady`` for a

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from strandline.formats.frame import MAGIC as FRAME_MAGIC
 from strandline.formats.head import HEAD_MAGIC
 from strandline.formats.wal_folder import KEPT_KIND
 from strandline.formats.wal_folder import KIND as WAL_KIND
+from strandline.model.addresses import Address, as_address
 from strandline.model.errors import NotALog, NotFound
 from strandline.storage.disk import Disk, FolderRow
 
@@ -146,9 +146,9 @@ def _json_kind(first: bytes) -> str:
         return found[1].decode() if found else ""
 
 
-def contents(path: str | os.PathLike[str], *, disk: Disk) -> Contents:
+def contents(path: Address, *, disk: Disk) -> Contents:
     """Look what a path leads to. Reads a listing and a few first bytes, and changes nothing."""
-    named = os.fspath(path)
+    named = as_address(path)
     bare = named.rstrip("/") or named
     rows = disk.scan(bare)
     if not rows:

@@ -1,13 +1,44 @@
-"""Addresses that carry credentials, which are refused before anything is done with them, or said of them."""
+"""Addresses and paths, as callers give them: text or path objects, and never with credentials in them."""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import re
+from typing import Final, TypeAlias
 
 from strandline.model.errors import InvalidInput
 
+Address: TypeAlias = str | os.PathLike[str]
+"""What public calls take where a folder or a store is meant: a path, or an address such as ``s3://bucket/orders``."""
+
+_COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
+
 _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "wasbs"})
 """Here a name before the @ is that of a container."""
+
+
+def as_address(place: Address) -> str:
+    """The path or address as text; ``InvalidInput`` for what is neither text nor a path object, and for an empty one.
+
+    An address that was put into a path object is refused, too: that has made ``s3:/bucket`` of ``s3://bucket``, which
+    would be a folder.
+
+    >>> from pathlib import PurePosixPath
+    >>> as_address("s3://bucket/orders"), as_address(PurePosixPath("/data/orders"))
+    ('s3://bucket/orders', '/data/orders')
+    """
+    text = os.fspath(place) if isinstance(place, os.PathLike) else place
+    if not isinstance(text, str):
+        raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {_kind(place)}.")
+    if not text or "\0" in text:
+        raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
+    if text is not place and _COLLAPSED.match(text):
+        raise InvalidInput(f"A path object cannot hold an address, it has made {text!r} of it: give that as text.")
+    return text
+
+
+def _kind(place: object) -> str:
+    return "None" if place is None else type(place).__name__
 
 
 def refuse_credentials(url: str, remedy: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from strandline.model.addresses import as_address
 from strandline.model.errors import InvalidInput
 from strandline.model.names import check_replica_name
 from strandline.model.retention import FOREVER, Retention, SlotLimits
@@ -77,6 +78,9 @@ class NodeConfig:
     """Whether other machines may connect though they are not known, or in plain text."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", as_address(self.folder))
+        if self.take_over is not None:
+            object.__setattr__(self, "take_over", as_address(self.take_over))
         self._check_itself()
         self._check_role()
         if self.automatic:

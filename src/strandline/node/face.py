@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Final, Self, final
 
 import pyarrow as pa
 
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
 from strandline.model.head import WriterId
@@ -89,14 +89,14 @@ class Primary(_Face):
     @classmethod
     def open(
         cls,
-        folder: str | PathLike[str],
+        folder: Address,
         *,
         name: str = "primary",
         policy: str | CommitPolicy = "local",
         lease: str | None = None,
         listen: tuple[str, int] = _LOOPBACK,
         create: bool = True,
-        take_over: str | PathLike[str] | None = None,
+        take_over: Address | None = None,
         region: str | None = None,
         nodes: Mapping[str, str] | None = None,
         retention: str = "forever",
@@ -119,14 +119,14 @@ class Primary(_Face):
         """
         running = RunningNode(
             NodeConfig(
-                folder=fspath(folder),
+                folder=as_address(folder),
                 name=name,
                 policy=str(policy),
                 lease=lease,
                 lead=lease is None,
                 listen=listen,
                 create=create,
-                take_over=None if take_over is None else fspath(take_over),
+                take_over=None if take_over is None else as_address(take_over),
                 region=region,
                 nodes=nodes or {},
                 retention=parse_retention(retention),
@@ -249,7 +249,7 @@ class Replica(_Face):
 
     def __init__(
         self,
-        folder: str | PathLike[str],
+        folder: Address,
         upstream: str | None = None,
         *,
         lease: str | None = None,
@@ -270,7 +270,7 @@ class Replica(_Face):
         super().__init__(
             RunningNode(
                 NodeConfig(
-                    folder=fspath(folder),
+                    folder=as_address(folder),
                     name=name,
                     upstream=upstream,
                     lease=lease,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from os import PathLike
 
 from strandline.log.object import ObjectLog
+from strandline.model.addresses import Address
 from strandline.model.errors import InvalidInput
 from strandline.spark.options import STORAGE_PREFIX
 from strandline.tier.front import open_tiered, tiered
@@ -13,7 +15,7 @@ from strandline.tier.tiered import TieredLog
 
 
 @contextlib.contextmanager
-def opened(log: ObjectLog | TieredLog | str, options: Mapping[str, str]) -> Iterator[ObjectLog | TieredLog]:
+def opened(log: ObjectLog | TieredLog | Address, options: Mapping[str, str]) -> Iterator[ObjectLog | TieredLog]:
     """The log with its cold tier, if it has one, within the block; ``options`` are the data source's, in small letters.
 
     What this opens it closes; a log in two tiers that is given stays as it is. ``InvalidInput`` for a log that only
@@ -25,7 +27,7 @@ def opened(log: ObjectLog | TieredLog | str, options: Mapping[str, str]) -> Iter
             raise _unreadable(log)
         yield log
         return
-    if isinstance(log, str):
+    if isinstance(log, str | PathLike):
         found = open_tiered(log, options=storage or None)
     elif isinstance(log, ObjectLog):
         # Spark's processes read both tiers of what is at its address, and this one has to see the same.

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from obstore.store import MemoryStore
 
-from strandline.model.addresses import refuse_credentials
+from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.model.errors import InvalidInput
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
@@ -30,13 +30,19 @@ def local_folder(url: str) -> str | None:
     return unquote(urlsplit(url).path) or None if urlsplit(url).scheme == "file" else None
 
 
-def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+def store_at(place: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
+    """The store that is given, or the one at an address; ``InvalidInput`` for anything else."""
+    return place if isinstance(place, ObjectStore) else open_store(place, options)
+
+
+def open_store(place: Address, options: Mapping[str, str] | None = None) -> ObjectStore:
     """The store at an address, with transient failures retried. Nothing is contacted yet.
 
     ``memory://name`` (shared within this process), ``file:///folder`` or a plain path, ``s3://``, ``gs://``,
     ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
     obstore's configuration names and win over those.
     """
+    url = as_address(place)
     refuse_credentials(
         url, "set the environment variables of the cloud (AWS_ACCESS_KEY_ID and its kin), or give options"
     )

@@ -14,6 +14,7 @@ from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.reading import WalReading
+from strandline.model.addresses import Address, as_address
 from strandline.model.cold import COLD_FOLDER, ColdTier
 from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.retention import Retention, SlotLimits
@@ -35,7 +36,7 @@ Tierable = ObjectLog | WalReading | WriteAheadLog | TieredLog
 
 @overload
 def open_tiered(
-    place: str | ObjectStore,
+    place: Address | ObjectStore,
     *,
     format: None = None,
     create: bool = ...,
@@ -50,7 +51,7 @@ def open_tiered(
 
 @overload
 def open_tiered(
-    place: str | ObjectStore,
+    place: Address | ObjectStore,
     *,
     format: Literal["queue-v1"],
     manifest: str = ...,
@@ -63,7 +64,7 @@ def open_tiered(
 
 
 def open_tiered(
-    place: str | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
+    place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> ObjectLog | TieredLog | QueueLog:
     """Open what is at an address, with its cold tier if it has one; see :func:`~strandline.log.v1.front.open_any`.
 
@@ -106,8 +107,8 @@ def tiered(
 
 def attach(
     log: Tierable,
-    store: str | None = None,
-    events: str | None = None,
+    store: Address | None = None,
+    events: Address | None = None,
     *,
     partitions: int = PARTITIONS,
     name: str = "",
@@ -123,10 +124,8 @@ def attach(
     have one.
     """
     home = home_of(log)
-    if store is None:
-        store = f"{home.rstrip('/')}/{COLD_FOLDER}"
-    if events is None:
-        events = f"{store.rstrip('/')}/events"
+    store = f"{home.rstrip('/')}/{COLD_FOLDER}" if store is None else as_address(store)
+    events = f"{store.rstrip('/')}/events" if events is None else as_address(events)
     if "://" not in store or "://" not in events:
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
     cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Self, TypeVar
@@ -11,6 +10,7 @@ from typing import Final, Self, TypeVar
 from strandline.formats.segment_events import metadata_partition
 from strandline.log.topic.common import check_partition
 from strandline.log.topic.contract import Topic
+from strandline.model.addresses import Address, as_address
 from strandline.model.errors import InvalidInput, LogClosed, NotReady, StrandlineError
 from strandline.model.segments import (
     PartitionDelete,
@@ -99,7 +99,7 @@ class MetadataManager:
     def start(
         cls,
         events: Topic,
-        snapshot_dir: str | os.PathLike[str] | None = None,
+        snapshot_dir: Address | None = None,
         snapshot_interval: float = 60.0,
         *,
         patience: float = PATIENCE,
@@ -125,7 +125,7 @@ class MetadataManager:
             raise InvalidInput(f"A snapshot cannot be taken every {snapshot_interval} seconds: use more than 0.")
         snapshots = None
         if snapshot_dir is not None:
-            folder = os.fspath(snapshot_dir)
+            folder = as_address(snapshot_dir)
             snapshots = MetadataSnapshots(folder, events.partition_count, events.topic_id, disk, clock, chance)
         return cls(
             events,

@@ -27,6 +27,7 @@ from strandline.follow.snapshots.staging import scratch_folder, staged
 from strandline.follow.store import Standing
 from strandline.formats.manifest import decode_snapshot
 from strandline.formats.pointer import PointerCodec
+from strandline.model.addresses import Address, as_address
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.errors import (
@@ -50,7 +51,7 @@ from strandline.storage.lease import Lease
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 from strandline.storage.store_clock import cautious_now
-from strandline.storage.urls import open_store
+from strandline.storage.urls import store_at
 
 GRACE: Final = 3600.0
 """Seconds that a superseded payload is kept for those that are reading it, and one that was left unfinished."""
@@ -78,7 +79,7 @@ class Exportable(Protocol):
     def standing(self) -> Standing:
         """How far it has got."""
 
-    def export_to(self, folder: str) -> Snapshot:
+    def export_to(self, folder: Address) -> Snapshot:
         """Seal its state in a folder."""
 
 
@@ -103,7 +104,7 @@ class Artifacts:
 
     def __init__(
         self,
-        store: ObjectStore | str,
+        store: ObjectStore | Address,
         prefix: str = "",
         *,
         grace: float = GRACE,
@@ -116,7 +117,7 @@ class Artifacts:
         """Use ``store``, or the one at an address; nothing is read or written yet."""
         if part < 1 or workers < 1:
             raise InvalidInput(f"Parts of {part} bytes by {workers} workers would never be done; use at least 1.")
-        self._store = open_store(store) if isinstance(store, str) else store
+        self._store = store_at(store)
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._grace = grace
         self._part = part
@@ -141,13 +142,14 @@ class Artifacts:
 
     # --- publishing --------------------------------------------------------------------------------------------
 
-    def publish(self, folder: str, *, replace: bool = False, guard: Callable[[], object] | None = None) -> Cursor:
+    def publish(self, folder: Address, *, replace: bool = False, guard: Callable[[], object] | None = None) -> Cursor:
         """Upload a sealed folder and point at it; returns the cursor that is published then.
 
         If a snapshot as new or newer is published, that stays, and nothing is uploaded. ``Diverged`` if what is
         published is of another log, unless ``replace``. ``CorruptData`` if a file is not what the manifest says: then
         the pointer stays. ``guard`` is called before the pointer moves, each time that is tried, and may refuse.
         """
+        folder = as_address(folder)
         snapshot = read_snapshot(folder, disk=self._disk)
         manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
         op = self._op()
@@ -219,7 +221,7 @@ class Artifacts:
         store: Exportable,
         lease: Lease | None = None,
         *,
-        scratch: str,
+        scratch: Address,
         pause: float = 0.0,
         replace: bool = False,
     ) -> Publication:
@@ -230,6 +232,7 @@ class Artifacts:
         whoever loses it does not move the pointer (``Fenced``). The snapshot is sealed in a folder of its own below
         ``scratch``, which is removed again.
         """
+        scratch = as_address(scratch)
         if lease is None:
             return self._export(store, None, scratch, pause=pause, replace=replace)
         if not lease.try_acquire():
@@ -262,12 +265,13 @@ class Artifacts:
 
     # --- fetching ----------------------------------------------------------------------------------------------
 
-    def fetch(self, dest: str) -> Snapshot:
+    def fetch(self, dest: Address) -> Snapshot:
         """Bring the newest published snapshot here, as a sealed folder again; on failure ``dest`` is as it was.
 
         ``NotFound`` if nothing is published, ``AlreadyExists`` unless ``dest`` is absent or empty, ``CorruptData`` if
         an object is not what it was.
         """
+        dest = as_address(dest)
         for _ in range(_TRIES):
             artifact = self.newest()
             if artifact is None:

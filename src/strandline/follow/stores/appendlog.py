@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from os import PathLike, fspath
 from typing import Final, final
 
 import pyarrow as pa
@@ -26,6 +25,7 @@ from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.keyed import Updates
@@ -91,7 +91,7 @@ class AppendLogStore(KeyedStore):
     @classmethod
     def open(
         cls,
-        folder: str | PathLike[str],
+        folder: Address,
         *,
         sync: bool = True,
         compact_after: int = 10 << 20,
@@ -107,7 +107,7 @@ class AppendLogStore(KeyedStore):
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
-        folder = fspath(folder)
+        folder = as_address(folder)
         check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
@@ -125,8 +125,8 @@ class AppendLogStore(KeyedStore):
     @classmethod
     def import_from(
         cls,
-        snapshot: str | PathLike[str],
-        dest: str | PathLike[str],
+        snapshot: Address,
+        dest: Address,
         *,
         sync: bool = True,
         compact_after: int = 10 << 20,
@@ -136,8 +136,8 @@ class AppendLogStore(KeyedStore):
     ) -> AppendLogStore:
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         unpack(
-            fspath(snapshot),
-            fspath(dest),
+            as_address(snapshot),
+            as_address(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: whole(f"{data}/{FILE}", disk=disk),
@@ -321,8 +321,9 @@ class AppendLogStore(KeyedStore):
 
     # --- handing on --------------------------------------------------------------------------------------------
 
-    def export_to(self, folder: str) -> Snapshot:
+    def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes go on meanwhile."""
+        folder = as_address(folder)
         self._refuse_closed()
         copy = self._copy()
         cursor = self._exported_cursor(copy.standing)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from strandline.follow.store import Standing
 from strandline.follow.stores.state import KeyedStore
+from strandline.model.addresses import Address, as_address
 from strandline.model.errors import InvalidInput
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
@@ -44,9 +45,10 @@ class MemoryStore(KeyedStore):
     def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
         """Nothing outlives the process."""
 
-    def export_to(self, folder: str) -> Snapshot:
+    def export_to(self, folder: Address) -> Snapshot:
         """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
         self._settled(self._standing)
+        folder = as_address(folder)
         raise InvalidInput(
             f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."
         )

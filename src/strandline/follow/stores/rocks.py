@@ -6,7 +6,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from strandline.follow.stores.rules import RuledStore
 from strandline.follow.stores.state import change_of
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
+from strandline.model.addresses import Address, as_address
 from strandline.model.errors import (
     InvalidInput,
     StrandlineError,
@@ -82,7 +82,7 @@ class RocksStore(RuledStore):
     @classmethod
     def open(
         cls,
-        folder: str | PathLike[str],
+        folder: Address,
         *,
         sync: bool = True,
         disk: Disk = DISK,
@@ -95,7 +95,7 @@ class RocksStore(RuledStore):
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
         """
         rocksdict()
-        folder = fspath(folder)
+        folder = as_address(folder)
         check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
@@ -115,8 +115,8 @@ class RocksStore(RuledStore):
     @classmethod
     def import_from(
         cls,
-        snapshot: str | PathLike[str],
-        dest: str | PathLike[str],
+        snapshot: Address,
+        dest: Address,
         *,
         sync: bool = True,
         disk: Disk = DISK,
@@ -126,8 +126,8 @@ class RocksStore(RuledStore):
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         rocksdict()
         unpack(
-            fspath(snapshot),
-            fspath(dest),
+            as_address(snapshot),
+            as_address(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: cursor_in(data, disk=disk, chance=chance),
@@ -199,11 +199,12 @@ class RocksStore(RuledStore):
 
     # --- snapshots ---------------------------------------------------------------------------------------------
 
-    def export_to(self, folder: str) -> Snapshot:
+    def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call, from a RocksDB checkpoint: large files are linked, not copied.
 
         Writes wait while the checkpoint is made, and go on while it is hashed and opened.
         """
+        folder = as_address(folder)
         with ExitStack() as held:
             held.enter_context(self._writing)
             self._refuse_closed()

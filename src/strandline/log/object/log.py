@@ -29,6 +29,7 @@ from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.planning import entries_after
 from strandline.log.reading import Waiter, read_between
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import (
     AlreadyExists,
@@ -51,13 +52,13 @@ from strandline.storage.disk import DISK
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
-from strandline.storage.urls import local_folder, open_store
+from strandline.storage.urls import local_folder, store_at
 
 _IDENTITY: Final = "log.json"
 
 
 def open_log(
-    place: str | ObjectStore,
+    place: Address | ObjectStore,
     *,
     create: bool = False,
     retention: str | Retention | None = None,
@@ -78,11 +79,11 @@ def open_log(
     policy = parse_retention(retention) if isinstance(retention, str) else retention
     if limits is None and policy is not None:
         limits = default_limits(policy)
-    store = open_store(place, options) if isinstance(place, str) else place
+    store = store_at(place, options)
     try:
         found = store.get(_IDENTITY)
     except NotFound as error:
-        folder = local_folder(place) if isinstance(place, str) else None
+        folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
         if folder is not None:
             (check_new if create else check_missing)(folder, Kind.OBJECT_LOG, disk=DISK)
         if not create:

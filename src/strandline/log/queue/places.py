@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from typing import Final, Literal, TypeAlias
 
 from strandline.log.object.log import ObjectLog, open_log
@@ -10,11 +11,12 @@ from strandline.log.queue.contract import Queue
 from strandline.log.queue.own import OwnQueue
 from strandline.log.v1.log import SLOT, QueueLog, open_queue
 from strandline.log.v1.queue import V1Queue
+from strandline.model.addresses import Address
 from strandline.model.cursor import Start
 from strandline.model.errors import InvalidInput
 from strandline.storage.ambient import Chance, Clock
 
-Place: TypeAlias = str | ObjectLog | QueueLog | Queue
+Place: TypeAlias = Address | ObjectLog | QueueLog | Queue
 """What a consumer is opened on: an address, an opened log or queue, or whatever keeps the contract of queues."""
 
 Format = Literal["queue-v1"]
@@ -37,7 +39,7 @@ def queue_at(
     """The queue at an address, of an opened log, or the given one. Nothing is claimed yet."""
     if format not in (None, "queue-v1"):
         raise InvalidInput(f"The format is 'queue-v1' or, for an own log, None; not {format!r}.")
-    if isinstance(place, str):
+    if isinstance(place, str | PathLike):
         if format is None:
             place = open_log(place, options=options, clock=clock, chance=chance)
         else:

@@ -19,6 +19,7 @@ from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.publishing import BatchingPublisher, Publisher, WalPublisher
 from strandline.log.topic.subscription import LogSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
 from strandline.model.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -155,7 +156,7 @@ class LogTopic:
 
 
 def open_wal_topic(
-    folder: str,
+    folder: Address,
     partition_count: int,
     *,
     create: bool = True,
@@ -172,6 +173,7 @@ def open_wal_topic(
     ``create`` says so, ``Fenced`` while another process has it open.
     """
     check_count(partition_count)
+    folder = as_address(folder)
     path = f"{folder}/{_IDENTITY}"
     found: int | None = None
     with contextlib.suppress(NotFound):
@@ -212,7 +214,7 @@ def open_wal_topic(
 
 
 def open_object_topic(
-    url: str,
+    url: Address,
     partition_count: int,
     *,
     create: bool = True,
@@ -228,6 +230,7 @@ def open_object_topic(
     ``NotALog`` if there is none and ``create`` says so.
     """
     check_count(partition_count)
+    url = as_address(url)
     store = open_store(url, options)
     found = _read_count(store)
     if found is not None:

@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.v1.log import QueueLog, open_queue
+from strandline.model.addresses import Address
 from strandline.model.errors import InvalidInput
 from strandline.storage.store import ObjectStore
 
 
 def open_any(
-    place: str | ObjectStore,
+    place: Address | ObjectStore,
     *,
     format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
     **settings: Any,

@@ -23,6 +23,7 @@ from strandline.log.v1.manifest import ManifestCell
 from strandline.log.v1.names import checked_path, time_of
 from strandline.log.v1.shipper import QueueShipper
 from strandline.log.v1.span import QueueSpan
+from strandline.model.addresses import Address
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.model.head import MetadataRange, WriterId
@@ -32,7 +33,7 @@ from strandline.model.slots import SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
-from strandline.storage.urls import open_store
+from strandline.storage.urls import store_at
 
 SLOT: Final = "queue"
 """The name of the one slot that a queue has: its consumer."""
@@ -43,7 +44,7 @@ _PAGE: Final = 512
 
 
 def open_queue(
-    place: str | ObjectStore,
+    place: Address | ObjectStore,
     *,
     manifest: str = "ingest/manifest",
     data: str = "ingest",
@@ -57,7 +58,7 @@ def open_queue(
     There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and has to
     be the same for all who write to the queue or collect it.
     """
-    store = open_store(place, options) if isinstance(place, str) else place
+    store = store_at(place, options)
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -20,6 +18,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.migrate import SPOOL, SPOOL_SLOTS
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.span import WalSpan
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.records import Op
@@ -55,7 +54,7 @@ class Exported:
 
 def export_spool(
     log: WalLog | WalReader,
-    path: str | PathLike[str],
+    path: Address,
     *,
     disk: Disk = DISK,
     told: Callable[[int], None] | None = None,
@@ -73,7 +72,7 @@ def export_spool(
     was pruned meanwhile; ``InvalidInput`` for what a spool cannot hold, naming the offset: records that are more than a
     value, and the end of a log that was used and retains nothing. Nothing is left behind then.
     """
-    named = PurePath(os.fspath(path).removesuffix(SPOOL))
+    named = PurePath(as_address(path).removesuffix(SPOOL))
     base = f"{named.parent}/{named.name}"
     spool, beside = f"{base}{SPOOL}", f"{base}{SPOOL_SLOTS}"
     # First the slots, then the end: no slot is behind it, though the log goes on.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
-from os import PathLike
 from types import TracebackType
 from typing import Final, NamedTuple, Self, final
 
@@ -15,6 +14,7 @@ from strandline.log.wal.intake import check_numbers
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.migrate import folder_of
 from strandline.log.wal.verify import Told, Verification
+from strandline.model.addresses import Address
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.model.records import Op, RecordSource, record_batch
@@ -87,7 +87,7 @@ class WriteAheadLog:
     @classmethod
     def open(
         cls,
-        path: str | PathLike[str],
+        path: Address,
         *,
         create: bool = True,
         migrate: bool = False,

@@ -27,6 +27,7 @@ from strandline.log.wal.showing import WalShowing
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Tail
 from strandline.log.wal.verify import Told, Verification, verify
+from strandline.model.addresses import Address, as_address
 from strandline.model.batch import LogBatch
 from strandline.model.errors import InvalidInput, LogClosed
 from strandline.model.head import WriterId
@@ -113,7 +114,7 @@ class WalLog(WalShowing):
     @classmethod
     def open(
         cls,
-        folder: str,
+        folder: Address,
         *,
         create: bool = True,
         roll_bytes: int = ROLL_BYTES,
@@ -139,6 +140,7 @@ class WalLog(WalShowing):
         started, and whoever waits for a handle commits. ``durable`` is told each new durable end before anybody else,
         by who commits; it must not raise.
         """
+        folder = as_address(folder)
         _check_options(roll_bytes, tail_bytes, pending_bytes)
         if create:
             check_new(folder, Kind.WAL, disk=disk)

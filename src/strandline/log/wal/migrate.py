@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from os import PathLike
 from pathlib import PurePath
 from typing import Final, NamedTuple, NoReturn
 from uuid import UUID
@@ -27,6 +25,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
 from strandline.log.wal.renumber import OLD_LSN, Renumbering, plan_renumbering
 from strandline.log.wal.slots import write_kept
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
 from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
@@ -55,14 +54,12 @@ _TOLD_GAPS: Final = 100
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def folder_of(
-    path: str | PathLike[str], *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
-) -> str:
+def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False) -> str:
     """The folder of the log that ``path`` names; a spool of that name is moved there if ``migrate`` says so.
 
     ``InvalidInput`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
     """
-    named = os.fspath(path).removesuffix(SPOOL)
+    named = as_address(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
     if _exists(f"{folder}/{IDENTITY}", disk=disk) or not _exists(f"{folder}{SPOOL}", disk=disk):
         return folder

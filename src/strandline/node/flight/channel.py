@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.formats.json_fields import write_fields
-from strandline.model.addresses import refuse_credentials
+from strandline.model.addresses import as_address, refuse_credentials
 from strandline.model.errors import CorruptData, InvalidInput
 from strandline.node.flight.failures import asking
 from strandline.node.flight.security import ClientSecurity, check_calling
@@ -38,7 +38,7 @@ class Channel:
         message_bytes: int = MESSAGE_BYTES,
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
-        security = security or ClientSecurity()
+        url, security = as_address(url), security or ClientSecurity()
         refuse_credentials(url, "show a token (--token FILE, ClientSecurity(token=…)) or a certificate")
         place = urlsplit(url)
         if place.scheme not in _SCHEMES or not place.hostname:
