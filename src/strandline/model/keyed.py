@@ -40,7 +40,12 @@ class Update(NamedTuple):
 
 def as_key(key: Key) -> bytes:
     """The bytes of a key or prefix; ``InvalidInput`` for what is neither bytes nor text."""
-    return key.encode() if isinstance(key, str) else as_bytes(key)
+    if not isinstance(key, str):
+        return as_bytes(key)
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"The key {key!r} is no text that has bytes in UTF-8: give its bytes instead.") from error
 
 
 def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -62,6 +63,17 @@ class StoreContract(SinkContract):
         assert store.get(b"") == b"of the empty key"
         assert store.get(b"empty") == b""
         assert store.get(b"b") is None
+
+    @pytest.mark.parametrize("key", ["text", None, 7], ids=["text", "None", "a number"])
+    def test_asked_for_what_is_not_bytes_it_refuses_and_does_not_say_that_it_is_absent(
+        self, store: Store, key: Any
+    ) -> None:
+        self.apply(store, 0, (b"text", b"1"))
+        for call in (lambda: store.get(key), lambda: list(store.range(key))):
+            with pytest.raises(InvalidInput, match="bytes"):
+                call()
+        assert store.get(memoryview(b"text")) == b"1"  # type: ignore[arg-type]
+        assert list(store.range(bytearray(b"te"))) == [(b"text", b"1")]  # type: ignore[arg-type]
 
     def test_a_deleted_key_is_absent(self, store: Store) -> None:
         self.apply(store, 0, (b"a", b"1"), (b"b", b"2"))

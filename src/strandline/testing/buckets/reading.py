@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from strandline.follow.keyed.contract import Bucket, Reader, Subscription, Watcher, Writer
@@ -63,6 +66,53 @@ class ReadingContract(BucketOwner):
         bucket.create("node.1", b"again")
         bucket.purge("node.1")
         assert bucket.keys() == []
+
+    @pytest.mark.parametrize("key", [None, 7, ["node"], "\ud800"], ids=["None", "number", "list", "surrogate"])
+    def test_a_key_or_prefix_that_is_neither_bytes_nor_text_is_refused_and_changes_nothing(
+        self, bucket: Bucket, key: Any
+    ) -> None:
+        version = bucket.put("a", b"1")
+        for call in (
+            lambda: bucket.get(key),
+            lambda: bucket.entry(key),
+            lambda: bucket.keys(key),
+            lambda: list(bucket.scan(key)),
+            lambda: bucket.put(key, b"2"),
+            lambda: bucket.create(key, b"2"),
+            lambda: bucket.update(key, b"2", version),
+            lambda: bucket.delete(key),
+            lambda: bucket.purge(key),
+            lambda: bucket.delete_with_version(key, version),
+            lambda: bucket.watch(Prefix(key)),
+        ):
+            with pytest.raises(InvalidInput, match="bytes"):
+                call()
+        assert list(bucket.scan()) == [Entry(b"a", b"1", version)]
+
+    @pytest.mark.parametrize("value", ["text", None, 7, [b"1"]], ids=["text", "None", "a number", "a list"])
+    def test_a_value_that_is_not_bytes_is_refused_and_no_watcher_hears_of_it(self, bucket: Bucket, value: Any) -> None:
+        version = bucket.put("a", b"1")
+        calls: list[Callable[[], object]] = [
+            lambda: bucket.put("a", value),
+            lambda: bucket.create("b", value),
+            lambda: bucket.update("a", value, version),
+        ]
+        for call in calls:
+            with pytest.raises(InvalidInput, match="bytes"):
+                call()
+        assert list(bucket.scan()) == [Entry(b"a", b"1", version)]
+        with bucket.watch() as subscription:
+            assert [row.value for row in Collected(subscription).until_listed().rows] == [b"1"]
+
+    @pytest.mark.parametrize("kind", [bytearray, memoryview])
+    def test_other_kinds_of_bytes_are_kept_as_they_were_at_the_call(self, bucket: Bucket, kind: Any) -> None:
+        under = bytearray(b"node.1"), bytearray(b"up")
+        bucket.put(kind(under[0]), kind(under[1]))
+        under[0][:], under[1][:] = b"other.", b"no"
+        entry = bucket.entry(memoryview(b"node.1"))  # type: ignore[arg-type]
+        assert entry is not None
+        assert (type(entry.key), type(entry.value)) == (bytes, bytes)
+        assert [(entry.key, entry.value) for entry in bucket.scan()] == [(b"node.1", b"up")]
 
     def test_later_versions_are_higher_over_all_keys(self, bucket: Bucket) -> None:
         versions = [bucket.put(key, b"1") for key in (*KEYS, *KEYS)]
