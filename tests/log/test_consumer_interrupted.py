@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ import strandline as sl
 from strandline.log.queue import consumer as module
 from strandline.log.queue import progress
 from strandline.log.v1.log import open_queue
-from strandline.model.errors import OutOfOrderAck
+from strandline.model.errors import InvalidInput, OutOfOrderAck
 
 
 @pytest.fixture(params=["own", "v1"])
@@ -109,6 +110,41 @@ def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatc
     assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
     with sl.Consumer(log) as again:
         assert again.next_batch() is None
+
+
+def test_a_call_that_asyncio_could_drop_with_its_batch_is_refused_and_takes_nothing(log: Any) -> None:
+    async def run() -> list[list[bytes]]:
+        async with sl.Consumer(log) as consumer:
+            first = consumer.next_to_read
+            loop = asyncio.get_running_loop()
+            for call in (asyncio.to_thread(consumer.next_batch), loop.run_in_executor(None, consumer.next_batch)):
+                with pytest.raises(InvalidInput, match="next_batch_async"):
+                    await asyncio.wait_for(call, 60)
+            with pytest.raises(OutOfOrderAck):
+                consumer.ack_through(first)
+            return [batch.entries async for batch in consumer]
+
+    assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_a_function_in_asyncios_executor_may_take_and_acknowledge_by_itself(log: Any) -> None:
+    def work(consumer: sl.Consumer) -> list[list[bytes]]:
+        given = []
+        while (batch := consumer.next_batch()) is not None:
+            given.append(batch.entries)
+            consumer.ack(batch.sequence)
+        return given
+
+    async def run() -> list[list[bytes]]:
+        async with sl.Consumer(log) as consumer:
+            return await asyncio.to_thread(work, consumer)
+
+    assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
+
+
+def test_an_executor_of_the_callers_own_may_take(log: Any) -> None:
+    with sl.Consumer(log) as consumer, ThreadPoolExecutor(1) as pool:
+        assert pool.submit(consumer.next_batch).result(60).entries == [b"a"]
 
 
 def test_tasks_that_take_at_the_same_time_share_the_batches(log: Any) -> None:

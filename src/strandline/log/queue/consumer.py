@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final, Literal, Self
 
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
@@ -37,6 +38,17 @@ _LOOKED_UP: Final = 64
 """How many descriptors the read-ahead iterator asks for at a time."""
 
 OnPoison = Literal["raise", "dead-letter"]
+
+
+def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
+    """Whether the result of this call goes straight into a future of asyncio, which drops it when it is cancelled.
+
+    A function of the caller's own that runs in asyncio's executor is none of this: it has the batch in its hands.
+    """
+    caller = None if frame is None else frame.f_back
+    if caller is None or caller.f_globals.get("__name__") != "concurrent.futures.thread":
+        return False
+    return threading.current_thread().name.startswith("asyncio_")
 
 
 @bound_to_process(own=("next_batch",))
@@ -171,10 +183,15 @@ class Consumer:
         """The next batch behind the read cursor, or None if there is none now.
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
-        In asyncio use :meth:`next_batch_async`: what a cancelled ``to_thread(consumer.next_batch)`` had taken, nobody
-        has.
+        ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, nobody would have the
+        batch, and :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
         """
         self._origin.check()
+        if _is_handed_to_asyncio(inspect.currentframe()):
+            raise InvalidInput(
+                "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "
+                "acknowledged unseen; nothing was taken: use `await consumer.next_batch_async()`."
+            )
         batch = None
         try:
             with self._reading:
