@@ -500,6 +500,31 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on(name: str, tmp
         opened.goes_on()
 
 
+def test_garbage_of_the_parent_is_not_collected_in_a_child(tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    class Native:
+        def __del__(self) -> None:
+            ended.append(os.getpid())
+
+    def collect() -> list[int]:
+        gc.collect()
+        return ended
+
+    log = sl.open(str(tmp_path / "log"), create=True)
+    gc.disable()
+    try:
+        cycle = Native()
+        cycle.itself = cycle
+        del cycle
+        assert in_a_child(collect) == "returned []"
+    finally:
+        gc.enable()
+    gc.collect()
+    assert ended == [os.getpid()]
+    assert log.bounds().next == 0
+
+
 @pytest.mark.parametrize("name", ["producer", "consumer", "append_log_store", "object_topic", "bucket_in_a_log"])
 def test_a_child_that_ends_in_good_order_does_not_harm_what_its_parent_has_open(name: str, tmp_path: Path) -> None:
     with KINDS[name](tmp_path) as opened:

@@ -9,6 +9,7 @@ its class is :func:`bound_to_process`.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import weakref
@@ -173,6 +174,10 @@ def _forget(key: int, reference: object) -> None:
 def _forked() -> None:
     global _here  # noqa: PLW0603 - what it tells is true of the whole process
     _here = _Token()
+    if _bound:
+        # Garbage that the parent had not collected yet may be a native client or server, whose end waits for threads
+        # that are not here, or crashes: what was there before the fork is never collected here.
+        gc.freeze()
     with ExitStack() as actions:  # one that fails keeps none of the others from being called
         for reference, action in list(_bound.values()):
             thing = reference()
