@@ -18,6 +18,7 @@ import strandline as sl
 from strandline.cli import show
 from strandline.cli.frame import confirm, log_to_stderr
 from strandline.cli.text import escaped
+from strandline.log.topic.kafka import KafkaTopic
 from strandline.model.addresses import refuse_credentials
 from strandline.model.errors import InvalidInput, StrandlineError
 from strandline.model.records import record_batch
@@ -171,6 +172,9 @@ def test_records_of_any_time_can_be_printed(run, log, time, told):
         "kafka://user:verysecret@broker:9092/topic",
         "az://account:verysecret@container/logs",
         "unknown://user:verysecret@host",
+        "s3://bucket/logs?X-Amz-Credential=AKIA&X-Amz-Signature=verysecret",
+        "az://container/logs?sv=2024&sig=verysecret",
+        "grpc://127.0.0.1:7450/?token=verysecret",
     ],
 )
 @pytest.mark.parametrize("command", ["verify", "tail", "doctor", "node status", "lag", "tier status", "produce"])
@@ -188,6 +192,28 @@ def test_the_remedy_is_named():
         open_store("s3://key:secret@bucket")
     with pytest.raises(InvalidInput, match="token"):
         sl.RemoteLog("grpc://user:pw@127.0.0.1:1")
+    for url in ("s3://key:secret@bucket/table", "s3://bucket/table?X-Amz-Signature=secret"):
+        with pytest.raises(InvalidInput, match="storage options") as refused:
+            sl.DeltaSink(url)
+        assert "secret" not in str(refused.value)
+    for url in ("nats://user:pw@host:4222", "user:pw@host:4222", "tls://pw@host", ["nats://host", "nats://pw@host"]):
+        with pytest.raises(InvalidInput, match="user_credentials") as refused:
+            sl.NatsBucket.connect(url, "routes")
+        assert "pw" not in str(refused.value)
+    for bootstrap in ("user:pw@broker:9092", "broker:9092,user:pw@broker:9093"):
+        with pytest.raises(InvalidInput, match=r"sasl\.username") as refused:
+            KafkaTopic(bootstrap, "events", 1)
+        assert "pw" not in str(refused.value)
+
+
+def test_an_address_with_credentials_is_not_written_down_where_others_read_it(tmp_path):
+    log = sl.open(tmp_path / "log", create=True)
+    with pytest.raises(InvalidInput, match="credentials"):
+        sl.attach(log, "s3://key:secret@bucket/cold", f"file://{tmp_path}/events")
+    assert not (tmp_path / "events").exists()
+    assert isinstance(sl.open(tmp_path / "log"), sl.ObjectLog)
+    with pytest.raises(InvalidInput, match="credentials"):
+        sl.NodeConfig(folder="a", name="a", lead=True, url="grpc://user:secret@host:1")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +224,9 @@ def test_the_remedy_is_named():
         "/home/a:b@c",
         "abfss://c@account.dfs.core.windows.net/x",
         "grpc://[::1]:7450",
+        "s3://bucket/secret/token=1",
+        "https://host/a?versioned=1&page=2",
+        "/data/a?token=b",
     ],
 )
 def test_an_address_without_credentials_is_left_alone(url):

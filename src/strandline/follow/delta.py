@@ -26,7 +26,7 @@ from strandline.follow.delta_history import (
     parse_commit,
 )
 from strandline.follow.sink import remaining, without_key
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     Conflict,
@@ -93,6 +93,7 @@ class DeltaSink:
         if mode not in ("latest", "append"):
             raise InvalidInput(f"A Delta sink's mode is 'latest' or 'append', not {mode!r}.")
         self._url = as_address(url)
+        refuse_credentials(self._url, "give them as storage options, or by the environment variables of the cloud")
         self._mode = mode
         self._name = name
         self._options = dict(options or {})

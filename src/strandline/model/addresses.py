@@ -13,6 +13,12 @@ Address: TypeAlias = str | os.PathLike[str]
 
 _COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
+_SECRET_PARAMETER: Final = re.compile(
+    r"(?:^|[&;])(?:[\w.-]*(?:secret|passw(?:or)?d|token|signature|credential|access[_-]?key|api[_-]?key)[\w.-]*|sig|pwd)=",
+    re.IGNORECASE,
+)
+"""A parameter of a query that holds a secret: of a signed address, or of one that somebody made up."""
+
 _CONTAINERS: Final = frozenset({"abfs", "abfss", "az", "azure", "adl", "wasb", "wasbs"})
 """Here a name before the @ is that of a container."""
 
@@ -42,7 +48,7 @@ def _kind(place: object) -> str:
 
 
 def refuse_credentials(url: str, remedy: str) -> None:
-    """``InvalidInput`` for an address with a user, a key or a password in it, none of which is repeated.
+    """``InvalidInput`` for an address with a user, a key, a password or a signature in it, none of which is repeated.
 
     Addresses get into logs, metrics, error messages and the history of shells. ``remedy`` says where the credentials
     belong instead.
@@ -54,6 +60,11 @@ def refuse_credentials(url: str, remedy: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     authority = rest.partition("/")[0].partition("?")[0].partition("#")[0]
+    if _SECRET_PARAMETER.search(rest.partition("?")[2]):
+        raise InvalidInput(
+            f"The address {scheme}://…?… has credentials behind its question mark, which would be seen wherever "
+            f"addresses are: take them out, and {remedy}."
+        )
     known, found, host = authority.rpartition("@")
     # A secret may hold a slash itself: then the @ stands behind what looks like a path.
     if not found and ":" in authority and not _port(authority) and "@" in rest:

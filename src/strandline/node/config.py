@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from strandline.model.addresses import as_address
+from strandline.model.addresses import as_address, refuse_credentials
 from strandline.model.errors import InvalidInput
 from strandline.model.names import check_replica_name
 from strandline.model.retention import FOREVER, Retention, SlotLimits
@@ -99,6 +99,8 @@ class NodeConfig:
         if not 0 <= port <= _HIGHEST_PORT:
             raise InvalidInput(f"{port} is no port: use 0 for a free one, or up to {_HIGHEST_PORT}.")
         check_listening(host, self.server, insecure=self.insecure)
+        if self.url is not None:
+            refuse_credentials(self.url, "show tokens or certificates instead (ServerSecurity, ClientSecurity)")
         if host in _ANYWHERE and self.url is None:
             raise InvalidInput(
                 f"Other nodes cannot call {host or 'no host'!r}: say under which address they reach this one."

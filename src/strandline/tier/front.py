@@ -129,6 +129,7 @@ def attach(
     if "://" not in store or "://" not in events:
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
     cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
+    open_store(store, options)  # contacts nothing; an address that cannot be one is refused before it is written down
     open_events(cold, create=True, options=options, events_options=events_options, clock=clock).close()
     return cold_cell(log, options=options, clock=clock).attach(store, events, partitions=partitions, name=name)
 

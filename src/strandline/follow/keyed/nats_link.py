@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID, uuid5
 
+from strandline.model.addresses import refuse_credentials
 from strandline.model.errors import (
     Conflict,
     DiskFull,
@@ -108,6 +109,11 @@ class Link:
 
     def __init__(self, servers: Sequence[str], *, timeout: float, clock: Clock, options: Mapping[str, Any]) -> None:
         """Connect; ``TransientStorageError`` if no server answers in time."""
+        for server in servers:
+            refuse_credentials(
+                server if "://" in server else f"nats://{server}",
+                "give them by options (user and password, token, or user_credentials, the path of a file)",
+            )
         self._nats = client()
         self.url = servers[0]
         self.timeout = timeout

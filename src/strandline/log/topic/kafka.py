@@ -21,6 +21,7 @@ from strandline.log.topic.kafka_client import (
     told,
 )
 from strandline.log.topic.kafka_stream import KafkaSubscription
+from strandline.model.addresses import refuse_credentials
 from strandline.model.cursor import Bounds
 from strandline.model.errors import (
     InvalidInput,
@@ -128,6 +129,7 @@ class KafkaTopic:
             timeout: Seconds after which a call gives up with ``TransientStorageError``.
             clock: What time is read from.
         """
+        refuse_credentials(f"kafka://{bootstrap}", "give them by config (sasl.username, sasl.password)")
         self._kafka = client()
         self._name = name
         self._bootstrap = bootstrap
