@@ -20,7 +20,9 @@ def example(heading: str) -> str:
 
 
 def run(heading: str, folder: Path, **names: object) -> dict[str, object]:
-    code = example(heading).replace("s3://bucket", str(folder)).replace("/var/lib", str(folder))
+    disk = folder / "disk"  # a place of its own: what is in the bucket is not hidden by what is on the disk
+    disk.mkdir(exist_ok=True)
+    code = example(heading).replace("s3://bucket", str(folder)).replace("/var/lib", str(disk))
     assert len(code.splitlines()) <= 10, "an example is ten lines at most"
     scope = dict(names)
     exec(compile(code, f"README: {heading}", "exec"), scope)
