@@ -14,7 +14,7 @@ from strandline.model.errors import (
     OutOfOrderAck,
     StorageError,
 )
-from strandline.testing.faulty import FaultyStore
+from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.queues.places import QueueFixtures, QueuePlace, at_once, first_to_come, values
 
 
@@ -83,7 +83,10 @@ class AckingContract(QueueFixtures):
             "close": consumer.close,
         }
         # The write lands, or not, and then the store is down: nobody can tell which.
-        at_once(line, "", line.turn_down, stage="after" if landed else "before")
+        if landed:
+            line.hook(_down_behind_a_write(line))
+        else:
+            at_once(line, "", line.turn_down, stage="before")
         line.lose_answers(1)
         for _ in range(2):
             with pytest.raises(StorageError):
@@ -266,3 +269,16 @@ class AckingContract(QueueFixtures):
             with pytest.raises(InvalidInput):
                 five.open(**options)
         assert len(values(holder)) == 5
+
+
+def _down_behind_a_write(line: FaultyStore) -> Callable[[Call], None]:
+    """Turn the store down at the first call behind a conditional write, also if a line below has lost its answer."""
+    writes: list[int] = []
+
+    def hook(call: Call) -> None:
+        if call.name == "put_if" and call.stage == "before":
+            writes.append(call.number)
+        if writes and call.number > writes[0]:
+            line.turn_down()
+
+    return hook
