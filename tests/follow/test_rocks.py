@@ -26,7 +26,6 @@ from strandline.model.errors import (
     InvalidInput,
     MissingExtra,
     NotFound,
-    StorageError,
     UnsupportedVersion,
     UsedAcrossFork,
 )
@@ -152,9 +151,9 @@ def test_a_fold_of_a_later_version_is_refused(store: RocksStore, place: str) -> 
         RocksStore.open(place)
 
 
-def test_a_file_in_the_way_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_named_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").write_bytes(b"")
-    with pytest.raises(StorageError):
+    with pytest.raises(InvalidInput, match="is a file"):
         RocksStore.open(str(tmp_path / "store"))
 
 
