@@ -13,7 +13,7 @@ import pytest
 from strandline.log.wal.log import WalLog
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData
+from strandline.model.errors import CorruptData, NotReady
 from strandline.model.node import Beat
 from strandline.node import arrivals
 from strandline.node.arrivals import Arrivals
@@ -178,6 +178,9 @@ class TestWhatIsLost:
 
     def test_is_nowhere(self):
         pair = self.tell()
+        assert pair.content("b") == [(0, b"kept")]
+        pair.start("a", lead=True)
+        pair.append(b"written instead")
         pair.settled("b")
         assert pair.content("b") == pair.content("a") == [(0, b"kept"), (1, b"written instead")]
         pair.close()
@@ -190,7 +193,10 @@ class TestWhatIsLost:
 
         monkeypatch.setattr(Arrivals, "_durable", at_once)
         pair = self.tell()
-        pair.until(lambda: pair.nodes["b"].condition == "diverged")
+        assert pair.nodes["b"].condition == "diverged"
+        assert pair.content("b") == [(0, b"kept"), (1, b"lost")]
+        with pytest.raises(NotReady, match=r"a led last, and b has more \(everything below 2, against 1\)"):
+            pair.start("a", lead=True)
         pair.close()
 
     def tell(self):
@@ -220,8 +226,6 @@ class TestWhatIsLost:
         del pair.nodes["a"]
         disk.crash(CrashMode.NOTHING)
         pair.nodes["b"].replica.disconnect()
-        pair.start("a", lead=True)
-        pair.append(b"written instead")
         return pair
 
 
