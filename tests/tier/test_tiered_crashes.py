@@ -45,6 +45,7 @@ class Dying:
     """A process that dies at one point of all that it does to the store, to the topic and to the disk."""
 
     def __init__(self, tiers: Tiers, at: int | None) -> None:
+        forget_tails()  # a new process has read nothing yet, and so each makes the same calls
         self.tiers, self.at, self.points = tiers, at, 0
         self.store = FaultyStore(tiers.plain, clock=tiers.clock)
         self.store.hook(self._called)
