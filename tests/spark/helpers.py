@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -19,8 +19,10 @@ from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.stamp import OpId
 
+R = TypeVar("R")
 Change = tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, Op]
 NOW = 1_750_000_000_000_000
+_STARTS = 5
 
 
 def put(key: bytes | None, value: bytes | None) -> Change:
@@ -122,3 +124,17 @@ class RowsSink:
 
     def found(self) -> list[tuple[int, bytes | None]]:
         return [(row["offset"], row["value"]) for row in self.rows]
+
+
+def until_its_source_starts(run: Callable[[], R]) -> R:
+    """What a run of a query returns or raises, tried again if Spark gave up on the Python process of its source.
+
+    Spark gives that process ten seconds to start, which a busy machine may exceed; no micro-batch has begun then.
+    """
+    for _ in range(_STARTS - 1):
+        try:
+            return run()
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+    return run()

@@ -7,9 +7,7 @@ import sys
 import strandline as sl
 from strandline.model.errors import Fenced
 from strandline.spark import local_session
-
-_STARTS = 5
-"""Spark gives a source's Python process ten seconds to start, which a busy machine may exceed."""
+from tests.spark.helpers import until_its_source_starts
 
 
 def main(folder: str, rounds: int) -> None:
@@ -27,22 +25,20 @@ def _follow(spark, folder: str, number: int) -> str:
     sink = sl.DeltaSink(f"{folder}/table-{number}", mode="append" if number % 2 else "latest")
     slot = "s" if number % 4 > 1 else None
     options = {"maxBatchesPerTrigger": "2"}
-    outcome = ""
-    for _ in range(_STARTS):
-        try:
-            following = sl.spark.follow(
-                spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
-            )
-            following.await_termination(100)
-        except Fenced:
-            return "Fenced"
-        except Exception as error:  # noqa: BLE001 - the parent judges it
-            outcome = f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
-            if "failed to connect back" not in outcome:
-                return outcome
-        else:
-            return "ok"
-    return outcome
+
+    def once() -> None:
+        following = sl.spark.follow(
+            spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
+        )
+        following.await_termination(100)
+
+    try:
+        until_its_source_starts(once)
+    except Fenced:
+        return "Fenced"
+    except Exception as error:  # noqa: BLE001 - the parent judges it
+        return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
+    return "ok"
 
 
 if __name__ == "__main__":

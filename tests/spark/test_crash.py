@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
+from strandline.model.errors import Diverged
 from strandline.spark import follow, pipeline
 from tests.spark.helpers import (
     RowsSink,
@@ -26,6 +28,7 @@ from tests.spark.helpers import (
     new_log,
     numbered,
     truth,
+    until_its_source_starts,
 )
 
 NOW = {"availableNow": True}
@@ -50,13 +53,13 @@ def killed_at(step: str, time: int = 1) -> Callable[[str], None]:
 
 def run(spark, log, sink, *, at: str | None = None, time: int = 1, **options) -> None:
     """A run to the end, or to its death."""
-    hook = None if at is None else killed_at(at, time)
-    following = follow(spark, log, sink, trigger=NOW, options=TWO_BATCHES, on_step=hook, **options)
-    if at is None:
-        following.await_termination(60)
-        return
-    with pytest.raises(Killed):
-        following.await_termination(60)
+
+    def once() -> None:
+        hook = None if at is None else killed_at(at, time)
+        follow(spark, log, sink, trigger=NOW, options=TWO_BATCHES, on_step=hook, **options).await_termination(60)
+
+    with nullcontext() if at is None else pytest.raises(Killed):
+        until_its_source_starts(once)
 
 
 @pytest.fixture
@@ -74,8 +77,13 @@ def table(tmp_path) -> Path:
 
 def check_slot_is_not_ahead(log: ObjectLog, sink) -> None:
     """Invariant 1: what a slot says has been applied."""
+    for slot in log.slots():
+        assert slot.position <= stored_upto(log, sink), "the slot is ahead of its sink"
+
+
+def stored_upto(log: ObjectLog, sink) -> int:
     stored = sink.cursor(log.log_id)
-    assert log.slot("s").position <= (0 if stored is None else stored.next)
+    return 0 if stored is None else stored.next
 
 
 # --- a death at every step -------------------------------------------------------------------------------------------
@@ -96,11 +104,15 @@ def test_a_driver_killed_at_every_step_leaves_a_right_table(spark, log, table, t
     for number, step in enumerate(STEPS):
         run(spark, log, sink, at=step, time=1 + (number > 0), **options)
         check_slot_is_not_ahead(log, sink)
-        done = sink.cursor(log.log_id).next
-        if mode == "latest":
+        done = stored_upto(log, sink)
+        if step == "planned":
+            assert not table.exists(), "a newcomer that stored nothing leaves no table"
+            assert log.slots() == [], "nor a slot"
+        elif mode == "latest":
             assert latest_rows(table) == truth(numbered(0, done))
         else:
             assert appended_rows(table) == expected_rows(numbered(0, done))
+        assert (done > 0) == (step != "planned")
         for _ in range(3):
             append(log, numbered(log.end().next, 10))
     run(spark, log, sink, **options)
@@ -182,7 +194,9 @@ def test_a_checkpoint_ahead_of_the_table_is_set_aside(spark, log, table, tmp_pat
     run(spark, log, sink, checkpoint=str(point))
     shutil.rmtree(table)
     shutil.move(tmp_path / "backup", table)
-    assert sink.cursor(log.log_id).next == 20
+    with pytest.raises(Diverged, match="an older copy was put in its place"):
+        sink.cursor(log.log_id)
+    assert sl.DeltaSink(str(table)).cursor(log.log_id).next == 20
     run(spark, log, sink, checkpoint=str(point))
     assert latest_rows(table) == truth(numbered(0, 50))
     assert len(list(tmp_path.glob("point.aside-*"))) == 1
@@ -220,20 +234,23 @@ class AdvancesFirst(pipeline._Batches):
     """Broken: acknowledges before the table has committed."""
 
     def _commit(self, records, since: Cursor, upto: Cursor) -> None:
-        self._slot.advance(upto)
+        self._committer.advance(upto)
         super()._commit(records, since, upto)
 
 
-def check_a_death_before_the_commit(spark, log, table) -> None:
-    class DiesInApply(sl.DeltaSink):
-        def apply(self, records, *, since, upto) -> None:
-            if records.num_rows:
-                raise Killed("before anything was stored")
-            super().apply(records, since=since, upto=upto)
+class DiesInApply(sl.DeltaSink):
+    def apply(self, records, *, since, upto) -> None:
+        raise Killed("before anything was stored")
 
+
+def check_a_death_before_the_commit(spark, log, table) -> None:
+    run(spark, log, sl.DeltaSink(str(table)), slot="s")
+    assert log.slot("s").position == 50
+    append(log, numbered(50, 10))
     sink = DiesInApply(str(table))
     with pytest.raises(Killed):
-        follow(spark, log, sink, slot="s", trigger=NOW).await_termination(60)
+        run(spark, log, sink, slot="s")
+    assert stored_upto(log, sink) == 50
     check_slot_is_not_ahead(log, sink)
 
 
@@ -243,7 +260,7 @@ def test_a_slot_is_never_ahead_of_its_sink(spark, log, table):
 
 def test_the_twin_that_advances_first_is_caught(spark, log, table, monkeypatch):
     monkeypatch.setattr(pipeline, "_Batches", AdvancesFirst)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="the slot is ahead of its sink"):
         check_a_death_before_the_commit(spark, log, table)
 
 
@@ -251,7 +268,7 @@ class KeyedByBatchId(pipeline._Batches):
     """Broken: what was applied is remembered by Spark's batch id."""
 
     def __call__(self, frame, batch_id: int) -> None:
-        done = self._sink.__dict__.setdefault("ids", set())
+        done = self._committer._sink.__dict__.setdefault("ids", set())
         if batch_id not in done:
             super().__call__(frame, batch_id)
             done.add(batch_id)
@@ -262,7 +279,8 @@ def check_runs_without_a_common_checkpoint(spark, log) -> None:
     run(spark, log, sink)
     append(log, numbered(50, 30))
     run(spark, log, sink)
-    assert sink.found() == [(n, change[1]) for n, change in enumerate(numbered(0, 80))]
+    expected = [(n, change[1]) for n, change in enumerate(numbered(0, 80))]
+    assert sink.found() == expected, f"{len(sink.rows)} of 80 records were applied"
 
 
 def test_offsets_are_what_counts_from_run_to_run(spark, log):
@@ -271,7 +289,7 @@ def test_offsets_are_what_counts_from_run_to_run(spark, log):
 
 def test_the_twin_that_counts_batch_ids_is_caught(spark, log, monkeypatch):
     monkeypatch.setattr(pipeline, "_Batches", KeyedByBatchId)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="50 of 80 records were applied"):
         check_runs_without_a_common_checkpoint(spark, log)
 
 
