@@ -1,6 +1,7 @@
 """Values survive their bytes, and the bytes are the ones that were written down."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from strandline.formats.head import (
 from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.errors import CorruptData, UnsupportedVersion
 from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, WriterState
+from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.records import record_batch
 from strandline.model.retention import MaxAge, SlotLimits
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
@@ -46,8 +48,10 @@ SLOT = Stamped(
 )
 IDENTITY = LogIdentity(UUID(int=7), retention=MaxAge(86400), limits=SlotLimits(1 << 36, 3600))
 
-u64 = st.integers(0, 2**63)
-positions = st.integers(0, (1 << 64) - 2)
+LARGEST_COUNT = 2**32 - 1
+numbers = st.integers(0, LARGEST_NUMBER)
+offsets = st.integers(0, LARGEST_NUMBER - LARGEST_COUNT)
+counts = st.integers(0, LARGEST_COUNT)
 time = st.integers(-(2**63), 2**63 - 1)
 uuids = st.uuids()
 cells = st.one_of(st.none(), st.binary(max_size=40))
@@ -88,22 +92,22 @@ def test_a_slice_of_a_batch_takes_only_its_own_bytes(compression):
 
 entries = st.builds(
     Entry,
-    sequence=u64,
+    sequence=numbers,
     location=st.text(max_size=30),
-    first=u64,
-    count=st.integers(0, 2**32 - 1),
-    size=u64,
+    first=offsets,
+    count=counts,
+    size=numbers,
     oldest=time,
     newest=time,
     listed=time,
     writer=uuids.map(WriterId),
-    number=u64,
+    number=numbers,
     metadata=st.lists(
-        st.builds(MetadataRange, start=st.integers(0, 2**32 - 1), ingested=time, payload=st.binary(max_size=9)),
+        st.builds(MetadataRange, start=counts, ingested=time, payload=st.binary(max_size=9)),
         max_size=3,
     ).map(tuple),
 )
-writers = st.builds(WriterState, number=u64, sequence=u64, first=u64, count=st.integers(0, 2**32 - 1), listed=time)
+writers = st.builds(WriterState, number=numbers, sequence=numbers, first=numbers, count=counts, listed=time)
 
 
 @settings(max_examples=100, deadline=None)
@@ -112,7 +116,7 @@ writers = st.builds(WriterState, number=u64, sequence=u64, first=u64, count=st.i
     known=st.dictionaries(uuids.map(WriterId), writers, max_size=4),
     slots=st.dictionaries(
         st.text(max_size=12),
-        st.one_of(st.none(), st.builds(Pin, u64.filter(lambda n: n < (1 << 64) - 1), u64)),
+        st.one_of(st.none(), st.builds(Pin, numbers, numbers)),
         max_size=4,
     ),
     recent=st.lists(uuids.map(OpId), max_size=5),
@@ -122,6 +126,21 @@ def test_a_head_survives_its_bytes(tail, known, slots, recent, log_id):
     head = Head(log_id, tail=tuple(tail), writers=known, slots=slots)
     state = Stamped(head, len(recent), tuple(recent))
     assert decode_head(encode_head(state), "it") == state
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        Head(UUID(int=7), next_offset=LARGEST_NUMBER + 1),
+        Head(UUID(int=7), tail=(replace(some_entry(0), sequence=LARGEST_NUMBER + 1),)),
+        Head(UUID(int=7), tail=(replace(some_entry(0), first=LARGEST_NUMBER, count=1),)),
+        Head(UUID(int=7), writers={WRITER: WriterState(0, LARGEST_NUMBER + 1, 0, 1, 0)}),
+    ],
+    ids=["next offset", "sequence", "end of a batch", "sequence of a writer"],
+)
+def test_a_head_with_a_number_that_no_log_reaches_is_damage(head):
+    with pytest.raises(CorruptData, match="no log reaches"):
+        decode_head(encode_head(Stamped(head, 0, ())), "it")
 
 
 def test_a_full_head_survives_its_bytes():

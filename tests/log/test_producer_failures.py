@@ -117,7 +117,9 @@ def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
     with log.producer(linger=NEVER) as producer:
         before = producer.append_batch(records(b"before"))
         with pytest.raises(MemoryError):
-            producer.append_batch(pa.Table.from_batches([records(b"half"), records(b"lost")]))
+            # So many that they stay two pages, of which the first is encoded: a few records would be joined into one.
+            producer.append_batch(pa.Table.from_batches([records(*[b"half"] * 8), records(b"lost")]))
+        assert len(pages) == 3
         after = producer.append(value=b"after")
     assert [before.result(0), after.result(0)] == [Receipt(0, 1), Receipt(1, 1)]
     assert content(log) == [(0, b"before"), (1, b"after")]

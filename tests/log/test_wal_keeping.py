@@ -270,5 +270,8 @@ def test_opening_a_write_ahead_log_as_an_object_log_says_how_to_open_it(tmp_path
         sl.open(str(tmp_path), create=True)
     store = tmp_path / "object"
     sl.open(str(store), create=True)
-    with pytest.raises(CorruptData, match=r"strandline\.open"):
+    before = sorted(store.rglob("*"))
+    with pytest.raises(InvalidInput, match=r"is an object log .* Open it with strandline\.open"):
         sl.WriteAheadLog.open(store)
+    assert sorted(store.rglob("*")) == before
+    sl.open(str(store))

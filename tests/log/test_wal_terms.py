@@ -176,21 +176,24 @@ class TestBatches:
     @pytest.mark.parametrize("where", ["memory", "disk", "pickled"])
     def test_a_span_gives_its_frame_as_it_was_written(self, tmp_path, where):
         with opened(tmp_path, tail_bytes=0 if where == "disk" else 1 << 20) as log:
-            table = pa.Table.from_batches([records(b"a", b"b"), records(b"c")]).replace_schema_metadata({"mine": "x"})
+            # So many that they stay two pages: a few records would be joined into one.
+            values = [b"%d" % number for number in range(9)]
+            table = pa.Table.from_batches([records(*values[:8]), records(values[8])])
+            table = table.replace_schema_metadata({"mine": "x"})
             log.append_batch(table, writer=(WRITER, 0), term=3, timestamp=12_345).result()
             for value in (b"d", b"e"):
                 handle = log.append_value(value)
             handle.result()
-            spans = log.plan(Cursor(log.log_id, 1), Limit(upto=4))
+            spans = log.plan(Cursor(log.log_id, 1), Limit(upto=10))
             if where == "pickled":
                 spans = pickle.loads(pickle.dumps(spans))
             whole, single = (span.batch() for span in spans)
-        assert (whole.first, whole.next, whole.term, whole.timestamp) == (0, 3, 3, 12_345)
+        assert (whole.first, whole.next, whole.term, whole.timestamp) == (0, 9, 3, 12_345)
         assert whole.append == (WRITER, 0)
         assert all(batch.schema.equals(RECORD_SCHEMA, check_metadata=True) for batch in whole.batches)
-        assert [batch.num_rows for batch in whole.batches] == [2, 1]
-        assert pa.Table.from_batches(whole.batches)["value"].to_pylist() == [b"a", b"b", b"c"]
-        assert (single.first, single.count, single.append) == (3, 2, None)
+        assert [batch.num_rows for batch in whole.batches] == [8, 1]
+        assert pa.Table.from_batches(whole.batches)["value"].to_pylist() == values
+        assert (single.first, single.count, single.append) == (9, 2, None)
         assert pa.Table.from_batches(single.batches)["value"].to_pylist() == [b"d", b"e"]
 
     def test_what_is_in_memory_is_not_read_from_the_disk(self, tmp_path):
