@@ -38,6 +38,7 @@ from tests.spark.helpers import (
     numbered,
     put,
     truth,
+    until_its_source_starts,
 )
 from tests.spark.test_batch import damaged
 
@@ -46,9 +47,13 @@ NOW = {"availableNow": True}
 
 def run(spark, log, sink, **options) -> Following:
     """One run over all that is there now, to its end."""
-    following = follow(spark, log, sink, trigger=NOW, **options)
-    following.await_termination(60)
-    return following
+
+    def once() -> Following:
+        following = follow(spark, log, sink, trigger=NOW, **options)
+        following.await_termination(60)
+        return following
+
+    return until_its_source_starts(once)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.model.errors import CursorExpired, Diverged
 from strandline.spark.failures import unwrapped
-from tests.spark.helpers import append, move_floor, new_log, numbered
+from tests.spark.helpers import append, move_floor, new_log, numbered, until_its_source_starts
 
 
 class Run:
@@ -22,8 +22,12 @@ class Run:
         writer = frame.writeStream.foreachBatch(self._take).trigger(availableNow=True)
         if checkpoint is not None:
             writer = writer.option("checkpointLocation", str(checkpoint))
-        self.query = writer.start()
-        self.query.awaitTermination()
+
+        def once() -> None:
+            self.query = writer.start()
+            self.query.awaitTermination()
+
+        until_its_source_starts(once)
 
     def _take(self, frame, batch_id: int) -> None:
         self.batches.append(sorted(row.offset for row in frame.collect()))
