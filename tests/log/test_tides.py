@@ -72,9 +72,11 @@ def test_a_trim_above_the_floor_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest.MonkeyPatch):
-    def forgetful(self: collector.Collector, head: Head, limits: object, done: collector.Collected) -> slots.Members:
+    def forgetful(
+        self: collector.Collector, head: Head, limits: object, done: collector.Collected, clocks: object
+    ) -> slots.Members:
         pretended = collector.Collected(dry_run=True)
-        members = judged(self, head, limits, pretended)
+        members = judged(self, head, limits, pretended, clocks)
         done.invalidated += pretended.invalidated
         return members
 

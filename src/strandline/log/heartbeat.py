@@ -97,8 +97,9 @@ class SlotHeartbeat:
                 self._touch()
 
     def _touch(self) -> None:
+        now = self._clock.monotonic()  # before it is written, which may take long: the next one must be in time
         self._slot.touch()
-        self._seen = self._clock.monotonic()
+        self._seen = now
 
     def _interval(self) -> float:
         return heartbeat_interval(self._log.slot_limits()) if isinstance(self._log, Limited) else MOST
