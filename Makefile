@@ -36,7 +36,7 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## all tests but the slow ones (about 13 minutes)
+test: venv ## all tests but the slow ones (20 to 30 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: venv ## the slow tests: long crash and fault schedules (about an hour)
