@@ -63,6 +63,16 @@ class TestLatest(SinkContract):
         sink.apply(purge, since=Cursor(LOG, 1), upto=Cursor(LOG, 2))
         assert self.content(sink) == {}
 
+    def test_of_two_followers_one_of_which_has_nothing_to_change_only_one_commits(self, sink, monkeypatch):
+        self.apply(sink, 0, (b"a", b"1"))
+        slow = DeltaSink(sink.url)
+        sleep_after_looking(slow, monkeypatch)
+        self.apply(sink, 1, (b"b", b"2"))
+        with pytest.raises(Fenced, match="one follower per table"):
+            self.apply(slow, 1, (b"absent", DELETE), (b"absent too", DELETE))
+        assert sink.cursor(LOG) == Cursor(LOG, 2)
+        assert self.content(sink) == {b"a": b"1", b"b": b"2"}
+
     def test_two_followers_that_looked_at_the_same_table_cannot_both_commit(self, sink, monkeypatch):
         self.apply(sink, 0, (b"a", b"1"))
         slow = DeltaSink(sink.url)

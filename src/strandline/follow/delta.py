@@ -280,11 +280,10 @@ class DeltaSink:
         self._settle(known)
 
     def _write(self, table: DeltaTable, records: pa.Table, properties: Any) -> None:
-        if not records.num_rows:
-            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=properties)
-        elif self._mode == "append":
+        before = table.version()
+        if records.num_rows and self._mode == "append":
             _deltalake().write_deltalake(table, records, mode="append", commit_properties=properties)
-        else:
+        elif records.num_rows:
             values = {name: f"new.{name}" for name in LATEST_SCHEMA.names}
             (
                 table.merge(
@@ -299,6 +298,11 @@ class DeltaSink:
                 .when_not_matched_insert(values, predicate=f"new.op = {Op.PUT:d}")
                 .execute()
             )
+        if table.version() == before:
+            # Nothing to write, or a merge that changed no row, such as the delete of an absent key, and is not
+            # committed: the cursor moves all the same. The handle is the one that was merged by, so that what others
+            # commit in between makes this fail.
+            table.create_write_transaction([], mode="append", schema=table.schema(), commit_properties=properties)
 
     def _restored(self, table: DeltaTable, version: int, cursor: Cursor) -> bool:
         """Whether the table is back at a version; False if that cannot be had any more, and nothing happened."""
