@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -13,6 +12,7 @@ from typing import Final, NamedTuple, Protocol, runtime_checkable
 from strandline.model.errors import NotFound, StorageError
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.appending import STROKE, LocalAppendFile, speaking, write_all
+from strandline.storage.lockfile import LockFile
 from strandline.storage.modes import file_mode, folder_mode
 
 
@@ -272,10 +272,10 @@ class LocalDisk:
         # Not a blocking call: anybody who can open the file can hold its lock, and would stop us without a word.
         deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_LOOK
         while True:
-            descriptor, held = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if held:
-                break
-            os.close(descriptor)
+            with LockFile() as lock:
+                if lock.take(path):
+                    yield
+                    return
             if self._clock.monotonic() >= deadline:
                 raise StorageError(
                     f"The lock {path} was held by another process for {self._lock_timeout:g} s; nothing was changed. "
@@ -283,19 +283,12 @@ class LocalDisk:
                 )
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK)
-        try:
-            yield
-        finally:
-            os.close(descriptor)
 
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:
         """Hold the same lock if nobody else does; the block is told whether."""
-        descriptor, held = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            yield held
-        finally:
-            os.close(descriptor)
+        with LockFile() as lock:
+            yield lock.take(path)
 
 
 @contextlib.contextmanager
@@ -308,23 +301,6 @@ def _speaking_of_two(source: str, target: str) -> Iterator[None]:
             if not os.path.lexists(source):
                 raise NotFound(f"There is nothing at {source}.") from error
             raise
-
-
-def _lock(path: str, how: int) -> tuple[int, bool]:
-    """The lock's file, open, and whether it is held."""
-    with speaking(path, making=True):
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode())
-            try:
-                fcntl.flock(descriptor, how)
-                if os.fstat(descriptor).st_nlink:
-                    return descriptor, True
-            except BlockingIOError:
-                return descriptor, False
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)  # somebody removed the file meanwhile: a lock on it keeps nobody out
 
 
 DISK = LocalDisk()

@@ -149,13 +149,12 @@ class SinkContract(ABC):
         assert self.content(sink) == {b"a": b"1"}
 
     def test_deletes_of_absent_keys_move_the_cursor(self, sink: Sink) -> None:
-        assert sink.cursor(LOG) is None
-        for first in (0, 1, 4):
-            upto = self.apply(sink, first, (b"absent", DELETE))
-            assert sink.cursor(LOG) == upto
-            assert self.content(sink) == ({} if first < 4 else {b"b": b"2"})
-            if first == 1:
-                self.apply(sink, 2, (b"a", DELETE), (b"b", b"2"))
+        assert self.apply(sink, 0, (b"absent", DELETE)) == sink.cursor(LOG)
+        assert self.apply(sink, 1, (b"absent", DELETE)) == sink.cursor(LOG)
+        assert self.content(sink) == {}
+        self.apply(sink, 2, (b"a", DELETE), (b"b", b"2"))
+        assert self.apply(sink, 4, (b"absent", DELETE)) == sink.cursor(LOG)
+        assert self.content(sink) == {b"b": b"2"}
         self.apply(sink, 5, (b"b", DELETE))
         assert self.apply(sink, 6, (b"b", DELETE)) == sink.cursor(LOG)
         assert self.content(sink) == {}

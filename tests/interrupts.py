@@ -1,0 +1,66 @@
+"""For tests with signals: interrupt a piece of work at each place where Python would run a signal's handler."""
+
+from __future__ import annotations
+
+import dis
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_CHECKED = frozenset(
+    dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD") if name in dis.opmap
+)
+"""Behind these instructions Python looks whether a signal came."""
+
+
+class Interrupted(BaseException):
+    """What the handler of the signal raises."""
+
+
+class _Tracer:
+    """Raises once, at the place with a number; counts the places of the package's own code only."""
+
+    def __init__(self, place: int) -> None:
+        self.left = place
+        self._last: dict[FrameType, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_globals.get("__name__", "").startswith("strandline."):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._in_frame
+
+    def _in_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            before = self._last.get(frame)
+            self._last[frame] = frame.f_code.co_code[frame.f_lasti]
+            if before in _CHECKED:
+                self.left -= 1
+                if self.left < 0:
+                    sys.settrace(None)
+                    self._last.clear()
+                    raise Interrupted
+        elif event == "return":
+            self._last.pop(frame, None)
+        return self._in_frame
+
+
+def interruptions(work: Callable[[], object], *, every: int = 1) -> Iterator[int]:
+    """Do the work again and again, interrupted at the first place, at the second, …; the last time it is not.
+
+    The body of the loop runs after each time, and puts right what the next one needs.
+    """
+    for place in itertools.count(0, every):
+        tracer, before = _Tracer(place), sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            work()
+        except Interrupted:
+            pass
+        else:
+            return
+        finally:
+            sys.settrace(before)
+        yield place
