@@ -682,3 +682,72 @@ def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, co
     assert fields(run, "verify", cold.url)["clean"]
     assert run("gc", cold.url).exit_code == 0
     assert cold_cell(cold).look() is not None
+
+
+# --- another history ---------------------------------------------------------------------------------------------
+
+
+def regrown_wal(run: Run, folder: Path, *, term: int) -> None:
+    """A write-ahead log cut back to 4 that grew again to 8, in this term; its cold tier has 10 records of term 1."""
+
+    def append(word: bytes, count: int, term: int) -> None:
+        with WriteAheadLog.open(str(folder)) as wal:
+            for number in range(count):
+                wal.append(b"%s %d" % (word, number), term=term)
+
+    append(b"once", 10, 1)
+    assert run("tier", "attach", folder).exit_code == 0
+    assert run("tier", "run", folder, "--all").exit_code == 0
+    rewind(str(folder), 4, quarantine=str(folder.parent / "aside"))
+    append(b"again", 8, term)
+
+
+def test_verifying_finds_segments_of_another_history_in_the_log_s_own_term(run: Run, tmp_path: Path) -> None:
+    regrown_wal(run, tmp_path / "log", term=1)
+    for options in ((), ("--fast",)):
+        (found,) = fields(run, "segments", "verify", tmp_path / "log", *options, status=1)["findings"]
+        assert (found["kind"], found["severity"]) == ("history", "damage")
+        assert "ends with another record, at offset 9, than the log" in found["message"]
+
+
+def test_verifying_notes_segments_that_the_next_round_cuts_because_the_log_went_on_in_a_later_term(
+    run: Run, tmp_path: Path
+) -> None:
+    regrown_wal(run, tmp_path / "log", term=2)
+    (found,) = fields(run, "segments", "verify", tmp_path / "log")["findings"]
+    assert (found["kind"], found["severity"]) == ("history", "note")
+    assert "from offset 4 on, where the log went on in a later term" in found["message"]
+
+
+def test_verifying_finds_a_cold_tier_of_a_later_term_than_the_log(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with WriteAheadLog.open(str(folder)) as wal:
+        wal.append(b"one", term=1)
+    shutil.copytree(folder, tmp_path / "copy")
+    with WriteAheadLog.open(str(folder)) as wal:
+        wal.append(b"two", term=2)
+        assert attach(wal, (tmp_path / "cold").as_uri())
+    assert run("tier", "run", folder, "--all").exit_code == 0
+    shutil.copytree(tmp_path / "copy", tmp_path / "back")
+    shutil.copy(folder / "cold.json", tmp_path / "back")
+    with WriteAheadLog.open(str(tmp_path / "back")) as wal:
+        wal.append(b"other", term=1)
+    (found,) = fields(run, "segments", "verify", tmp_path / "back", status=1)["findings"]
+    assert (found["kind"], found["severity"]) == ("history", "damage")
+    assert "its cold tier has term 2" in found["message"]
+
+
+def test_verifying_finds_an_object_log_that_was_restored_and_grew_differently(
+    run: Run, log: str, tmp_path: Path
+) -> None:
+    fill(log, 3)
+    shutil.copytree(log, tmp_path / "copy")
+    assert run("tier", "attach", log).exit_code == 0
+    fill(log, 3)
+    assert run("tier", "run", log, "--target", "8KiB", "--all").exit_code == 0
+    assert run("segments", "verify", log).exit_code == 0
+    shutil.rmtree(Path(log) / "slots")
+    shutil.copytree(tmp_path / "copy", log, dirs_exist_ok=True)
+    fill(log, 4, seed=9)
+    found = fields(run, "segments", "verify", log, status=1)["findings"]
+    assert {one["kind"] for one in found} == {"history"}

@@ -33,7 +33,7 @@ from strandline.tier.reading import ColdReader
 from strandline.tier.segment_files import forget_tails, segment_path
 from strandline.tier.tiered import TieredLog
 from tests.tier.manager_parts import Events
-from tests.tier.tiered_parts import KINDS, LIMITS, PARTITIONS, Kind, Tiers, fetched, rows
+from tests.tier.tiered_parts import KINDS, LIMITS, PARTITIONS, Kind, Tiers, fetched, forget, rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -534,10 +534,11 @@ def test_what_was_opened_is_closed_also_if_the_rest_could_not_be(kind: Kind) -> 
 
 def test_an_untiered_log_with_a_cold_tier_begins_where_it_begins(kind: Kind) -> None:
     tiers = Tiers(kind, batches=4)
+    assert tiers.trim(tiers.firsts[2]) == 0  # it keeps what is in no segment
     hot = tiers.hot()
-    tiers.trim(tiers.firsts[2])
+    forget(hot, tiers.firsts[2])  # as a log does that was trimmed before it got a cold tier
     log = tiers.tiered()
-    assert log.bounds() == hot.bounds()
+    assert log.bounds() == hot.bounds() == Bounds(tiers.firsts[2], len(tiers.truth))
     with pytest.raises(CursorExpired):
         log.plan(Cursor(log.log_id, 0))
     with pytest.raises(CursorExpired):

@@ -103,6 +103,8 @@ class Tiers:
         if kind == "object":
             open_log(self.plain, create=True, clock=self.clock, chance=self.chance)
         self.cell().attach("plain://cold", "plain://events", partitions=PARTITIONS)
+        if kind == "wal":  # where it is told in truth
+            self.disk.write_new(f"/srv/log/{COLD_FILE}", [self.plain.get(COLD_FILE).data])
         for number in range(batches):
             self.append(COUNTS[number % len(COUNTS)], term=TERMS[number % len(TERMS)] if terms else None)
 
@@ -138,10 +140,11 @@ class Tiers:
             self.disk.kill()
             self._wal = None
 
-    def append(self, count: int, *, term: int | None = None) -> None:
+    def append(self, count: int, *, term: int | None = None, like: int | None = None) -> None:
+        """Append a batch, of records of this history, or ``like`` those that another one has there."""
         first, number = len(self.truth), len(self.firsts) - self._kept
         writer = WriterId(UUID(int=WRITER.int + self.history))
-        values = [value_at(offset, self.history) for offset in range(first, first + count)]
+        values = [value_at(offset, self.history if like is None else like) for offset in range(first, first + count)]
         batch = record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=values, values=values)
         hot = self.hot()
         self.times.append(self.clock.now())

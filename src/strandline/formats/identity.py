@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
-from strandline.model.json_values import flag, natural, parse_object, text, whole
+from strandline.model.json_values import fingerprint_of, fingerprint_text, flag, natural, parse_object, text, whole
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import OpId, Stamped
@@ -99,6 +99,8 @@ class SlotCodec:
             fields["hot"] = True
         if slot.suspected is not None:
             fields["suspected"] = slot.suspected
+        if slot.fingerprint is not None:
+            fields["fingerprint"] = fingerprint_text(slot.fingerprint)
         return _json(fields)
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
@@ -119,6 +121,7 @@ class SlotCodec:
                 born=natural(fields.get("born", 0)),
                 hot=flag(fields.get("hot", False)),
                 suspected=None if suspected is None else whole(suspected),
+                fingerprint=fingerprint_of(fields.get("fingerprint")),
             )
             recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
             state = Stamped(slot, natural(fields["revision"]), recent)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
 from strandline.model.cursor import Cursor
 from strandline.model.errors import InvalidInput, StrandlineError
+from strandline.model.json_values import fingerprint_of, fingerprint_text
 from strandline.model.names import is_plain_name
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
-_FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
 LARGEST_REQUEST: Final = 64 << 10
 """What others ask for in more bytes is refused unread."""
 
@@ -169,6 +168,13 @@ class Fields:
             raise self.refused(f"{name!r} is out of range")
         return cursor
 
+    def maybe_fingerprint(self, name: str) -> int | None:
+        """The fingerprint of a batch, or None."""
+        try:
+            return fingerprint_of(self._fields.get(name))
+        except ValueError as error:
+            raise self.refused(str(error)) from error
+
     def maybe_cursor(self, name: str) -> Cursor | None:
         """The same, or None."""
         return self.cursor(name) if name in self else None
@@ -177,7 +183,7 @@ class Fields:
 def cursor_fields(cursor: Cursor) -> dict[str, Any]:
     """A cursor as the fields that snapshots' manifests and pointers have of it."""
     fields: dict[str, Any] = {"log_id": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
-    return fields if cursor.fingerprint is None else {**fields, "fingerprint": f"{cursor.fingerprint:016x}"}
+    return fields if cursor.fingerprint is None else {**fields, "fingerprint": fingerprint_text(cursor.fingerprint)}
 
 
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
@@ -185,10 +191,7 @@ def read_cursor(fields: Mapping[str, Any]) -> Cursor:
     numbers = (fields["next"], fields["term"])
     if not all(type(number) is int and 0 <= number <= 1 << 64 for number in numbers):
         raise ValueError(f"{str(numbers)[:80]} are no position and term")
-    fingerprint = fields.get("fingerprint")
-    if fingerprint is not None and not _FINGERPRINT.fullmatch(fingerprint):
-        raise ValueError(f"{str(fingerprint)[:80]!r} is no fingerprint")
-    return Cursor(UUID(fields["log_id"]), *numbers, None if fingerprint is None else int(fingerprint, 16))
+    return Cursor(UUID(fields["log_id"]), *numbers, fingerprint_of(fields.get("fingerprint")))
 
 
 def write_fields(fields: Mapping[str, Any]) -> bytes:

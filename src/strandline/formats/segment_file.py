@@ -12,7 +12,7 @@ import json
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Final
@@ -25,6 +25,7 @@ from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import Fields
 from strandline.formats.thrift import ThriftReader
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.json_values import fingerprint_text
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 
 VERSION: Final = 1
@@ -112,22 +113,24 @@ class SegmentFacts:
     terms: tuple[tuple[int, int], ...]
     max_timestamp: int
     """The newest time of a record, in milliseconds."""
+    fingerprint: int | None = field(default=None, compare=False)
+    """Of the batch that held the last record, as a cursor behind it has it: events do not tell it. None: not known."""
 
     def encode(self) -> bytes:
         """As JSON."""
-        return json.dumps(
-            {
-                "version": VERSION,
-                "log": str(self.log_id),
-                "partition": self.partition,
-                "segment": str(self.segment),
-                "start": self.start,
-                "end": self.end,
-                "terms": self.terms,
-                "max_timestamp": self.max_timestamp,
-            },
-            separators=(",", ":"),
-        ).encode()
+        fields: dict[str, Any] = {
+            "version": VERSION,
+            "log": str(self.log_id),
+            "partition": self.partition,
+            "segment": str(self.segment),
+            "start": self.start,
+            "end": self.end,
+            "terms": self.terms,
+            "max_timestamp": self.max_timestamp,
+        }
+        if self.fingerprint is not None:
+            fields["fingerprint"] = fingerprint_text(self.fingerprint)
+        return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> SegmentFacts:
@@ -144,6 +147,7 @@ class SegmentFacts:
             end=fields.natural("end"),
             terms=fields.pairs("terms"),
             max_timestamp=fields.whole("max_timestamp"),
+            fingerprint=fields.maybe_fingerprint("fingerprint"),
         )
         ascends = all(term < later and at <= start for (term, at), (later, start) in pairwise(facts.terms))
         if facts.start > facts.end or not facts.terms or not ascends or facts.terms[0][1] > facts.start:

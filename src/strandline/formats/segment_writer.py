@@ -148,8 +148,11 @@ class SegmentWriter:
         self._decoded += self._bytes
         self._waiting, self._times, self._rows, self._bytes = [], [], 0, 0
 
-    def finish(self, *, log_id: UUID, partition: int, segment: UUID) -> EncodedSegment:
-        """The file. ``InvalidInput`` if nothing was added, or if it is larger than a segment may be."""
+    def finish(self, *, log_id: UUID, partition: int, segment: UUID, fingerprint: int | None = None) -> EncodedSegment:
+        """The file; ``fingerprint`` is that of the batch with its last record.
+
+        ``InvalidInput`` if nothing was added, or if it is larger than a segment may be.
+        """
         self._flush()
         if self._next == self._start:
             raise InvalidInput(f"A segment cannot be empty: there is nothing from offset {self._start} on.")
@@ -161,6 +164,7 @@ class SegmentWriter:
             end=self._next - 1,
             terms=tuple(self._terms),
             max_timestamp=(self._newest or 0) // 1000,
+            fingerprint=fingerprint,
         )
         self._writer.add_key_value_metadata({FACTS_KEY: facts.encode()})
         self._writer.close()

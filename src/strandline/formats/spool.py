@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from strandline.formats.legacy_frame import LegacyScanner, LegacyStop
 from strandline.model.errors import CorruptData
-from strandline.model.json_values import LARGEST, has_too_many_values
+from strandline.model.json_values import LARGEST, fingerprint_of, fingerprint_text, has_too_many_values
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 
 T = TypeVar("T")
@@ -229,6 +229,8 @@ def slot_fields(slot: SlotState) -> dict[str, Any]:
         fields["expires"] = slot.expires
     if slot.dropped:
         fields["dropped"] = True
+    if slot.fingerprint is not None:
+        fields["fingerprint"] = fingerprint_text(slot.fingerprint)
     return fields
 
 
@@ -245,6 +247,7 @@ def _slot(fields: dict[str, Any], now: int) -> SlotState:
         expires=None if expires is None else _natural(expires),
         dropped=_of_type(bool, fields.get("dropped", False)),
         born=_natural(fields.get("born", 0)),
+        fingerprint=fingerprint_of(fields.get("fingerprint")),
     )
 
 

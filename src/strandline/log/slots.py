@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -44,8 +44,11 @@ def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> Slot
     return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot)
 
 
-def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
-    """The slot moved up; never down, never by a fenced holder, never when invalid."""
+def advance(state: SlotState, *, epoch: int, to: int, now: int, fingerprint: int | None = None) -> SlotState:
+    """The slot moved up; never down, never by a fenced holder, never when invalid.
+
+    ``fingerprint`` is that of the batch with the record before ``to``; None if it is not known.
+    """
     if state.epoch != epoch:
         raise Fenced(
             f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
@@ -53,9 +56,9 @@ def advance(state: SlotState, *, epoch: int, to: int, now: int) -> SlotState:
         )
     _check_listed(state)
     check_valid(state)
-    if to <= state.position:
+    if to < state.position or (to == state.position and fingerprint in (None, state.fingerprint)):
         return state
-    return replace(_heard(state, now), position=to)
+    return replace(_heard(state, now), position=to, fingerprint=fingerprint)
 
 
 def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
@@ -131,6 +134,45 @@ def trim_floor(states: Iterable[SlotState], pending: Iterable[int] = ()) -> int 
     if any(state.name == TIER_SLOT and state.pins for state in known):
         known = [state for state in known if state.name == TIER_SLOT or state.hot]
     return floor(known, pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a log that is about to forget something knows of its cold tier, besides the tierer's slot.
+
+    ``attached()`` says whether the log has a cold tier that nobody gave up. ``fingerprint_at(offset)`` is the
+    fingerprint of the log's own cursor at an offset, None if the record before it is not held.
+    """
+
+    bounds: Bounds
+    attached: Callable[[], bool]
+    fingerprint_at: Callable[[int], int | None]
+
+
+def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
+    """The slots, with the tierer's put back to the log's beginning unless it tells what was copied of this history.
+
+    A log that was restored from a copy may lack the slot, though there is a cold tier, or have one of the history that
+    it had before, up to where another log was copied: then nothing says what of its own records segments hold, and it
+    must forget nothing before a tierer has compared the two. A slot that was dropped, or that was invalidated, is left
+    as it is: somebody has decided so.
+    """
+    known = list(states)
+    tier = next((state for state in known if state.name == TIER_SLOT), None)
+    first = copied.bounds.first
+    if tier is None:
+        return [*known, SlotState(TIER_SLOT, first, None, 0, 0)] if copied.attached() else known
+    if not tier.pins or tier.position <= first or _is_of(tier, copied):
+        return known
+    return [replace(state, position=first) if state is tier else state for state in known]
+
+
+def _is_of(slot: SlotState, copied: Copied) -> bool:
+    """Whether a slot stands behind a record of the log, and of the history that it had when the slot got there."""
+    if slot.position > copied.bounds.next:
+        return False
+    own = copied.fingerprint_at(slot.position)
+    return slot.fingerprint is None or own is None or own == slot.fingerprint
 
 
 def outrun(states: Iterable[SlotState], start: int) -> list[SlotState]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 LARGEST: Final = 32 << 20
@@ -16,6 +17,8 @@ MOST_VALUES: Final = 1 << 20
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 """Of offsets, terms, epochs, counts and times."""
+
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{16}")
 
 _SIGNS: Final = (b",", b"[", b"{", b":")
 """Each value follows one of these, but for the first."""
@@ -79,3 +82,17 @@ def flag(value: object) -> bool:
 def _shown(value: object) -> str:
     """Enough of a value to find it: it may be as large as everything."""
     return type(value).__name__ if isinstance(value, dict | list) else str(value)[:80]
+
+
+def fingerprint_text(fingerprint: int) -> str:
+    """The fingerprint of a batch as text."""
+    return f"{fingerprint:016x}"
+
+
+def fingerprint_of(value: object) -> int | None:
+    """The inverse; None for none, which is not known."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _FINGERPRINT.fullmatch(value):
+        raise ValueError(f"{str(value)[:80]!r} is no fingerprint")
+    return int(value, 16)

@@ -36,6 +36,8 @@ class SlotState:
     A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
     ``born`` is the mark of the pin by which the slot got to its place: it tells a slot from an older one of its name.
     ``suspected`` is when a collector found that its holder might be gone; whatever the holder does takes that away.
+    ``fingerprint`` tells which batch held the record before ``position`` when the slot was advanced to it, as that of a
+    :class:`~strandline.model.cursor.Cursor` does; None if that is not known.
     Times are microseconds: ``last_seen`` and ``expires`` by the holder's clock, ``suspected`` by a collector's.
     """
 
@@ -50,6 +52,7 @@ class SlotState:
     born: int = 0
     hot: bool = False
     suspected: int | None = None
+    fingerprint: int | None = None
 
     @property
     def pins(self) -> bool:

@@ -11,7 +11,7 @@ from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.log.fetch import fetch_in_order
 from strandline.log.object.span import ObjectSpan
-from strandline.log.planning import Termed
+from strandline.log.planning import Fingerprinted, Termed
 from strandline.log.wal.span import WalSpan
 from strandline.model.cursor import Limit, Span
 from strandline.model.errors import StrandlineError
@@ -41,6 +41,7 @@ class Copier:
     ) -> EncodedSegment | None:
         """A segment of as many of these spans as it should have; None if it was stopped."""
         writer = SegmentWriter(start, expected=min(expected, self._target))
+        fingerprint: int | None = None
         for span, batches in fetch_in_order(spans):
             if stopping():
                 return None
@@ -50,21 +51,27 @@ class Copier:
                 break
             term = span.term if isinstance(span, Termed) else 0
             writer.add(batches, term=term, listed=listed_at(span, self._clock.now()))
+            fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
             if writer.size >= self._target:
                 break
-        return self._finish(writer)
+        return self._finish(writer, fingerprint)
 
-    def shorten(self, segment: SegmentMetadata, upto: int) -> EncodedSegment:
-        """A segment of what another one holds below an offset."""
+    def shorten(self, segment: SegmentMetadata, upto: int, fingerprint: int | None) -> EncodedSegment:
+        """A segment of what another one holds below an offset, where the log's own cursor has this fingerprint."""
         writer = SegmentWriter(segment.start, expected=segment.size)
         for span in plan_segment(self._ledger.store, segment, segment.start, Limit(upto=upto)):
             for batch, listed in listed_batches(span):
                 writer.add([batch], term=span.term, listed=listed)
-        return self._finish(writer)
+        return self._finish(writer, fingerprint)
 
-    def _finish(self, writer: SegmentWriter) -> EncodedSegment:
+    def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
         partition = self._ledger.partition
-        return writer.finish(log_id=partition.topic_id, partition=partition.partition, segment=self._chance.uuid())
+        return writer.finish(
+            log_id=partition.topic_id,
+            partition=partition.partition,
+            segment=self._chance.uuid(),
+            fingerprint=fingerprint,
+        )
 
     # --- storing -----------------------------------------------------------------------------------------------
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from strandline.log.contract import Log
+from strandline.log.reading import read_between
+from strandline.log.wal.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import CursorExpired, NotFound
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.store import ObjectStore
 from strandline.tier.agreement import TermHistory
-from strandline.tier.segment_files import plan_segment
+from strandline.tier.copying import listed_at
+from strandline.tier.segment_files import listed_batches, plan_segment
 
 
 @runtime_checkable
@@ -50,16 +54,49 @@ def read_history(log: Log, upto: int | None = None) -> TermHistory:
 
 
 def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offset: int) -> bool:
-    """Whether log and segment hold the same record at an offset; also if the log has forgotten it meanwhile.
+    """Whether log and segment hold the same record at an offset, of the same batch as far as that can be told.
+
+    Two histories of a log may have equal records at an offset: whoever appends the same again, in another order, makes
+    such. So batches are compared, too: by the fingerprint that the segment has of its last one, and in a write-ahead
+    log by when they were written. True if the log has forgotten the record meanwhile.
 
     Reads one batch of the log, and one row group of the segment. ``NotFound`` if the segment's object is not there.
     """
     one = Limit(batches=1, upto=offset + 1)
-    cold = [batch for span in plan_segment(store, segment, offset, one) for batch in span.fetch()]
+    (span,) = plan_segment(store, segment, offset, one)
+    ((cold, listed),) = listed_batches(span)
     try:
-        hot = [batch for span in log.plan(Cursor(log.log_id, offset), one) for batch in span.fetch()]
+        fingerprint = log.cursor_at(offset + 1).fingerprint if offset == segment.end else None
+        (own,) = log.plan(Cursor(log.log_id, offset), one)
+        hot = own.fetch()
     except (CursorExpired, NotFound):
         if log.bounds().first > offset:
             return True
         raise
-    return bool(pa.Table.from_batches(hot).equals(pa.Table.from_batches(cold)))
+    known = span.tail().facts.fingerprint
+    if None not in (fingerprint, known) and fingerprint != known:
+        return False
+    # An object log may set its listing times back later: they tell nothing there.
+    if isinstance(own, WalSpan) and listed_at(own, listed) != listed:
+        return False
+    return bool(pa.Table.from_batches(hot).equals(pa.Table.from_batches([cold])))
+
+
+def first_difference(log: Log, store: ObjectStore, segment: SegmentMetadata, first: int, end: int) -> int | None:
+    """The first offset from ``first`` up to ``end`` at which log and segment have other records; None if all are equal.
+
+    Reads all of them, a row group at a time. What the log has forgotten meanwhile counts as equal.
+    """
+    for span in plan_segment(store, segment, first, Limit(upto=end)):
+        try:
+            hot = pa.Table.from_batches(list(read_between(log, Cursor(log.log_id, span.first), span.next, None)))
+        except (CursorExpired, NotFound):
+            if log.bounds().first > span.first:
+                continue
+            raise
+        cold = pa.Table.from_batches(span.fetch())
+        if not hot.equals(cold):
+            rows = range(1, cold.num_rows + 1)
+            same = bisect_left(rows, True, key=lambda rows: not hot.slice(0, rows).equals(cold.slice(0, rows)))
+            return span.first + same
+    return None

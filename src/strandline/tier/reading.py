@@ -12,6 +12,7 @@ from strandline.log.planning import Gathering, behind
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import Diverged, NotFound
 from strandline.model.segments import SegmentMetadata, TopicPartition
+from strandline.model.slots import SlotState
 from strandline.storage.store import ObjectStore
 from strandline.tier.cache import SegmentCache
 from strandline.tier.history import is_same_record
@@ -177,6 +178,26 @@ class ColdReader:
             raise Diverged(
                 f"The cursor at {since.next} is of term {since.term}, and the record there is of term {term}: the "
                 "consumer followed a primary that was replaced, and has to bootstrap again."
+            )
+
+    def check_slot(self, slot: SlotState) -> None:
+        """``Diverged`` if the segment that ends where the tierer's slot stands is not the one that it was moved behind.
+
+        That slot and the log are restored together: it tells of what the log had forgotten whose copy that was.
+        """
+        if slot.fingerprint is None or not slot.position:
+            return
+        before = slot.position - 1
+        segment = self._registry.current(self._partition, lambda cache: cache.holding(self._partition, before))
+        if segment is None or segment.end != before:
+            return
+        known = load_tail(self._store, segment).facts.fingerprint
+        if known not in (None, slot.fingerprint):
+            raise Diverged(
+                f"The log's records below offset {slot.position} were copied to another segment than the one that "
+                f"ends there now, {segment.segment}: the log was restored from a copy, and its cold tier has another "
+                "history. Restore the copy of the log that the cold tier was made of, or the objects and events that "
+                "belong to this one."
             )
 
     def listed_since(self, time: int, seam: Seam) -> int | None:

@@ -25,7 +25,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, SlotLimits
 from strandline.model.segments import SegmentMetadata
-from strandline.model.slots import SlotState
+from strandline.model.slots import TIER_SLOT, SlotState
 from strandline.storage.process import Origin, bound_to_process
 from strandline.tier.agreement import parting
 from strandline.tier.cold import ColdCell
@@ -103,7 +103,11 @@ class TieredLog:
             if self._reader is None:
                 with ExitStack() as opened:
                     try:
-                        self._reader = self._open_reader(opened)
+                        reader = self._open_reader(opened)
+                        for slot in self._hot.slots():
+                            if slot.name == TIER_SLOT and slot.pins:
+                                reader.check_slot(slot)
+                        self._reader = reader
                     except StrandlineError as error:
                         if not error.retryable:
                             raise

@@ -187,6 +187,8 @@ class Tierer:
             if all(state.name != self._name for state in self._log.slots()):
                 deletion = self._ledger.deletion()
                 if deletion is not None and deletion.state is PartitionDeleteState.FINISHED:
+                    with contextlib.suppress(NotFound):  # whoever dropped the slot may have died before it was done
+                        self._log.drop_slot(self._name)
                     return None
                 with contextlib.suppress(AlreadyExists):  # another was faster: then it is there
                     # Not behind what is tiered: whether that is the log's own is looked at later.
@@ -269,7 +271,7 @@ class Tierer:
         is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
         if last is not None and (is_due or position < start or not self._began):
             self._check_follows(slot, last)
-            slot.advance(cursor)  # somebody may have died between finishing a copy and this
+            slot.advance(self._log.cursor_at(start))  # somebody may have died between finishing a copy and this
         self._began = True
         if not is_due:
             return None
@@ -278,7 +280,7 @@ class Tierer:
             return None
         segment = self._copier.copy(slot, encoded, follows=True)
         # Only now: had the slot moved before, the log might have deleted what was in no segment yet.
-        slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0]))
+        slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0], encoded.facts.fingerprint))
         self._checked = segment.segment
         self._ledger.tell("copied", segment, self._clock.monotonic() - began)
         return segment

@@ -17,7 +17,7 @@ from strandline.model.errors import Diverged, InvalidInput
 from strandline.model.segments import SegmentMetadata
 from strandline.tier.agreement import Cut, TermHistory, lowest_parting, plan_cuts
 from strandline.tier.copying import Copier
-from strandline.tier.history import is_same_record, read_history
+from strandline.tier.history import first_difference, is_same_record, read_history
 from strandline.tier.ledger import Ledger
 
 _LOGGER = logging.getLogger(__name__)
@@ -75,7 +75,9 @@ class Truncation:
                 piece.segment.segment, piece.at,
             )  # fmt: skip
             if not piece.spare:
-                self._copier.copy(slot, self._copier.shorten(piece.segment, piece.at), follows=False)
+                fingerprint = self._log.cursor_at(piece.at).fingerprint
+                shortened = self._copier.shorten(piece.segment, piece.at, fingerprint)
+                self._copier.copy(slot, shortened, follows=False)
             slot.touch()  # who took over may count on what is about to be removed
             self._ledger.remove_all([piece.segment], "retired")
         return [piece.segment for piece in cuts]
@@ -85,8 +87,8 @@ class Truncation:
     def parted(self, last: SegmentMetadata) -> int | None:
         """The offset from which on the log has other records than the cold tier, though in the same terms.
 
-        None if the last record that both have is the same. That a log was restored from an older copy, and went on in
-        the same term, cannot be told by terms.
+        None if the last record that both have is the same, and in the same batch. That a log was restored from an older
+        copy, and went on in the same term, cannot be told by terms.
         """
         return self._parted(last, last.end + 1, self._log.bounds())
 
@@ -98,9 +100,11 @@ class Truncation:
 
     def _parted(self, segment: SegmentMetadata, end: int, bounds: Bounds) -> int | None:
         at = min(end - 1, segment.end, bounds.next - 1)
-        if at < max(bounds.first, segment.start) or self._is_same(segment, at):
+        if at < max(bounds.first, segment.start) or (at == segment.end and self._is_same(segment, at)):
             return None
-        return self._find_parting(bounds.first, at)
+        # Within a segment nothing tells batches apart: a single record that is equal proves nothing.
+        parted = self._find_parting(bounds.first, at + 1)
+        return None if parted > at else parted
 
     def diverged(self, parted: int) -> Diverged:
         """The error for a log that went on differently within a term."""
@@ -113,13 +117,20 @@ class Truncation:
     def _is_same(self, segment: SegmentMetadata, offset: int) -> bool:
         return is_same_record(self._log, self._ledger.store, segment, offset)
 
-    def _find_parting(self, low: int, high: int) -> int:
-        """The first offset with another record, as ``high`` has: two histories that parted do not meet again."""
+    def _find_parting(self, low: int, end: int) -> int:
+        """The first offset from ``low`` on at which the log has another record than the cold tier; ``end`` if none.
+
+        Two histories that parted have no batch in common any more, but may have equal records. So the first segment
+        with another end is looked for, and in that the first record that differs. If none does, it is the segment's
+        first: its records are the same, and of other batches.
+        """
         segments = sorted(self._ledger.known().finished, key=lambda segment: segment.end)
-
-        def differs(offset: int) -> bool:
-            at = bisect_left(segments, offset, key=lambda segment: segment.end)
-            holding = next((segment for segment in segments[at:] if segment.start <= offset), None)
-            return holding is not None and not self._is_same(holding, offset)
-
-        return low + bisect_left(range(low, high), True, key=differs)
+        segments = [segment for segment in segments if segment.end >= low and segment.start < end]
+        whole = [segment for segment in segments if segment.end < end]
+        at = bisect_left(whole, True, key=lambda segment: not self._is_same(segment, segment.end))
+        for segment in segments[at:]:
+            first, behind = max(low, segment.start), min(end, segment.end + 1)
+            found = first_difference(self._log, self._ledger.store, segment, first, behind)
+            if found is not None or at < len(whole):
+                return first if found is None else found
+        return end

@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from strandline.cli.tier.shared import Seen
 from strandline.log.findings import Severity
-from strandline.model.segments import SegmentState
+from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
+from strandline.tier.agreement import Cut
 from strandline.tier.segment_files import segment_path
 
 
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     SLOT = "slot"
     STATE = "state"
     ORPHAN = "orphan"
+    HISTORY = "history"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +120,29 @@ def orphan(path: str, size: int) -> Finding:
         path,
         f"{path} ({size} bytes) is named as a segment, and no event knows it: a tierer removes it when it is a "
         "day old.",
+    )
+
+
+def parted(cut: Cut) -> Finding:
+    """A segment of a history that the log has given up."""
+    path = segment_path(cut.segment.segment, cut.segment.start)
+    return Finding(
+        Severity.NOTE,
+        Kind.HISTORY,
+        path,
+        f"{path} is of another history than the log from offset {cut.at} on, where the log went on in a later term: "
+        "the next round of a tierer cuts it there.",
+    )
+
+
+def differing(segment: SegmentMetadata) -> Finding:
+    """A segment with other records than the log has, or had, in the same terms."""
+    path = segment_path(segment.segment, segment.start)
+    return Finding(
+        Severity.DAMAGE,
+        Kind.HISTORY,
+        path,
+        f"{path} ends with another record, at offset {segment.end}, than the log has there in the same term: the log "
+        "was restored from a copy and went on, or the cold tier was. Restore what belongs together; 'strandline tier "
+        "run' says where the two part.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,15 +14,18 @@ import typer
 from strandline.cli import show
 from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
 from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.tier.checks import Finding, Kind, check_known, orphan
+from strandline.cli.tier.checks import Finding, Kind, check_known, differing, orphan, parted
 from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
 from strandline.log.findings import Severity
 from strandline.model.cold import ColdTier
-from strandline.model.errors import CorruptData, NotFound, UnsupportedVersion
+from strandline.model.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.model.slots import TIER_SLOT
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
+from strandline.tier.agreement import plan_cuts
 from strandline.tier.front import cold_tier, follow_events, partition_of
+from strandline.tier.history import is_same_record, read_history
 from strandline.tier.manager import MetadataManager
 from strandline.tier.segment_files import (
     SegmentObject,
@@ -71,9 +74,9 @@ def verify(
 ) -> None:
     """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.
 
-    Segments must follow each other and reach the hot tier, their objects must agree with their events, and slots must
-    have what they need; objects that no event knows are told. Changes nothing, and tierers may run meanwhile. Findings
-    are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
+    Segments must follow each other and reach the hot tier, be of its history, and agree with their events, and slots
+    must have what they need; objects that no event knows are told. Changes nothing, and tierers may run meanwhile.
+    Findings are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
     """
     opened = open_to_look(log)
     cold = cold_tier(opened)
@@ -114,6 +117,7 @@ def look(
             report.bytes += segment.size
             if wrong is not None and _is_finished(manager, segment):
                 report.take([Finding(Severity.DAMAGE, Kind.SEGMENT, _path(segment), wrong)])
+    report.take(_history(log, store, seen, finished, fast=fast))
     report.take(_orphans(store, listed.values(), seen))
     return report
 
@@ -149,6 +153,41 @@ def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
         return known is not None and known.state is SegmentState.COPY_FINISHED
 
     return manager.current(segment.segment.partition, ask)
+
+
+def _history(
+    log: AnyLog, store: ObjectStore, seen: Seen, segments: Sequence[SegmentMetadata], *, fast: bool
+) -> Iterator[Finding]:
+    """Where segments are of another history than the log: by terms, and by batches and records that both have."""
+    kept = [segment for segment in segments if segment.segment not in seen.spare]
+    if not kept:
+        return
+    history = read_history(log, max(segment.end for segment in kept) + 1)
+    try:
+        cuts = plan_cuts(kept, history, partition_of(seen.cold))
+    except (Diverged, NotReady, Gap) as error:
+        yield Finding(Severity.DAMAGE, Kind.HISTORY, seen.cold.store, str(error))
+        return
+    yield from map(parted, cuts)
+    parting = {cut.segment.segment for cut in cuts}
+    shared = [segment for segment in kept if segment.end >= history.bounds.first and segment.segment not in parting]
+    for segment in shared[-1:] if fast else shared:
+        try:
+            same = is_same_record(log, store, segment, segment.end)
+        except (NotFound, CorruptData, UnsupportedVersion):
+            continue  # told already, with what is wrong with it
+        if not same:
+            yield differing(segment)
+            return
+    slot = next((slot for slot in seen.slots if slot.name == TIER_SLOT and slot.pins), None)
+    before = [segment for segment in kept if slot is not None and segment.end + 1 == slot.position]
+    for segment in before:
+        try:
+            known = load_tail(store, segment).facts.fingerprint
+        except (NotFound, CorruptData, UnsupportedVersion):
+            continue
+        if slot is not None and None not in (known, slot.fingerprint) and known != slot.fingerprint:
+            yield differing(segment)
 
 
 def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: Seen) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from typing import Final
 from strandline.formats.head import decode_cut, encode_cut
 from strandline.formats.identity import LogIdentity
 from strandline.log.object.clocks import Clocks, look_at_clocks
-from strandline.log.object.edits import StaleGeneration, set_back
+from strandline.log.object.edits import StaleGeneration, bounds_of, set_back
 from strandline.log.object.index import (
     Chunks,
     Gone,
@@ -45,7 +45,8 @@ from strandline.log.object.trimming import (
     plan_cut,
 )
 from strandline.log.retention import invalidate, is_idle, is_suspect, judge, suspect, trim_to
-from strandline.log.slots import has_expired, retained_first
+from strandline.log.slots import Copied, has_expired, proven, retained_first
+from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND
 from strandline.model.errors import Contended, NotFound
 from strandline.model.head import Cut, Entry, Head
@@ -227,6 +228,7 @@ class Collector:
         """The slots that are left after those that break a limit were durably invalidated."""
         members = self._keeper.members(head)
         now, states = clocks.now(), []
+        members = replace(members, states=self._proven(head, members.states))
         first = retained_first(members.states, head.floor)
         for state in members.states:
             behind = bytes_from(head, max(state.position, head.floor), self._chunks) if limits.lag_bytes else 0
@@ -241,6 +243,20 @@ class Collector:
             elif not (done.dry_run and has_expired(state, now)):
                 states.append(state)
         return replace(members, states=states)
+
+    def _proven(self, head: Head, states: list[SlotState]) -> list[SlotState]:
+        """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
+
+        def fingerprint_at(offset: int) -> int | None:
+            before = next(entries_from(head, offset - 1, self._chunks), None)
+            return None if before is None else before.fingerprint
+
+        copied = Copied(bounds_of(head), self._is_tiered, fingerprint_at)
+        return proven(states, copied)
+
+    def _is_tiered(self) -> bool:
+        """Whether the log has a cold tier, and its tierer's slot, which the head does not list, was never dropped."""
+        return any(self._store.list(COLD_FILE)) and not self._keeper.was_dropped(TIER_SLOT)
 
     def _tell(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
         if slot.invalid is None or dry_run:

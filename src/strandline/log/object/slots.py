@@ -175,15 +175,17 @@ class SlotKeeper:
 
     def drop(self, name: str) -> None:
         """Remove a slot; what only it needed may be trimmed from now on."""
-        if name not in self._read_head().slots:
-            raise NotFound(f"There is no slot {name!r} in {self._store.url}.")
+        is_listed = name in self._read_head().slots
         cell = self.cell(name)
         state = _known(cell)
         # First the head: a cell of a name that is not listed counts for nothing, whatever it says.
-        self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
+        if is_listed:
+            self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
         # Then its holder is told, also one that claimed it meanwhile, but not one of a slot created anew since.
         while state is not None and not state.dropped and name not in self._read_head().slots:
             state = cell.update(self._op(), partial(rules.drop, epoch=state.epoch))
+        if not is_listed:
+            raise NotFound(f"There is no slot {name!r} in {self._store.url}.")
 
     # --- holds -------------------------------------------------------------------------------------------------
 
@@ -231,7 +233,11 @@ class SlotKeeper:
         """What a claimed slot's ``advance`` does."""
         head = self._read_head()
         rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds_of(head).next))
-        cell.update(self._op(), lambda slot: rules.advance(slot, epoch=epoch, to=to.next, now=self._clock.now()))
+        now, fingerprint = self._clock.now(), to.fingerprint
+        cell.update(
+            self._op(),
+            lambda slot: rules.advance(slot, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
+        )
 
     def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""

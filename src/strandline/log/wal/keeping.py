@@ -79,7 +79,7 @@ def _enforce(log: WalReading, slots: WalSlots, limits: SlotLimits) -> list[SlotS
     """
     if limits == NO_LIMITS:
         return []
-    first = retained_first(slots.listed(), log.bounds().first)
+    first = retained_first(slots.proven(), log.bounds().first)
     judged: list[tuple[SlotState, InvalidReason]] = []
     behind: dict[str, int] = {}
     for state in slots.listed():

@@ -96,7 +96,7 @@ class WalLog(WalShowing):
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
         self._published = Published.open(folder, mark, disk=disk)
-        self._slots = WalSlots(folder, found.kept, self.bounds, disk=disk, clock=clock)
+        self._slots = WalSlots(folder, found.kept, self.bounds, self.cursor_at, disk=disk, clock=clock)
         self._unsynced = []
         self._committer = Committer(
             folder,

@@ -13,12 +13,13 @@ from strandline.formats.wal_folder import Kept, encode_kept
 from strandline.log import slots as rules
 from strandline.log.retention import invalidate
 from strandline.log.wal.names import KEPT, NEW
+from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.errors import AlreadyExists, NotFound
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
-from strandline.storage.files import replace_file
+from strandline.storage.files import exists, replace_file
 
 
 def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
@@ -34,13 +35,23 @@ class WalSlots:
     closed. After a crash a slot may stand further back than it stood: then more is kept than is needed, never less.
     """
 
-    def __init__(self, folder: str, kept: Kept, bounds: Callable[[], Bounds], *, disk: Disk, clock: Clock) -> None:
-        """The slots that were found beside the log."""
+    def __init__(
+        self,
+        folder: str,
+        kept: Kept,
+        bounds: Callable[[], Bounds],
+        cursor_at: Callable[[int], Cursor],
+        *,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        """The slots that were found beside the log, whose ``bounds`` and cursors they are compared with."""
         self._folder = folder
         self._log_id = kept.log_id
         self._start = kept.start
         self._slots = {state.name: state for state in kept.slots}
         self._bounds = bounds
+        self._cursor_at = cursor_at
         self._disk = disk
         self._clock = clock
         self._dirty = False
@@ -83,7 +94,19 @@ class WalSlots:
     def trim_floor(self) -> int | None:
         """How far the log may forget."""
         with self._lock:
-            return rules.trim_floor(self._slots.values())
+            return rules.trim_floor(self.proven())
+
+    def proven(self) -> list[SlotState]:
+        """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
+        with self._lock:
+            return rules.proven(self._slots.values(), self._copied())
+
+    def _copied(self) -> rules.Copied:
+        return rules.Copied(
+            self._retained(),
+            lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._disk),
+            lambda at: self._cursor_at(at).fingerprint,
+        )
 
     def silence(self, name: str) -> float:
         """For how many seconds a slot's holder was not seen, as far as could be seen since the log was opened."""
@@ -148,7 +171,8 @@ class WalSlots:
         """Move a slot up; written lazily."""
         with self._changing():
             rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
-            self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=self._clock.now()))
+            now = self._clock.now()
+            self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint))
             self._hear(name)
 
     def touch(self, name: str, epoch: int) -> None:
@@ -166,12 +190,16 @@ class WalSlots:
         with self._changing():
             if beyond_slots:
                 now = self._clock.now()
-                behind = rules.outrun(self._slots.values(), start)
-                judged = {state.name: invalidate(state, state, InvalidReason.WAL_REMOVED, now) for state in behind}
+                behind = {state.name for state in rules.outrun(self.proven(), start)}
+                judged = {
+                    state.name: invalidate(state, state, InvalidReason.WAL_REMOVED, now)
+                    for state in self._slots.values()
+                    if state.name in behind
+                }
                 slots = {**self._slots, **judged}
             else:
                 slots = self._slots
-                floor = rules.trim_floor(slots.values())
+                floor = rules.trim_floor(self.proven())
                 start = start if floor is None else min(start, floor)
             if start > self._start:
                 self._write(start, slots)
