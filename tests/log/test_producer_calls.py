@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.log.contract import Receipt
@@ -101,8 +104,8 @@ def test_a_call_is_never_split_whatever_the_limits_and_whoever_else_produces(tmp
         assert len(set(entries)) == 1
         assert entries[0].startswith(payload + b"/")
     values = [value for batch in log.read() for value in batch.column("value").to_pylist()]
-    for name, given in enumerate(handles):
-        firsts = [handle.result(SOON).first for handle in given]
+    for name, of_one in enumerate(handles):
+        firsts = [handle.result(SOON).first for handle in of_one]
         assert firsts == sorted(firsts)
         assert [values[first] for first in firsts] == [b"%d/%d" % (name, number) for number in range(150)]
 
@@ -118,7 +121,7 @@ def test_a_batch_is_closed_by_the_call_that_reaches_the_limit_of_metadata(log: A
 
 
 def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
-    call = (5_000, CALL, b"m" * (100 - RANGE_BYTES), (b"a", b"b"), 2)
+    call = (5, CALL, b"m" * (100 - RANGE_BYTES), (b"a", b"b"), 2)
     row = (7_000, 0, b"k", b"v", None)
     pieces = cut_calls([row, call, row, call, call, row], Room(150, 1000), Room(100, 1000))
     assert [piece.widths for piece in pieces] == [[1, 2, 1, 2], [2], [1]]
@@ -129,12 +132,73 @@ def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
 
 
 def test_a_call_that_does_not_fit_begins_a_new_batch() -> None:
-    small, large = (5_000, CALL, b"", (b"a",), 10), (5_000, CALL, b"", (b"a" * 90,), 95)
+    small, large = (5, CALL, b"", (b"a",), 10), (5, CALL, b"", (b"a" * 90,), 95)
     most = Room(10_000, 100)
     pieces = cut_calls([small, small, large, small, large], most, most)
     assert [(len(piece.rows), piece.apart) for piece in pieces] == [(2, False), (1, True), (1, True), (1, True)]
     assert [(len(piece.rows), piece.apart) for piece in cut_calls([large], Room(10_000, 50), most)] == [(1, True)]
     assert [(len(piece.rows), piece.apart) for piece in cut_calls([large], most, most)] == [(1, False)]
+
+
+def one_by_one(rows: list[Any], room: Room, most: Room) -> list[tuple[list[Any], list[tuple[int, int, bytes]], bool]]:
+    """What :func:`cut_calls` is to do, row by row."""
+    pieces: list[tuple[list[Any], list[tuple[int, int, bytes]], bool]] = []
+    taken: list[Any] = []
+    ranges: list[tuple[int, int, bytes]] = []
+    at, metadata, space, apart, used = 0, room.metadata, room.space, False, room.space < most.space
+    for row in rows:
+        time, op, payload, entries, size = row
+        if op == CALL and size > space and (taken or used):
+            if taken:
+                pieces.append((taken, ranges, apart))
+            taken, ranges, at = [], [], 0
+            metadata, space, apart, used = most.metadata, most.space, True, False
+        if op == CALL:
+            ranges.append((at, time, payload))
+            metadata, space = metadata - len(payload) - RANGE_BYTES, space - size
+        taken.append(row)
+        at += len(entries) if op == CALL else 1
+        if metadata <= 0:
+            pieces.append((taken, ranges, apart))
+            taken, ranges, at = [], [], 0
+            metadata, space, apart, used = most.metadata, most.space, False, False
+    return [*pieces, (taken, ranges, apart)] if taken else pieces
+
+
+single = st.just((7_000, 0, b"k", b"v", None))
+call = st.tuples(
+    st.integers(0, 9),
+    st.just(CALL),
+    st.binary(max_size=60),
+    st.lists(st.just(b"x"), min_size=1, max_size=4).map(tuple),
+    st.integers(22, 150),
+)
+
+
+@given(
+    st.one_of(st.lists(call), st.lists(st.one_of(single, call))),
+    st.tuples(st.integers(1, 200), st.integers(1, 100)),
+    st.integers(1, 200),
+)
+def test_rows_are_cut_by_columns_as_they_would_be_one_by_one(rows: list[Any], room: tuple[int, int], most: int) -> None:
+    left, empty = Room(min(room[0], most), room[1]), Room(most, 100)
+    pieces = cut_calls(rows, left, empty)
+    found = [(piece.rows, [tuple(item) for item in piece.ranges], piece.apart) for piece in pieces]
+    assert found == one_by_one(rows, left, empty)
+
+
+def test_what_is_listed_of_a_thousand_calls_is_nothing_that_the_garbage_collector_visits(log: Any) -> None:
+    calls = 4000
+    with log.producer(linger=NEVER) as producer:
+        producer.produce([b"x"], b"meta")
+        producer.flush(SOON)
+        gc.collect()
+        before = len(gc.get_objects())
+        for _ in range(calls):
+            producer.produce([b"x"], b"meta")
+        producer.flush(SOON)
+        gc.collect()
+        assert len(gc.get_objects()) - before < calls // 10
 
 
 def test_the_handle_and_the_metadata_agree_about_the_time(tmp_path: Path) -> None:

@@ -126,12 +126,12 @@ class RowsSink:
         return [(row["offset"], row["value"]) for row in self.rows]
 
 
-def until_its_source_starts(run: Callable[[], R]) -> R:
+def until_its_source_starts(run: Callable[[], R], starts: int = _STARTS) -> R:
     """What a run of a query returns or raises, tried again if Spark gave up on the Python process of its source.
 
     Spark gives that process ten seconds to start, which a busy machine may exceed; no micro-batch has begun then.
     """
-    for _ in range(_STARTS - 1):
+    for _ in range(starts - 1):
         try:
             return run()
         except Exception as error:

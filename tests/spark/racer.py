@@ -30,10 +30,10 @@ def _follow(spark, folder: str, number: int) -> str:
         following = sl.spark.follow(
             spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
         )
-        following.await_termination(100)
+        following.await_termination(300)
 
     try:
-        until_its_source_starts(once)
+        until_its_source_starts(once, starts=20)  # two sessions and whatever else runs: a start may be late for long
     except Fenced:
         return "Fenced"
     except Exception as error:  # noqa: BLE001 - the parent judges it

@@ -12,6 +12,7 @@ from strandline.cli import show
 from strandline.log.v1.log import QueueLog
 from strandline.log.v1.names import time_of
 from strandline.model.errors import CursorExpired
+from strandline.model.head import MetadataRanges
 from strandline.model.queue import QueueEntry
 
 
@@ -72,5 +73,5 @@ def look_at_queue(queue: QueueLog) -> QueueLag:
 
 
 def _ingested(entry: QueueEntry) -> float | None:
-    times = [item.ingested for item in entry.metadata]
+    times = MetadataRanges.of(entry.metadata).times
     return min(times) if times else time_of(entry.location)

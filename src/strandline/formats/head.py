@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 from uuid import UUID
 
 from strandline.formats.checksum import crc32c
-from strandline.formats.packing import Unpacker, pack_blob, pack_count, pack_text
+from strandline.formats.packing import Unpacker, pack_count, pack_text
 from strandline.model.errors import CorruptData, UnsupportedVersion
-from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
+from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed, WriterId, WriterState
 from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.stamp import OpId, Stamped
 
@@ -24,7 +25,7 @@ _PREAMBLE = struct.Struct("<4sH")
 _CHECKSUM = struct.Struct("<I")
 _NUMBERS = struct.Struct("<QQQQqQQQQQQq")
 _ENTRY = struct.Struct("<QQIQqqq16sQI")
-_RANGE = struct.Struct("<Iq")
+_RANGE = struct.Struct("<IqI")
 _REFERENCE = struct.Struct("<QQQQQQqq")
 _WRITER = struct.Struct("<16sQQQIq")
 _SLOT = struct.Struct("<QQ")
@@ -247,18 +248,17 @@ def _pack_entry(entry: Entry) -> bytes:
         entry.number,
         len(entry.metadata),
     )
-    ranges = [_RANGE.pack(item.start, item.ingested) + pack_blob(item.payload) for item in entry.metadata]
-    return b"".join((fixed, pack_text(entry.location), *ranges))
+    ranges = MetadataRanges.of(entry.metadata)
+    leads = map(_RANGE.pack, ranges.starts, ranges.times, map(len, ranges.payloads))
+    return b"".join((fixed, pack_text(entry.location), *chain.from_iterable(zip(leads, ranges.payloads, strict=True))))
 
 
 def _unpack_entry(source: Unpacker) -> Entry:
     sequence, first, count, size, oldest, newest, listed, writer, number, ranges = source.fields(_ENTRY)
     _in_range(source, sequence, first + count, size, number)
     location = source.text()
-    metadata = []
-    for _ in range(ranges):
-        start, ingested = source.fields(_RANGE)
-        metadata.append(MetadataRange(start, ingested, source.blob()))
+    leads, payloads = source.blobs(_RANGE, ranges)
+    starts, times, _ = zip(*leads, strict=True) if leads else ((), (), ())
     return Entry(
         sequence,
         location,
@@ -270,7 +270,7 @@ def _unpack_entry(source: Unpacker) -> Entry:
         listed,
         _writer_id(writer),
         number,
-        tuple(metadata),
+        MetadataRanges(starts, times, tuple(payloads)),
     )
 
 

@@ -54,9 +54,23 @@ class Unpacker:
         except UnicodeDecodeError as error:
             raise self.corrupt(f"holds broken text before byte {self._at}") from error
 
-    def blob(self) -> bytes:
-        """A u32 length and that many bytes."""
-        return self.take(self.count(item_size=1))
+    def blobs(self, layout: struct.Struct, count: int) -> tuple[list[tuple[Any, ...]], list[bytes]]:
+        """So many groups of fields, the last of which is a length, each followed by that many bytes."""
+        data, at, end = self._data, self._at, len(self._data)
+        groups: list[tuple[Any, ...]] = []
+        found: list[bytes] = []
+        for _ in range(count):  # a head holds tens of thousands of these: plain on purpose
+            start = at + layout.size
+            if start > end:
+                raise self.corrupt(f"ends within a field at byte {at}")
+            group = layout.unpack_from(data, at)
+            at = start + group[-1]
+            if at > end:
+                raise self.corrupt(f"announces {group[-1]} bytes at byte {start}, more than it can hold")
+            groups.append(group)
+            found.append(bytes(data[start:at]))
+        self._at = at
+        return groups, found
 
     def uuid(self) -> UUID:
         """Sixteen bytes."""
@@ -76,11 +90,6 @@ def pack_text(text: str) -> bytes:
     """A u16 length and UTF-8."""
     data = text.encode()
     return _U16.pack(len(data)) + data
-
-
-def pack_blob(data: bytes) -> bytes:
-    """A u32 length and the bytes."""
-    return _U32.pack(len(data)) + data
 
 
 def pack_count(number: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from strandline.formats.block import Compression, Parts
 from strandline.formats.plain_page import read_values
 from strandline.formats.unpacking import check_unpacked, unpacked_limit
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import (
     MAX_BATCH_BYTES,
@@ -300,7 +301,7 @@ class ManifestCodec:
 
 def _pack_entry(entry: QueueEntry) -> bytes:
     try:
-        location, ranges = entry.location.encode(), b"".join(map(_pack_range, entry.metadata))
+        location, ranges = entry.location.encode(), _pack_ranges(MetadataRanges.of(entry.metadata))
         length = _SMALLEST_ENTRY - 4 + len(location) + len(ranges)
         fixed = _ENTRY.pack(length, entry.sequence, len(location))
         return b"".join((fixed, location, _COUNT.pack(len(entry.metadata)), ranges))
@@ -308,8 +309,10 @@ def _pack_entry(entry: QueueEntry) -> bytes:
         raise InvalidInput(f"A manifest of version {VERSION} has no room for {entry!r:.200}: {error}.") from error
 
 
-def _pack_range(item: MetadataRange) -> bytes:
-    return _RANGE.pack(item.start, item.ingested // _MILLISECOND, len(item.payload)) + item.payload
+def _pack_ranges(ranges: MetadataRanges) -> bytes:
+    times = [time // _MILLISECOND for time in ranges.times]
+    leads = map(_RANGE.pack, ranges.starts, times, map(len, ranges.payloads))
+    return b"".join(chain.from_iterable(zip(leads, ranges.payloads, strict=True)))
 
 
 def _unpack_entry(body: memoryview, at: int, expected: int, where: str) -> tuple[QueueEntry, int]:
@@ -326,7 +329,7 @@ def _unpack_entry(body: memoryview, at: int, expected: int, where: str) -> tuple
         location = str(body[at + _ENTRY.size : middle], "utf-8")
     except UnicodeDecodeError as error:
         raise _damaged(where, f"holds broken text at byte {at}") from error
-    metadata = []
+    starts, times, payloads = [], [], []
     (count,) = _COUNT.unpack_from(body, middle)
     at = middle + 4
     for _ in range(count):
@@ -335,7 +338,9 @@ def _unpack_entry(body: memoryview, at: int, expected: int, where: str) -> tuple
         at = payload + size
         if at > end:
             raise _damaged(where, f"has metadata before byte {payload} that runs past its entry")
-        metadata.append(MetadataRange(start, time * _MILLISECOND, bytes(body[payload:at])))
+        starts.append(start)
+        times.append(time * _MILLISECOND)
+        payloads.append(bytes(body[payload:at]))
     if at != end:
         raise _damaged(where, f"has {end - at} bytes too many in an entry")
-    return QueueEntry(sequence, location, tuple(metadata)), end
+    return QueueEntry(sequence, location, MetadataRanges(tuple(starts), tuple(times), tuple(payloads))), end

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, NewType
+from itertools import chain
+from typing import NamedTuple, NewType, Self, overload
 from uuid import UUID
 
 from strandline.model.cursor import batch_fingerprint
@@ -20,6 +22,75 @@ class MetadataRange(NamedTuple):
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MetadataRanges(Sequence[MetadataRange]):
+    """What the ``produce`` calls of one batch attached: equal to the tuple of its ranges, and kept in columns.
+
+    A range of its own for each call would be an object that the garbage collector visits for as long as the batch is
+    listed, and visiting them all took a quarter of what a call costs. Numbers and bytes it leaves alone.
+
+    >>> MetadataRanges.of([MetadataRange(0, 5, b"a"), MetadataRange(2, 6, b"b")])[1]
+    MetadataRange(start=2, ingested=6, payload=b'b')
+    """
+
+    starts: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
+    payloads: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Iterable[MetadataRange]) -> Self:
+        """These ranges in columns."""
+        if isinstance(ranges, cls):
+            return ranges
+        columns = tuple(zip(*ranges, strict=True))
+        return cls(*columns)
+
+    @classmethod
+    def joined(cls, parts: Sequence[MetadataRanges]) -> MetadataRanges:
+        """The ranges of all parts, one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            tuple(chain.from_iterable(part.starts for part in parts)),
+            tuple(chain.from_iterable(part.times for part in parts)),
+            tuple(chain.from_iterable(part.payloads for part in parts)),
+        )
+
+    def behind(self, records: int) -> MetadataRanges:
+        """The same ranges where so many other records come before them in the batch."""
+        if not records:
+            return self
+        return MetadataRanges(tuple([records + start for start in self.starts]), self.times, self.payloads)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> MetadataRange: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> MetadataRanges: ...
+
+    def __getitem__(self, index: int | slice) -> MetadataRange | MetadataRanges:
+        if isinstance(index, slice):
+            return MetadataRanges(self.starts[index], self.times[index], self.payloads[index])
+        return MetadataRange(self.starts[index], self.times[index], self.payloads[index])
+
+    def __iter__(self) -> Iterator[MetadataRange]:
+        return map(MetadataRange, self.starts, self.times, self.payloads)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MetadataRanges):
+            return (self.starts, self.times, self.payloads) == (other.starts, other.times, other.payloads)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One listed batch: where it is and which offsets it holds. Times are microseconds."""
@@ -34,7 +105,7 @@ class Entry:
     listed: int
     writer: WriterId
     number: int
-    metadata: tuple[MetadataRange, ...] = ()
+    metadata: Sequence[MetadataRange] = ()
 
     @property
     def next(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -26,7 +27,7 @@ class Descriptor(Protocol):
         """The path of its object in the store."""
 
     @property
-    def metadata(self) -> tuple[MetadataRange, ...]:
+    def metadata(self) -> Sequence[MetadataRange]:
         """What each ``produce`` call attached to its records."""
 
 
@@ -36,7 +37,7 @@ class QueueEntry:
 
     sequence: int
     location: str
-    metadata: tuple[MetadataRange, ...] = ()
+    metadata: Sequence[MetadataRange] = ()
 
     @property
     def fingerprint(self) -> int:

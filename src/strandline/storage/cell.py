@@ -119,12 +119,15 @@ class StoreCell(Generic[T]):
             self._held = known
         return known
 
-    def create(self, op: OpId, value: T) -> T:
-        """Write the first value; ``AlreadyExists`` if another operation created the cell."""
+    def create(self, op: OpId, value: T, *, attempts: int | None = None) -> T:
+        """Write the first value; ``AlreadyExists`` if another operation created the cell.
+
+        With ``attempts`` it is tried so many times and not as often as an update.
+        """
         state = Stamped(value, 1, (op,))
         data = self._codec.encode(state)
         doubt = False
-        for attempt in range(self._backoff.attempts):
+        for attempt in range(self._backoff.attempts if attempts is None else attempts):
             try:
                 version = self._store.put_if(self._path, data, ABSENT)
             except (AlreadyExists, TransientStorageError) as error:

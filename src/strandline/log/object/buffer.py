@@ -29,7 +29,7 @@ from strandline.log.object.rows import (
 from strandline.log.object.shipper import Drafting, Shipper
 from strandline.log.object.workers import Bell
 from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 from strandline.storage.ambient import Clock
 from strandline.storage.process import Origin, call_in_child
@@ -39,8 +39,6 @@ MAX_METADATA: Final = 1 << 14
 
 _LAG: Final = 4
 """How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
-
-_new_tuple: Final = tuple.__new__
 
 _NEVER: Final = 1 << 62
 """A ticket that nobody takes."""
@@ -123,6 +121,9 @@ class Buffer:
         self.refusing = False
         self.unnoticed = True  # nobody has said yet that there is a first record
         self.page_mask = FIRST_PAGE - 1
+        self.queued = (
+            0  # bytes of queued calls; threads that add at once may lose some: it only tells when to fill pages
+        )
         self._queue = RowQueue()
         self.rows = self._queue.rows
         self.next_ticket = self._queue.next_ticket
@@ -142,7 +143,6 @@ class Buffer:
         self._open: _Open | None = None
         self._first_at: float | None = None
         self._drained_at = 0.0
-        self._queued = 0  # bytes of queued calls, about
         self._overdue = False  # a page's worth is queued, and its appender found the lock taken
         self._shut = False  # after the last drain
         self._writer = writer
@@ -160,17 +160,6 @@ class Buffer:
             self.drain()
         return ticket
 
-    def queue_call(self, call: Call) -> int:
-        """Queue a whole call under one ticket, so that nothing can come between its entries."""
-        ticket = self.next_ticket()
-        while self.store_row(ticket, call) is not call:
-            del self.rows[ticket]
-            ticket = self.next_ticket()
-        self._queued += call[4]  # several threads at a time may lose some of it: it only tells when to fill a page
-        if ticket & self.page_mask == self.page_mask or self._queued >= PAGE_BYTES:
-            self.fill_pages()
-        return ticket
-
     def place_whole(
         self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
     ) -> tuple[Outcome, int, int]:
@@ -186,7 +175,7 @@ class Buffer:
                     self.seal()
             group, start = self._place(batches)
             if metadata is not None:
-                group.draft.attach([metadata._replace(start=start)])
+                group.draft.attach(MetadataRanges.of([metadata]).behind(start))
             placed = group.outcome, start, group.draft.count
             if expect is not None:
                 self.seal(expect)
@@ -250,7 +239,7 @@ class Buffer:
     def fill_pages(self) -> None:
         """Put a page's worth in a batch. Takes the lock itself."""
         # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
-        far_ahead = len(self.rows) >= _LAG * (self.page_mask + 1) or self._queued >= _LAG * PAGE_BYTES
+        far_ahead = len(self.rows) >= _LAG * (self.page_mask + 1) or self.queued >= _LAG * PAGE_BYTES
         if self.lock.acquire(blocking=far_ahead):
             try:
                 self.drain()
@@ -264,7 +253,7 @@ class Buffer:
         """Put everything that has a ticket now in batches."""
         began = self._clock.monotonic()
         if self.rows and not self._shut:
-            self._queued = 0
+            self.queued = 0
             end = self.next_ticket()
             while self.era.start < end:
                 self._drain_page(end)
@@ -295,8 +284,9 @@ class Buffer:
 
     def _place_calls(self, rows: list[Row | Call], holes: list[int], stop: int, after: int) -> None:
         """Put rows among which are calls in batches, each of them closed when it carries enough metadata."""
-        gone = frozenset(holes)
-        tickets = [ticket for ticket in range(self.era.start, stop) if ticket not in gone]
+        tickets: Sequence[int] = range(self.era.start, stop)
+        if holes:
+            tickets = sorted(frozenset(tickets).difference(holes))
         room = most = Room(MAX_METADATA, self._limits.batch_bytes)
         if self._open is not None:
             draft = self._open.draft
@@ -319,14 +309,12 @@ class Buffer:
         self.era = following
         era.close(end, outcome, base, holes, following)
 
-    def _place_page(self, page: pa.RecordBatch, rows: int, ranges: Sequence[MetadataRange] = ()) -> tuple[Outcome, int]:
+    def _place_page(self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None) -> tuple[Outcome, int]:
         if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
             self.seal()
         group, base = self._place([page])
         if ranges:
-            if base:
-                ranges = [_new_tuple(MetadataRange, (base + at, time, data)) for at, time, data in ranges]
-            group.draft.attach(ranges)
+            group.draft.attach(ranges.behind(base))
         usual = group.draft.plain // group.draft.count * page.num_rows // rows
         self.page_mask = fitting_page(usual, self._limits.batch_bytes) - 1
         self._seal_if_full(group)

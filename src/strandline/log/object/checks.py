@@ -11,7 +11,7 @@ from typing import Final
 
 from strandline.log.findings import Severity
 from strandline.log.writers import MAX_WRITERS
-from strandline.model.head import ChunkRef, Entry, Head, WriterId, WriterState
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.slots import SlotState
 
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
@@ -129,8 +129,8 @@ class Place:
             yield f"the batch at offset {entry.first} was listed before the one that precedes it"
         if entry.oldest > entry.newest:
             yield f"the batch at offset {entry.first} says that its oldest record is younger than its newest"
-        starts = [item.start for item in entry.metadata]
-        if starts != sorted(starts) or (starts and starts[-1] >= entry.count):
+        starts = MetadataRanges.of(entry.metadata).starts
+        if starts != tuple(sorted(starts)) or (starts and starts[-1] >= entry.count):
             yield f"the batch at offset {entry.first} has metadata for records that it does not hold"
         yield from self._check_location(entry)
         self.offset, self.sequence = entry.next, entry.sequence + 1

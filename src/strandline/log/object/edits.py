@@ -45,7 +45,7 @@ class Listing:
     writer: WriterId
     number: int
     born: int
-    metadata: tuple[MetadataRange, ...] = ()
+    metadata: Sequence[MetadataRange] = ()
     expect: int | None = None
 
 

@@ -17,6 +17,7 @@ from strandline.log.object.outbox import Outbox
 from strandline.log.object.rows import (
     CALL,
     ONLY_VALUES,
+    PAGE_BYTES,
     Headers,
     check_opaque,
     check_rare,
@@ -179,28 +180,30 @@ class Producer:
         """
         kept = tuple(entries)  # the caller may change what it has passed
         total = len(kept)
-        if not total:
-            raise InvalidInput("produce needs at least one entry.")
         # One entry is what most calls have, and what is made for each call is what most of its time goes into.
-        is_plain = type(kept[0]) is bytes if total == 1 else _BYTES.issuperset(map(type, kept))
-        if not is_plain and not all(isinstance(entry, bytes) for entry in kept):
-            raise InvalidInput("Entries are bytes: encode text first.")
+        size = len(kept[0]) + _ENTRY if total == 1 and type(kept[0]) is bytes else _size_of(kept)
         if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
             raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
-        size = (len(kept[0]) if total == 1 else sum(map(len, kept))) + _ENTRY * total
         if expect is not None or size >= _LARGE_CALL:
             return self._produce_whole(kept, metadata, expect)
         buffer = self._buffer
         if buffer.full:
             buffer.wait_for_room()
         era = buffer.era  # before the ticket: the call is in this era or a later one
-        now = buffer.now_ns()
-        ticket = buffer.queue_call((now, CALL, metadata, kept, size))
+        now = buffer.now_ns() // 1000
+        call = (now, CALL, metadata, kept, size)  # under one ticket, so that nothing can come between its entries
+        ticket = buffer.next_ticket()
+        while buffer.store_row(ticket, call) is not call:
+            del buffer.rows[ticket]
+            ticket = buffer.next_ticket()
+        buffer.queued += size
+        if ticket & buffer.page_mask == buffer.page_mask or buffer.queued >= PAGE_BYTES:
+            buffer.fill_pages()
         if buffer.unnoticed:
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return _new_tuple(EntriesHandle, (era, ticket, total, now // 1000))
+        return _new_tuple(EntriesHandle, (era, ticket, total, now))
 
     def _produce_whole(self, entries: tuple[bytes, ...], metadata: bytes, expect: int | None) -> EntriesHandle:
         now, total = self._clock.now(), len(entries)
@@ -256,6 +259,15 @@ class Producer:
     def buffered(self) -> int:
         """Bytes that are appended and not yet listed, without the last few queued records."""
         return self._buffer.buffered
+
+
+def _size_of(entries: tuple[bytes, ...]) -> int:
+    """About what the entries of a call take in Arrow; refuses what are none."""
+    if not entries:
+        raise InvalidInput("produce needs at least one entry.")
+    if not _BYTES.issuperset(map(type, entries)) and not all(isinstance(entry, bytes) for entry in entries):
+        raise InvalidInput("Entries are bytes: encode text first.")
+    return sum(map(len, entries)) + _ENTRY * len(entries)
 
 
 def _drop(committer: Committer, writer: WriterId) -> None:

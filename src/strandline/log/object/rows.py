@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
-from itertools import chain, count, repeat
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate, chain, compress, count, repeat
 from operator import itemgetter
 from typing import Final, NamedTuple, cast
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.log.object.shipper import RANGE_BYTES
 from strandline.model.errors import InvalidInput
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRanges
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 
 Headers = Mapping[str, bytes]
@@ -22,7 +23,7 @@ Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """Nanoseconds, operation, key, value, headers."""
 
 Call = tuple[int, int, bytes, tuple[bytes, ...], int]
-"""A whole ``produce`` call in one row: nanoseconds, :data:`CALL`, its metadata, its entries, and about their bytes."""
+"""A whole ``produce`` call in one row: microseconds, :data:`CALL`, its metadata, its entries, and about their bytes."""
 
 CALL: Final = 255
 """Stands where a row has its operation."""
@@ -47,8 +48,6 @@ ONLY_VALUES: Final = (
     "have a value."
 )
 
-_new_tuple: Final = tuple.__new__
-
 _MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
 
@@ -70,7 +69,7 @@ class RowQueue:
     def take(self, start: int, stop: int) -> tuple[list[Row | Call], list[int]]:
         """The rows of these tickets, and the tickets that were skipped. Only one thread may take at a time."""
         pop = self.rows.pop
-        found = [pop(ticket, SKIPPED) for ticket in range(start, stop)]
+        found = list(map(pop, range(start, stop), repeat(SKIPPED)))
         if all(found):
             return found, []
         rows: list[Row | Call] = []
@@ -108,7 +107,7 @@ class Piece(NamedTuple):
     """Rows that go into one batch together."""
 
     rows: list[Row | Call]
-    ranges: list[MetadataRange]
+    ranges: MetadataRanges
     """What its calls attached, counted from its own first record."""
     widths: list[int]
     """How many records each row is."""
@@ -127,32 +126,50 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room) -> list[Piece]:
     """Rows in pieces, each for one batch: one ends with the call that uses up the room for metadata, or before the one
     that would not fit; none is empty, and no call is cut.
 
-    The batch that is being filled has ``room`` left, an empty one ``most``.
+    The batch that is being filled has ``room`` left, an empty one ``most``. Works on whole columns: nothing here is
+    done for each row in Python.
     """
+    are_calls = [op == CALL for op in map(itemgetter(1), rows)]
+    pure = all(are_calls)
+    calls = cast("list[Call]", rows) if pure else [cast("Call", row if row[1] == CALL else _NO_CALL) for row in rows]
+    times = list(map(itemgetter(0), calls))
+    payloads = list(map(itemgetter(2), calls))
+    widths = list(map(len, map(itemgetter(3), calls)))
+    sizes = list(map(itemgetter(4), calls))
+    attached = [0, *accumulate([len(payload) + RANGE_BYTES for payload in payloads] if pure else _attached(calls))]
+    filled = [0, *accumulate(sizes)]
     pieces: list[Piece] = []
-    ranges: list[MetadataRange] = []
-    widths: list[int] = []
-    at = begun = 0
-    metadata, space, apart = room.metadata, room.space, False
-    for number, (time, op, payload, entries, size) in enumerate(cast("list[Call]", rows)):
-        width = 1
-        if op == CALL:
-            if size > space and (widths or room.space < most.space):
-                if widths:
-                    pieces.append(Piece(rows[begun:number], ranges, widths, apart))
-                    ranges, widths, at, begun = [], [], 0, number
-                metadata, space, apart, room = most.metadata, most.space, True, most
-            ranges.append(_new_tuple(MetadataRange, (at, time // 1000, payload)))
-            width = len(entries)
-            space -= size
-            metadata -= len(payload) + RANGE_BYTES
-        widths.append(width)
-        at += width
-        if metadata <= 0:
-            pieces.append(Piece(rows[begun : number + 1], ranges, widths, apart))
-            ranges, widths, at, begun = [], [], 0, number + 1
-            metadata, space, apart, room = most.metadata, most.space, False, most
-    return [*pieces, Piece(rows[begun:], ranges, widths, apart)] if widths else pieces
+    at, apart = 0, False
+    while at < len(rows):
+        full = min(bisect_left(attached, attached[at] + room.metadata, at + 1), len(rows))
+        # What is larger than a whole batch is one of its own.
+        space = room.space if room.space < most.space else max(room.space, sizes[at])
+        unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
+        end = min(full, unfit)
+        if end > at:
+            starts = tuple(accumulate(widths[at : end - 1], initial=0))
+            ranges = MetadataRanges(starts, tuple(times[at:end]), tuple(payloads[at:end]))
+            if not pure:
+                ranges = _chosen(ranges, are_calls[at:end])
+            pieces.append(Piece(rows[at:end], ranges, widths[at:end], apart))
+        at, room, apart = end, most, unfit < full
+    return pieces
+
+
+_NO_CALL: Final = cast("Call", (0, 0, b"", (b"",), 0))
+"""Stands where a single record is among calls: as wide, and nothing attached."""
+
+
+def _attached(calls: list[Call]) -> list[int]:
+    return [0 if call is _NO_CALL else len(call[2]) + RANGE_BYTES for call in calls]
+
+
+def _chosen(ranges: MetadataRanges, which: list[bool]) -> MetadataRanges:
+    return MetadataRanges(
+        tuple(compress(ranges.starts, which)),
+        tuple(compress(ranges.times, which)),
+        tuple(compress(ranges.payloads, which)),
+    )
 
 
 def page_of_calls(piece: Piece) -> pa.RecordBatch:
@@ -161,9 +178,11 @@ def page_of_calls(piece: Piece) -> pa.RecordBatch:
         return page_of(_flat(piece.rows))
     calls = cast("list[Call]", piece.rows)
     values = list(chain.from_iterable(map(itemgetter(3), calls)))
-    times = array("q", chain.from_iterable(map(repeat, map(itemgetter(0), calls), piece.widths)))
+    times: Iterable[int] = piece.ranges.times
+    if len(values) > len(calls):
+        times = chain.from_iterable(map(repeat, times, piece.widths))
     return record_batch(
-        timestamps=pc.divide(_numbers(pa.int64(), times), 1000),
+        timestamps=_numbers(pa.int64(), array("q", times)),
         ops=_numbers(pa.int8(), bytes(len(values))),
         keys=pa.nulls(len(values), pa.binary()),
         values=values,
@@ -176,7 +195,7 @@ def _flat(rows: list[Row | Call]) -> list[Row]:
     for row in rows:
         if row[1] == CALL:
             time, _, _, entries, _ = cast("Call", row)
-            found += [(time, int(Op.PUT), None, entry, None) for entry in entries]
+            found += [(time * 1000, int(Op.PUT), None, entry, None) for entry in entries]
         else:
             found.append(cast("Row", row))
     return found

@@ -9,13 +9,18 @@ from typing import Final, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from strandline.log.contract import Receipt
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRanges
 from strandline.storage.metrics import count_written
 
 L = TypeVar("L")
 
 RANGE_BYTES: Final = 16
 """What a metadata range takes where batches are listed, beside its payload."""
+
+
+def listed_size(ranges: MetadataRanges) -> int:
+    """The bytes that metadata takes where batches are listed."""
+    return sum(map(len, ranges.payloads)) + RANGE_BYTES * len(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Drafting(Protocol):
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches, all or, if it raises, none; returns the index of their first record."""
 
-    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+    def attach(self, ranges: MetadataRanges) -> None:
         """Keep what ``produce`` calls attached to their records."""
 
 

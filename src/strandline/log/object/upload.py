@@ -17,9 +17,9 @@ from strandline.formats.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
 from strandline.log.object.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.index import chunk_path
-from strandline.log.object.shipper import RANGE_BYTES, Sealed
+from strandline.log.object.shipper import Sealed, listed_size
 from strandline.model.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
-from strandline.model.head import Head, MetadataRange, WriterId
+from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
@@ -53,7 +53,7 @@ class Draft:
     plain: int = 0
     oldest: int = 0
     newest: int = 0
-    metadata: list[MetadataRange] = field(default_factory=list)
+    metadata: list[MetadataRanges] = field(default_factory=list)
     attached: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
@@ -69,11 +69,10 @@ class Draft:
             self.plain += page.plain
         return start
 
-    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+    def attach(self, ranges: MetadataRanges) -> None:
         """Keep what ``produce`` calls attached to their records; ``attached`` is what all of it takes in the head."""
-        before = len(self.metadata)
-        self.metadata += ranges
-        self.attached += sum(len(item.payload) + RANGE_BYTES for item in self.metadata[before:])
+        self.metadata.append(ranges)
+        self.attached += listed_size(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class ObjectShipper:
             writer=self._writer,
             number=number,
             born=self._born,
-            metadata=tuple(draft.metadata),
+            metadata=MetadataRanges.joined(draft.metadata),
             expect=expect,
         )
         return Sealed(parts, listing)

@@ -36,7 +36,7 @@ class ConsumedBatch:
     @property
     def metadata(self) -> tuple[MetadataRange, ...]:
         """What each ``produce`` call attached: first record, ingestion time in microseconds, payload."""
-        return self.descriptor.metadata
+        return tuple(self.descriptor.metadata)
 
     @cached_property
     def records(self) -> pa.Table:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from strandline.log.queue.contract import Fetcher
 from strandline.model.errors import NotFound
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.queue import Descriptor
 from strandline.storage.store import ObjectStore
 
@@ -42,8 +42,8 @@ def encode_letter(descriptor: Descriptor, *, reason: str, now: int, kept: str | 
 def _plain(value: object) -> Any:
     if isinstance(value, MetadataRange):
         return {"start": value.start, "ingested": value.ingested, "payload": b64encode(value.payload).decode()}
+    if isinstance(value, tuple | MetadataRanges):
+        return [_plain(item) for item in value]
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
     return str(value) if isinstance(value, UUID) else value

@@ -50,7 +50,7 @@ class QueueListing:
 
     count: int
     number: int
-    metadata: tuple[MetadataRange, ...] = ()
+    metadata: Sequence[MetadataRange] = ()
     expect: int | None = None
     location: str = ""
     began: Moment | None = None

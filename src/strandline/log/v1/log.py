@@ -26,7 +26,7 @@ from strandline.log.v1.span import QueueSpan
 from strandline.model.addresses import Address
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import AlreadyExists, InvalidInput, NotFound
-from strandline.model.head import MetadataRange, WriterId
+from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import RecordSource, conform
 from strandline.model.slots import SlotState
@@ -247,7 +247,7 @@ class QueueLog:
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
-        draft.attach([MetadataRange(0, now, b"")])
+        draft.attach(MetadataRanges((0,), (now,), (b"",)))
         return settled(ship(shipper, draft, number=number, expect=expect))
 
     def producer(
@@ -386,7 +386,7 @@ def _state(manifest: QueueManifest) -> SlotState:
 
 
 def _time_of(entry: QueueEntry) -> int:
-    times = [item.ingested for item in entry.metadata]
+    times = MetadataRanges.of(entry.metadata).times
     return max(times) if times else time_of(entry.location) or 0
 
 

@@ -13,7 +13,6 @@ from strandline.model.stamp import OpId
 from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
 from strandline.storage.metrics import Role, count_write
-from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 
 _CREATIONS: Final = 16
@@ -32,10 +31,6 @@ class ManifestCell:
         self._chance = chance
         self._codec = ManifestCodec()
         self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, clock=clock, chance=chance)
-        # One try each: an edit may depend on the time, so that it has to run again before each write.
-        self._creator: StoreCell[QueueManifest] = StoreCell(
-            store, path, self._codec, backoff=Backoff(attempts=1), clock=clock, chance=chance
-        )
 
     @property
     def where(self) -> str:
@@ -65,7 +60,8 @@ class ManifestCell:
             if first is empty:
                 return empty
             try:
-                created = self._creator.create(OpId(self._chance.uuid()), first)
+                # One try: an edit may depend on the time, so that it has to run again before each write.
+                created = self._cell.create(OpId(self._chance.uuid()), first, attempts=1)
             except AlreadyExists:
                 continue  # someone was faster; or this was, and its answer was lost
             except OutcomeUnknown:

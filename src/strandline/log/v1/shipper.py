@@ -12,17 +12,15 @@ from strandline.formats.block import Compression
 from strandline.formats.queue import encode_queue_batch, encode_values
 from strandline.log.contract import Receipt
 from strandline.log.object.rows import check_opaque
-from strandline.log.object.shipper import RANGE_BYTES, Sealed
+from strandline.log.object.shipper import Sealed, listed_size
 from strandline.log.v1.edits import Moment, QueueListing, UploadTooOld, list_batches, places_of
 from strandline.log.v1.manifest import ManifestCell
 from strandline.log.v1.names import mark_of, new_location
 from strandline.model.errors import Contended, InvalidInput, OutcomeUnknown
-from strandline.model.head import MetadataRange, WriterId
+from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.queue import QueueManifest
 from strandline.storage.ambient import Clock
 from strandline.storage.store import ObjectStore
-
-_new_tuple: Final = tuple.__new__
 
 _RESOLVES: Final = 5
 """How often a listing whose outcome is unknown, or whose objects are too old, is tried again."""
@@ -36,7 +34,7 @@ class QueueDraft:
     count: int = 0
     size: int = 0
     plain: int = 0
-    metadata: list[MetadataRange] = field(default_factory=list)
+    metadata: list[MetadataRanges] = field(default_factory=list)
     attached: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
@@ -50,11 +48,11 @@ class QueueDraft:
         self.plain += sum(batch.nbytes for batch in added)
         return start
 
-    def attach(self, ranges: Iterable[MetadataRange]) -> None:
+    def attach(self, ranges: MetadataRanges) -> None:
         """Keep what ``produce`` calls attached to their records, to the millisecond, as everyone will read it."""
-        before = len(self.metadata)
-        self.metadata += [_new_tuple(MetadataRange, (at, time - time % 1000, data)) for at, time, data in ranges]
-        self.attached += sum(len(item.payload) + RANGE_BYTES for item in self.metadata[before:])
+        times = tuple([time - time % 1000 for time in ranges.times])
+        self.metadata.append(replace(ranges, times=times))
+        self.attached += listed_size(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class QueueShipper:
     def seal(self, draft: QueueDraft, *, number: int, expect: int | None = None) -> Sealed[QueueListing]:
         """The finished batch of a draft; it has no place in the store yet."""
         parts = encode_queue_batch(draft.blocks, draft.count, self._compression)
-        return Sealed(parts, QueueListing(draft.count, number, tuple(draft.metadata), expect))
+        return Sealed(parts, QueueListing(draft.count, number, MetadataRanges.joined(draft.metadata), expect))
 
     def upload(self, sealed: Sealed[QueueListing]) -> Sealed[QueueListing]:
         """Write the object under a fresh name; durable when it returns."""

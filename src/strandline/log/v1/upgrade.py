@@ -27,7 +27,7 @@ from strandline.model.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from strandline.model.head import Head, WriterId
+from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.queue import QueueManifest
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.ambient import CHANCE, Chance
@@ -182,10 +182,9 @@ class _Copy:
             shipper = ObjectShipper(self._lister, writer=writer, born=head.next_sequence, compression=self._compression)
             draft = shipper.new_draft()
             draft.add(records)
-            draft.attach(
-                item._replace(ingested=max(-_MAX_TIME - 1, min(item.ingested, _MAX_TIME)))
-                for item in span.entry.metadata
-            )
+            ranges = MetadataRanges.of(span.entry.metadata)
+            times = tuple(max(-_MAX_TIME - 1, min(time, _MAX_TIME)) for time in ranges.times)
+            draft.attach(replace(ranges, times=times))
             try:
                 shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=head.next_offset))])
             except ExpectationFailed:
