@@ -1,6 +1,49 @@
-"""Examples of a room whose extra is not installed are left out; everything else must import."""
+"""For every run of pytest here: what makes the tests quick, and what is left out where an extra is not installed."""
 
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile  # noqa: TID251 - pytest asks it
 from importlib.util import find_spec
+from pathlib import Path
 
 ROOMS = {"pyspark": "src/strandline/spark", "typer": "src/strandline/cli"}
 collect_ignore = [room for extra, room in ROOMS.items() if find_spec(extra) is None]
+"""Examples of a room whose extra is not installed; everything else must import."""
+
+ROOM_NEEDED = 4 << 30
+"""Bytes that a folder in memory must have free: what the largest tests write at a time, several times over."""
+
+
+def keep_bytecode() -> None:
+    """Compile each module once, also where the environment says not to: hundreds of processes import the same ones."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
+def keep_files_in_memory(folder: Path = Path("/dev/shm")) -> None:  # noqa: S108 - a file system in memory
+    """Put temporary files where a sync costs nothing; ``TMPDIR`` names another place, and is taken as it is.
+
+    A killed process leaves there what it leaves on a disk. What a crash of the machine leaves is tried on simulated
+    disks, never on the one below a temporary folder.
+    """
+    if "TMPDIR" not in os.environ and os.access(folder, os.W_OK) and _free(folder) >= ROOM_NEEDED:
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = None  # it is asked for again
+
+
+def _free(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+keep_bytecode()
+keep_files_in_memory()
+
+
+def pytest_collection_finish() -> None:
+    """Leave the collected tests to themselves: a collection need not look at them, and a forked child not copy them."""
+    gc.collect()
+    gc.freeze()
