@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,30 +40,65 @@ def test_java_is_found_on_the_path(monkeypatch, tmp_path):
     assert session.find_java() == str(java)
 
 
-def archive(cache: Path) -> tuple[str, Path]:
+HEAD = b"\xa8\xab\x0b\xf0"
+"""How an archive begins that was written to its end."""
+
+
+@pytest.fixture
+def jars(monkeypatch, tmp_path) -> Path:
+    """The folder of an installation of Spark, with one jar."""
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    (jars / "spark.jar").write_bytes(b"classes")
+    return jars
+
+
+def archive() -> tuple[str, Path]:
+    """What the JVM is told to do with which archive: to make it when it exits, or to use it."""
     options = session._archive_options("/usr/bin/java", session.DISK)
-    return options, cache / "strandline" / f"spark-{session.pyspark_version}-usr-bin-java.jsa"
+    what, _, file = options.split()[-1].removeprefix("-XX:").partition("=")
+    return what, Path(file)
 
 
-def test_the_archive_is_made_once_and_used_when_it_is_whole(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    options, file = archive(tmp_path)
-    assert f"-XX:ArchiveClassesAtExit={file}" in options
+def test_the_archive_is_made_once_and_used_when_it_is_whole(jars):
+    what, file = archive()
+    assert what == "ArchiveClassesAtExit"
     file.write_bytes(b"\x00" * 4096)  # a JVM was killed while it wrote: the head comes last
-    assert "ArchiveClassesAtExit" in archive(tmp_path)[0]
-    file.write_bytes(b"\xa8\xab\x0b\xf0" + b"\x00" * 4096)
-    assert f"-XX:SharedArchiveFile={file}" in archive(tmp_path)[0]
+    assert archive() == ("ArchiveClassesAtExit", file)
+    file.write_bytes(HEAD + b"\x00" * 4096)
+    assert archive() == ("SharedArchiveFile", file)
+
+
+def test_the_archive_is_made_again_after_spark_was_installed_again_and_the_old_one_is_removed(jars):
+    old = archive()[1]
+    old.write_bytes(HEAD)
+    os.utime(jars / "spark.jar", ns=(0, 0))  # the JVM compares this too, and would ignore the archive for ever
+    what, new = archive()
+    assert (what, new == old, old.exists()) == ("ArchiveClassesAtExit", False, False)
+    new.write_bytes(HEAD)
+    assert archive() == ("SharedArchiveFile", new)
+
+
+def test_two_installations_of_spark_have_an_archive_each(jars, monkeypatch, tmp_path):
+    first = archive()[1]
+    first.write_bytes(HEAD)
+    shutil.copytree(jars, tmp_path / "other" / "jars")
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "other"))
+    what, second = archive()
+    assert (what, second == first, first.exists()) == ("ArchiveClassesAtExit", False, True)
 
 
 def test_without_a_writable_cache_the_session_just_starts_more_slowly(monkeypatch, tmp_path):
     (tmp_path / "strandline").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert archive(tmp_path)[0] == ""
+    assert session._archive_options("/usr/bin/java", session.DISK) == ""
 
 
 def test_a_cache_with_a_space_in_its_name_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
-    assert archive(tmp_path)[0] == ""
+    assert session._archive_options("/usr/bin/java", session.DISK) == ""
 
 
 def test_the_session_listens_on_the_loopback_address_only_and_workers_run_this_python(spark):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import zlib
 from pathlib import PurePath
 from typing import Final
 
 from pyspark import __version__ as pyspark_version
 from pyspark.errors import PySparkRuntimeError
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from strandline.model.errors import MissingExtra, StorageError
@@ -97,22 +99,33 @@ def _archive_options(java: str, disk: Disk) -> str:
     """JVM options that use the archive of loaded classes, or make one when the JVM exits.
 
     Safe against anything: the JVM writes the archive's head last and unlinks an older file first, so that a reader
-    sees a whole archive or none; it ignores an archive of another Java or class path, and starts as if without.
+    sees a whole archive or none; it ignores an archive of another Java or class path, and starts as if without. Such
+    an archive would never be replaced: each installation of Spark has its own, which is made again once Spark has been
+    installed again.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
     name = "".join(letter if letter.isalnum() else "-" for letter in java.strip("/"))
-    folder = f"{cache}/strandline"
-    file = f"{folder}/spark-{pyspark_version}-{name}.jsa"
-    if " " in file:
+    folder, jars = f"{cache}/strandline", f"{_find_spark_home()}/jars"
+    if " " in folder:
         return ""  # Spark splits the options at spaces
     quiet = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
     try:
         disk.make_folders(folder)
+        installation = f"spark-{pyspark_version}-{name}-{_short_hash(jars)}"
+        current = f"{installation}-{_short_hash(disk.scan(jars))}.jsa"
+        file = f"{folder}/{current}"
         if _is_whole(file, disk):
             return f"{quiet} -XX:SharedArchiveFile={file}"
+        for row in disk.scan(folder):
+            if row.name.startswith(installation) and row.name != current:
+                disk.remove(f"{folder}/{row.name}")
     except StorageError:
         return ""
     return f"{quiet} -XX:ArchiveClassesAtExit={file}"
+
+
+def _short_hash(value: object) -> str:
+    return f"{zlib.crc32(repr(value).encode()):08x}"
 
 
 def _is_whole(file: str, disk: Disk) -> bool:
