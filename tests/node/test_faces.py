@@ -257,3 +257,28 @@ class TestReadingOn:
             primary.append_values([b"2"])
             assert next(stream).column("value").to_pylist() == [b"2"]
             stream.close()
+
+
+class TestAPrimaryThatIsItsOnlyVoter:
+    """Nobody else has to speak: what is durable there is committed."""
+
+    def test_commits_at_once(self, tmp_path):
+        with Primary.open(tmp_path / "a", name="a", policy="quorum(a)") as primary:
+            for number in range(3):
+                commit = primary.append_values([b"%d" % number], timeout=2.0)
+                assert commit.outcome == Reached(number + 1)
+            assert primary.committed == 3
+
+    def test_wakes_its_readers_at_once(self, tmp_path):
+        with Primary.open(tmp_path / "a", name="a", policy="quorum(a)") as primary:
+            log = primary.reading()
+            past = log.end()
+            with ThreadPoolExecutor(1) as pool:
+                woken = pool.submit(log.wait, past, 30.0)
+                primary.append_values([b"one"])
+                assert woken.result(10.0) is True
+
+    def test_meets_what_a_request_asks_for_besides(self, tmp_path):
+        with Primary.open(tmp_path / "a", name="a") as primary:
+            commit = primary.append_values([b"one"], policy="quorum(a)", timeout=2.0)
+            assert commit.outcome == Reached(1)

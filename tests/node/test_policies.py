@@ -17,6 +17,7 @@ from strandline.node.policies import (
     ReplicaPosition,
     Standing,
     check_possible,
+    is_met_alone,
     nth_highest,
     parse_policy,
     strengthened,
@@ -142,3 +143,22 @@ def test_a_policy_is_read_as_it_is_written(text: str) -> None:
 def test_an_unknown_policy_is_an_error_of_configuration(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("policy", "alone"),
+    [
+        ("local", True),
+        ("quorum(p)", True),
+        ("quorum(p) and local", True),
+        ("quorum(a)", False),
+        ("quorum(p,a)", False),
+        ("ack_n(1)", False),
+        ("quorum(p) and ack_n(1)", False),
+        ("regions(eu=1)", False),
+    ],
+)
+def test_a_policy_is_met_by_the_primary_alone_if_it_is_the_only_one_that_counts(policy: str, alone: bool) -> None:
+    assert is_met_alone(parse_policy(policy), "p") is alone
+    if alone:
+        assert watermark(parse_policy(policy), standing(7, a=3)) == 7

@@ -22,7 +22,7 @@ _DOUBT = "the records are durable here and nobody knows whether they survive; ap
 class CommitHandle:
     """Says what became of an append. The gate is asked when it is durable, here and where the policy wants it."""
 
-    __slots__ = ("_clock", "_commits", "_gate", "_handle", "_log", "_policy", "_term_start")
+    __slots__ = ("_clock", "_commits", "_gate", "_handle", "_is_alone", "_log", "_policy", "_term_start")
 
     def __init__(
         self,
@@ -34,8 +34,12 @@ class CommitHandle:
         clock: Clock,
         *,
         term_start: int,
+        is_alone: bool = False,
     ) -> None:
-        """An append that was queued; from ``term_start`` on everything is of the gate's term."""
+        """An append that was queued; from ``term_start`` on everything is of the gate's term.
+
+        ``is_alone`` says that the policy is satisfied by what is durable here: no replica will speak of it.
+        """
         self._handle = handle
         self._policy = policy
         self._commits = commits
@@ -43,6 +47,7 @@ class CommitHandle:
         self._log = log
         self._clock = clock
         self._term_start = term_start
+        self._is_alone = is_alone
 
     def done(self) -> bool:
         """Whether asking for the result would not block."""
@@ -56,7 +61,7 @@ class CommitHandle:
         outcome: Outcome = NotRequired()
         if not isinstance(self._policy, Local):
             deadline = self._clock.monotonic() + timeout
-            if self._handle.first is None or not self._handle.is_driven:
+            if self._handle.first is None or not self._handle.is_driven or self._is_alone:
                 self._handle.result()
             # Replicas are sent what is durable here, so that their word is enough to wait for: who woke up in between
             # would only be in the way of those who send it.

@@ -124,6 +124,19 @@ def watermark(policy: CommitPolicy, standing: Standing) -> int:
             return min([standing.durable, *(watermark(each, standing) for each in policies)])
 
 
+def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
+    """Whether everything that is durable on the primary satisfies the policy, so that nobody else is waited for."""
+    match policy:
+        case Local():
+            return True
+        case Quorum(voters):
+            return primary in voters and policy.majority == 1
+        case Every(policies):
+            return all(is_met_alone(each, primary) for each in policies)
+        case _:
+            return False
+
+
 def nth_highest(positions: Iterable[int], count: int) -> int:
     """The position that ``count`` of these have reached; 0 if there are fewer."""
     ranked = sorted(positions, reverse=True)

@@ -36,9 +36,9 @@ from strandline.node.offers import Export, Offers
 from strandline.node.options import PrimaryOptions
 from strandline.node.policies import (
     CommitPolicy,
-    Local,
     Standing,
     check_possible,
+    is_met_alone,
     nth_highest,
     strengthened,
     watermark,
@@ -78,7 +78,7 @@ class PrimaryRole:
         self.log = log
         self.gate = gate
         self.options = options
-        self._is_local = options.policy == Local()
+        self._is_alone = is_met_alone(options.policy, home.state.name)
         self.term_start = log.bounds().next
         self._home = home
         self._clock = clock
@@ -89,7 +89,7 @@ class PrimaryRole:
         """The last standing that was asked for, and of which registry: it is asked for several times per append."""
         self._commits = Commits(self._watermark, self._durable)
         self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
-        self._knows = self._is_local or settled
+        self._knows = self._is_alone or settled
 
     @property
     def name(self) -> str:
@@ -137,7 +137,16 @@ class PrimaryRole:
         except LogClosed:
             self.gate.check("nothing was written")  # it stepped down in between
             raise
-        return CommitHandle(handle, asked, self._commits, self.gate, self.log, self._clock, term_start=self.term_start)
+        return CommitHandle(
+            handle,
+            asked,
+            self._commits,
+            self.gate,
+            self.log,
+            self._clock,
+            term_start=self.term_start,
+            is_alone=is_met_alone(asked, self.name),
+        )
 
     def _slow_down(self) -> None:
         if not self.options.flow.is_on:
@@ -176,7 +185,7 @@ class PrimaryRole:
     @property
     def committed(self) -> int:
         """Everything below satisfies the node's policy: what readers see."""
-        return self.log.bounds().next if self._is_local else self._commits.reached(self.options.policy)
+        return self.log.bounds().next if self._is_alone else self._commits.reached(self.options.policy)
 
     def commit_watermark(self, count: int) -> int:
         """Everything below is durable on so many replicas."""
@@ -202,7 +211,7 @@ class PrimaryRole:
                 f"read before it was restarted or promoted, is committed: ask again when its replicas have told that "
                 f"{self.options.policy} is satisfied. If they are lost for good, start it with a policy that is."
             )
-        if self._is_local:
+        if self._is_alone:
             return Committed(self.log, self._durable, self._wait_durable)
         return Committed(self.log, lambda: self.committed, self._wait_committed)
 
@@ -285,7 +294,7 @@ class PrimaryRole:
             since,
             self.beat,
             lambda upto: replicas.sent(caller.name, upto),
-            is_awaited=lambda: not self._is_local or commits.is_awaited,
+            is_awaited=lambda: not self._is_alone or commits.is_awaited,
         )
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
