@@ -423,6 +423,58 @@ class TestBootstrap:
         assert len(brought) < 4 * size / 100
         assert pair.content("b") == pair.content("a")
 
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_a_line_that_breaks_after_each_piece_brings_every_piece_once(self, pair, monkeypatch, restarted):
+        monkeypatch.setattr(offers, "CHUNK_BYTES", 1000)  # far less than what a crash of the machine may spoil
+        self.fall_behind(pair)
+        brought = []
+
+        class Killed(BaseException):
+            pass
+
+        def cut(_, pieces):
+            def some():
+                for piece in pieces:
+                    brought.append((piece.offset, piece.data[:8]))
+                    yield piece
+                    raise Killed if restarted else TransientStorageError("cut")
+
+            return some()
+
+        pair.after["chunks"] = cut
+        while "b" not in pair.nodes or not pair.nodes["b"].replica or pair.content("b") != pair.content("a"):
+            assert len(brought) < 100, "it does not get on"
+            try:
+                pair.step(30)
+            except Killed:
+                pair.kill("b")
+                pair.start("b")
+        assert len(brought) > 10
+        assert len(set(brought)) == len(brought)
+
+    def test_what_a_crash_of_the_machine_may_have_spoiled_is_brought_again(self, pair, small, monkeypatch):
+        monkeypatch.setattr(bootstrap, "boot_id", lambda: boots[-1])
+        boots = [UUID(int=1)]
+        self.fall_behind(pair)
+        asked = []
+
+        def chunks(_, pieces):
+            def some():
+                for number, piece in enumerate(pieces):
+                    if number == 0:
+                        asked.append(piece.offset)
+                    if number == 5 and len(boots) == 1:
+                        boots.append(UUID(int=2))
+                        raise TransientStorageError("the machine went down")
+                    yield piece
+
+            return some()
+
+        pair.after["chunks"] = chunks
+        pair.settled("b")
+        assert 200 in asked, "five pieces of 100 bytes arrived, and the last 300 bytes of them are not trusted"
+        assert pair.content("b") == pair.content("a")
+
     def test_a_piece_that_was_altered_is_thrown_away_and_asked_for_again(self, pair, small):
         self.fall_behind(pair)
         altered = []
