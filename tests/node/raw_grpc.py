@@ -67,10 +67,17 @@ class RawGrpc:
         self._room[self._stream] = self._initial
         return self._stream
 
-    def send(self, stream: int, *pieces: bytes | memoryview, last: bool = False, announce: int | None = None) -> None:
+    def send(
+        self,
+        stream: int,
+        *pieces: bytes | memoryview,
+        last: bool = False,
+        announce: int | None = None,
+        is_compressed: bool = False,
+    ) -> None:
         """Send a message, or the beginning of one of ``announce`` bytes."""
         size = sum(map(len, pieces)) if announce is None else announce
-        self._data(stream, struct.pack(">BI", 0, size))
+        self._data(stream, struct.pack(">BI", is_compressed, size))
         for piece in pieces:
             self._data(stream, memoryview(piece))
         if last:

@@ -1,24 +1,63 @@
 """Errors that leave a node: what they are called by then, and what the node's log says of them."""
 
 import logging
+import time
 
-import pyarrow.flight as fl
+import grpc
 import pytest
 
-from strandline.node.flight.failures import answering, arrived
+from strandline.formats.wire import decode_error
+from strandline.model.errors import CursorExpired, Fenced, InvalidInput, NotReady, Overloaded, StorageError
+from strandline.model.records import RECORD_SCHEMA
+from strandline.node.flight.refusals import Unauthenticated, refusal_of
+from strandline.node.flight.server import FlightNode
+from tests.node.flight_double import Node
+from tests.node.raw_grpc import RawGrpc, flight_data, message_of
 
 
-def test_a_caller_that_goes_away_before_its_answer_is_no_error_of_the_node(caplog):
-    with caplog.at_level(logging.INFO), pytest.raises(fl.FlightUnavailableError), answering("The append"):
-        raise OSError("Unknown error writing metadata.")
-    (record,) = caplog.records
-    assert (record.levelno, record.exc_info) == (logging.INFO, None)
-    assert "the caller has gone" in record.message
+def until(is_so):
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def told(error):
+    refusal = refusal_of(error, "The append")
+    known = decode_error(dict(refusal.trailers)["grpc-status-details-bin"])
+    return refusal.code, type(known), str(known)
 
 
 def test_an_unexpected_error_is_logged_with_its_trace_and_told_without(caplog):
-    with pytest.raises(fl.FlightServerError) as raised, answering("The append"):
-        raise RuntimeError("secret")
+    code, kind, sentence = told(RuntimeError("secret"))
     assert caplog.records[0].exc_info is not None
-    told = str(arrived(raised.value, "grpc://x", "an append"))
-    assert told == "The append failed on the node (RuntimeError): its log says more."
+    assert (code, kind) == (grpc.StatusCode.UNKNOWN, StorageError)
+    assert sentence == "The append failed on the node (RuntimeError): its log says more."
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (NotReady("so"), grpc.StatusCode.UNAVAILABLE, NotReady),
+        (Overloaded("so"), grpc.StatusCode.UNAVAILABLE, Overloaded),
+        (CursorExpired("so"), grpc.StatusCode.UNKNOWN, CursorExpired),
+        (InvalidInput("so"), grpc.StatusCode.UNKNOWN, InvalidInput),
+        (Fenced("so"), grpc.StatusCode.PERMISSION_DENIED, Fenced),
+        (Unauthenticated("so"), grpc.StatusCode.UNAUTHENTICATED, Fenced),
+    ],
+)
+def test_any_client_can_tell_whether_to_try_again(error, code, kind, caplog):
+    assert told(error) == (code, kind, "so")
+    assert caplog.records == []
+
+
+def test_a_caller_that_goes_away_before_its_answer_is_no_error_of_the_node(tmp_path, caplog):
+    node = Node(tmp_path / "log")
+    with caplog.at_level(logging.WARNING), FlightNode(node) as server:
+        with RawGrpc(server.url) as raw:
+            raw.send(raw.call("DoPut"), flight_data(message_of(RECORD_SCHEMA)[0], command=b"{}"))
+            until(lambda: server.calls)
+        until(lambda: not server.calls)
+        assert node.log.bounds().next == 0
+    assert caplog.records == []
+    node.close()

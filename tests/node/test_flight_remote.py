@@ -1,5 +1,8 @@
 """A client's side of the wire: appending, reading, and looking."""
 
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -17,6 +20,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, with_offsets
 from strandline.node.flight.channel import Channel
 from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.protocol import SERVICE
 from strandline.node.flight.remote import RemoteLog
 from strandline.node.flight.server import FlightNode
 from tests.forking import in_a_child
@@ -58,8 +62,8 @@ def test_a_numbered_append_again_is_a_no_op(node, remote):
 
 
 def test_an_append_in_many_messages_is_still_one(node, remote, monkeypatch):
-    monkeypatch.setattr("strandline.node.flight.remote._PART_BYTES", 1000)
-    values = [bytes([index]) * 400 for index in range(50)]
+    monkeypatch.setattr("strandline.node.flight.appending.PART_BYTES", 1000)
+    values = [bytes([index]) * (5_000 if index % 10 == 7 else 400) for index in range(50)]
     assert remote.append(records(*values)).receipt.count == 50
     assert len(node.log.plan(node.log.start())) == 1
     assert values_of(remote.read()) == values
@@ -83,11 +87,28 @@ def test_what_cannot_be_appended_is_refused_and_nothing_is_written(node, remote)
 def test_an_append_over_the_limits_is_refused_with_a_sentence(node):
     limits = ServerLimits(message_bytes=10_000, append_bytes=30_000)
     with FlightNode(node, limits=limits) as server, RemoteLog(server.url) as remote:
-        with pytest.raises(InvalidInput, match="over the node's limit of 10,000"):
-            remote.append(records(bytes(20_000)))
+        with pytest.raises(InvalidInput, match="message larger than max"):
+            remote.append(records(bytes(100_000)))
         with pytest.raises(InvalidInput, match="append it in parts"):
             remote.append(pa.Table.from_batches([records(bytes(9_000))] * 4))
         assert remote.append(records(bytes(9_000))).receipt.count == 1
+
+
+def test_a_compressed_answer_is_refused_and_never_unpacked():
+    def answer(requests, context):
+        next(requests)
+        context.set_compression(grpc.Compression.Gzip)
+        yield fl.Result(pa.py_buffer(bytes(1 << 20))).serialize()
+
+    methods = {"DoAction": grpc.stream_stream_rpc_method_handler(answer)}
+    with ThreadPoolExecutor(1) as pool:
+        liar = grpc.server(pool)
+        liar.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        port = liar.add_insecure_port("127.0.0.1:0")
+        liar.start()
+        with RemoteLog(f"grpc://127.0.0.1:{port}") as remote, pytest.raises(InvalidInput, match="cannot do 'bounds'"):
+            remote.bounds()
+        liar.stop(None)
 
 
 def test_reading_gives_offsets_from_any_cursor_on(node, remote):

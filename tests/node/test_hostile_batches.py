@@ -19,6 +19,7 @@ from strandline.model.node import NO_BEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
 from strandline.node.flight.appending import collect
 from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.protocol import FlightData, write_flight_data
 from strandline.node.flight.streams import CHUNK_SCHEMA
 from tests.node.hostile_batches import ROWS, honest, hostile
 from tests.node.processes import ROOT, Nest
@@ -84,9 +85,12 @@ def test_no_schema_that_lies_ends_the_node(victim: Victim) -> None:
 def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> None:
     nothing = pa.record_batch({"value": pa.nulls(1 << 24, pa.null())})
     assert memory_of(nothing) == RECORD_BYTES << 24
-    left = [nothing]
-    with pytest.raises(InvalidInput, match="over the node's limit"):
-        collect(nothing.schema, lambda: left.pop() if left else None, ServerLimits())
+    schema = FlightData(header=message_of(nothing.schema)[0])
+    for rows, why in ((1 << 24, "announces 16,777,216 records"), (1 << 23, "over the node's limit")):
+        message = write_flight_data(nothing.slice(0, rows).serialize())
+        left = [message, message]
+        with pytest.raises(InvalidInput, match=why):
+            collect(schema, lambda left=left: left.pop() if left else None, ServerLimits())
 
 
 def test_what_is_no_batch_is_not_let_in() -> None:

@@ -71,7 +71,7 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
             message = pa.ipc.read_message(source)
             if message.type != "record batch":
                 raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
-            rows, size = _announced(message, where, compressed=compressed)
+            rows, size = _size(message, where, compressed=compressed)
             budget -= size
             if budget < 0:
                 raise CorruptData(
@@ -100,16 +100,40 @@ def damaged(error: Exception, where: str) -> CorruptData:
     return CorruptData(f"{where} is damaged: {(str(error).splitlines() or [repr(error)])[0][:200]}.")
 
 
-def _announced(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
-    """How many rows a message has, and how much memory decoding it takes, by its own word."""
+class Announced(NamedTuple):
+    """What the header of a record batch says of it."""
+
+    rows: int
+    is_compressed: bool
+
+
+def announced(message: pa.Message, where: str) -> Announced:
+    """What a record batch says of itself; ``CorruptData`` if that makes no sense. Reads the header alone."""
+    try:
+        return _announced(*_batch_header(message), where)
+    except (ValueError, struct.error) as error:
+        raise damaged(error, where) from error
+
+
+def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
     table = memoryview(message.metadata).cast("B")
-    batch = _pointer(table, _field(table, _read(table, 0, "I"), _MESSAGE_HEADER))
-    if compressed != (_field(table, batch, _BATCH_COMPRESSION) is not None):
-        raise CorruptData(f"{where} is damaged: its buffers are not stored as it says.")
+    return table, _pointer(table, _field(table, _read(table, 0, "I"), _MESSAGE_HEADER))
+
+
+def _announced(table: memoryview, batch: int, where: str) -> Announced:
     length = _field(table, batch, _BATCH_LENGTH)
     rows = 0 if length is None else _read(table, length, "q")
     if rows < 0:
         raise CorruptData(f"{where} is damaged: it announces {rows} records.")
+    return Announced(rows, _field(table, batch, _BATCH_COMPRESSION) is not None)
+
+
+def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
+    """How many rows a message has, and how much memory decoding it takes, by its own word."""
+    table, batch = _batch_header(message)
+    rows, is_compressed = _announced(table, batch, where)
+    if compressed != is_compressed:
+        raise CorruptData(f"{where} is damaged: its buffers are not stored as it says.")
     body = memoryview(message.body or b"").cast("B")
     if not compressed:
         return rows, len(body)

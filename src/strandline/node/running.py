@@ -10,9 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
-import pyarrow as pa
-
-from strandline.model.errors import NotReady, StorageError
+from strandline.model.errors import NotReady
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.contract import Topology, Upstream
 from strandline.node.flight.client import FlightUpstream
@@ -91,22 +89,16 @@ class RunningNode:
 
     def _serve(self) -> FlightNode:
         host, port = self.config.listen
-        try:
-            return FlightNode(
-                self._front,
-                host=host,
-                port=port,
-                security=self.config.server,
-                limits=self.config.server_limits,
-                insecure=self.config.insecure,
-                beat_seconds=min(_LONGEST_BEAT, self.config.poll_seconds),
-                clock=self.clock,
-            )
-        except pa.ArrowException as error:
-            raise StorageError(
-                f"Node {self.config.name} cannot listen on {host}:{port} ({error}): another program has that port, or "
-                "the certificate and its key do not fit, or it is no address of this machine."
-            ) from error
+        return FlightNode(
+            self._front,
+            host=host,
+            port=port,
+            security=self.config.server,
+            limits=self.config.server_limits,
+            insecure=self.config.insecure,
+            beat_seconds=min(_LONGEST_BEAT, self.config.poll_seconds),
+            clock=self.clock,
+        )
 
     def _lease_at(self, url: str) -> Lease:
         holder = f"{self.config.name} {self.url}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,8 +14,21 @@ from strandline.model.errors import InvalidInput
 from strandline.model.head import WriterId
 from strandline.model.records import HEADERS, RECORD_SCHEMA
 from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.protocol import (
+    FlightData,
+    arrow_message,
+    read_batch,
+    read_flight_data,
+    read_schema_message,
+)
 
 _USUAL_TIMEOUT: Final = 5.0
+
+PART_BYTES: Final = 4 << 20
+"""Batches are sent in parts of about this size, and larger records in pieces of it: a node limits its messages."""
+
+_MORE, _LAST_PIECE = 0, 1
+"""What a piece of a batch begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,36 +61,75 @@ def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
 
 
 def collect(
-    schema: pa.Schema,
-    chunks: Callable[[], pa.RecordBatch | None],
+    first: FlightData,
+    receive: Callable[[], bytes | None],
     limits: ServerLimits,
     take: Callable[[int], None] = lambda _: None,
 ) -> pa.Table:
     """The batches of one append as a table, checked; ``InvalidInput`` as soon as they are too many or too large.
 
-    ``take`` is told of each how much memory it takes, before the next is received; it may raise ``Overloaded``.
+    ``first`` is the message that has the schema, and ``receive`` gives those after it. ``take`` is told how much memory
+    each takes, before the next is received; it may raise ``Overloaded``.
     """
+    schema = read_schema_message(arrow_message(first.header, first.body))
     check_types(schema)
     batches: list[pa.RecordBatch] = []
-    size = count = 0
-    while (chunk := chunks()) is not None:
-        batch = admit_batch(chunk, "An Arrow batch of the append", wrong=InvalidInput)
-        count += 1
-        taken = memory_of(batch)
+    size = 0
+
+    def count(taken: int) -> None:
+        nonlocal size
         size += taken
-        if taken > limits.message_bytes:
+        if size > limits.append_bytes or len(batches) >= limits.append_batches:
             raise InvalidInput(
-                f"An Arrow batch of {taken:,} bytes is over the node's limit of {limits.message_bytes:,}: send it in "
-                "several, which are one append together."
-            )
-        if size > limits.append_bytes or count > limits.append_batches:
-            raise InvalidInput(
-                f"An append of {size:,} bytes in {count} Arrow batches is over the node's limit of "
+                f"An append of {size:,} bytes in {len(batches) + 1} Arrow batches is over the node's limit of "
                 f"{limits.append_bytes:,} bytes in {limits.append_batches}: append it in parts."
             )
         take(taken)
+
+    pieces = bytearray()
+    while (message := receive()) is not None:
+        data = read_flight_data(message)
+        if data.header:
+            if pieces:
+                raise InvalidInput("A batch came between the pieces of another.")
+            taken, batch = 0, read_batch(arrow_message(data.header, data.body), schema, limits.append_bytes)
+        elif data.metadata:
+            count(len(data.metadata))
+            pieces += data.metadata[1:]
+            if data.metadata[0] != _LAST_PIECE:
+                continue
+            # Taken twice while it is put together: the pieces, and what is made of them.
+            taken, batch = len(pieces), read_batch(pa.py_buffer(bytes(pieces)), schema, limits.append_bytes)
+            pieces = bytearray()
+        else:
+            continue
+        batch = admit_batch(batch, "An Arrow batch of the append", wrong=InvalidInput)
+        count(max(0, memory_of(batch) - taken))
         batches.append(batch)
+    if pieces:
+        raise InvalidInput("The append ended between the pieces of a batch.")
     return pa.Table.from_batches(batches, schema)
+
+
+def as_messages(table: pa.Table) -> Iterator[pa.RecordBatch | bytes]:
+    """A table as what is sent: batches of about a part's size, and pieces of records that are larger than that."""
+    rows = max(1, table.num_rows * PART_BYTES // max(table.nbytes, 1))
+    for batch in table.to_batches(max_chunksize=rows):
+        yield from _messages(batch)
+
+
+def _messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | bytes]:
+    if batch.nbytes <= PART_BYTES:
+        yield batch
+    elif batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _messages(batch.slice(0, half))
+        yield from _messages(batch.slice(half))
+    else:
+        data = memoryview(batch.serialize()).cast("B")
+        for start in range(0, len(data), PART_BYTES):
+            is_last = start + PART_BYTES >= len(data)
+            yield b"".join((bytes([_LAST_PIECE if is_last else _MORE]), data[start : start + PART_BYTES]))
 
 
 def check_types(schema: pa.Schema) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -57,6 +57,7 @@ class Channel:
             override_hostname=security.hostname,
             generic_options=[
                 ("grpc.max_receive_message_length", message_bytes),
+                ("grpc.compression_enabled_algorithms_bitset", 1),  # none: an answer is not unpacked from a few bytes
                 # Its own connection, which closing closes; and a node that is back is found within a second.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
@@ -95,13 +96,18 @@ class Channel:
         """A stream; blocks until it begins."""
         return self.client.do_get(fl.Ticket(ticket), self.options(timeout))
 
-    def put(self, command: bytes, batches: Sequence[pa.RecordBatch], schema: pa.Schema, timeout: float) -> bytes | None:
-        """Send batches, and give the node's answer to all of them."""
+    def put(
+        self, command: bytes, messages: Iterable[pa.RecordBatch | bytes], schema: pa.Schema, timeout: float
+    ) -> bytes | None:
+        """Send batches and metadata, and give the node's answer to all of them."""
         descriptor = fl.FlightDescriptor.for_command(command)
         writer, answers = self.client.do_put(descriptor, schema, self.options(timeout))
         try:
-            for batch in batches:
-                writer.write_batch(batch)
+            for message in messages:
+                if isinstance(message, bytes):
+                    writer.write_metadata(pa.py_buffer(message))
+                else:
+                    writer.write_batch(message)
             writer.done_writing()
             answer = answers.read()
         finally:

@@ -1,66 +1,28 @@
-"""Errors on their way over Flight: they leave a node as Flight's, and are raised by its callers as what they were."""
+"""Errors that come back over Flight: raised by a node's callers as what the node raised."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.formats.wire import cut, decode_error, encode_error
+from strandline.formats.wire import decode_error
 from strandline.model.errors import (
     CorruptData,
     Fenced,
     InvalidInput,
-    NotReady,
     StorageError,
     StrandlineError,
     TransientStorageError,
 )
 
-_LOGGER: Final = logging.getLogger(__name__)
+_TOO_LARGE: Final = "SERVER: Received message larger than max"
+"""What gRPC says of a message that is longer than the other end takes."""
 
 _UNREACHED: Final = (fl.FlightUnavailableError, fl.FlightTimedOutError, fl.FlightCancelledError, fl.FlightInternalError)
-
-
-def leaving(error: StrandlineError) -> Any:
-    """An error as Flight carries it: a status that tells any client whether to retry, and beside it what it is."""
-    kind = fl.FlightServerError
-    if isinstance(error, Fenced):
-        kind = fl.FlightUnauthorizedError
-    elif error.retryable:
-        kind = fl.FlightUnavailableError
-    return kind(cut(str(error)), encode_error(error))
-
-
-def unknown_caller(sentence: str) -> Any:
-    """The error for who does not say who it is."""
-    return fl.FlightUnauthenticatedError(sentence, encode_error(Fenced(sentence)))
-
-
-@contextlib.contextmanager
-def answering(what: str) -> Iterator[None]:
-    """Whatever a node raises within goes over the wire as what it is, without a trace of where."""
-    try:
-        yield
-    except StrandlineError as error:
-        raise leaving(error) from error
-    except fl.FlightError:
-        raise
-    except (pa.ArrowException, MemoryError) as error:
-        # What a caller sent and Arrow cannot read; what the node itself reads is checked before.
-        raise leaving(InvalidInput(f"{what} cannot be done with what was sent: {first_line(error)}.")) from error
-    except OSError as error:
-        # Flight's own: the caller has gone, and nobody hears the answer. Those of the disk are ours by now.
-        _LOGGER.info("%s: the caller has gone (%s).", what, first_line(error))
-        raise leaving(TransientStorageError(f"{what} was not heard of by its caller: connect again.")) from error
-    except Exception as error:
-        _LOGGER.exception("%s failed", what)
-        failure = StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more.")
-        raise leaving(failure) from error
 
 
 @contextlib.contextmanager
@@ -82,8 +44,9 @@ def arrived(error: Exception, url: str, what: str) -> StrandlineError:
     if known is not None:
         return known
     why = first_line(error)
-    if isinstance(error, (fl.FlightUnauthenticatedError, fl.FlightUnauthorizedError)):
-        return Fenced(f"{url} refused {what}: {why}.")
+    if isinstance(error, (fl.FlightUnauthenticatedError, fl.FlightUnauthorizedError)) or _TOO_LARGE in why:
+        kind = InvalidInput if _TOO_LARGE in why else Fenced
+        return kind(f"{url} refused {what}: {why}.")
     if isinstance(error, _UNREACHED):
         return TransientStorageError(f"{url} did not answer {what}: {why}. Whether it was done is not known.")
     if isinstance(error, pa.ArrowNotImplementedError):
@@ -91,11 +54,6 @@ def arrived(error: Exception, url: str, what: str) -> StrandlineError:
     if isinstance(error, fl.FlightError):
         return StorageError(f"{url} failed to do {what}: {why}.")
     return CorruptData(f"What {url} answered to {what} is damaged: {why}.")
-
-
-def stopping() -> NotReady:
-    """Why a stream ends whose node is being closed."""
-    return NotReady("The node is stopping: connect again, or ask another one.")
 
 
 def first_line(error: BaseException) -> str:

@@ -9,11 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Final
 
 from strandline.model.errors import InvalidInput, Overloaded
 from strandline.storage.ambient import CLOCK, Clock
+
+_FIRST_WORD: Final = 0.5
+"""For so many seconds a call without a message is not ended to let another one in."""
 
 _ARENAS: Final = 2
 _ARENAS_OPTION: Final = -8
@@ -32,8 +34,8 @@ class ServerLimits:
     """Of all calls, those that only replicas and administrators may take; at most a quarter of all."""
     feeds_each: int = 8
     """Streams of log batches for one replica."""
-    message_bytes: int = 64 << 20
-    """One Arrow batch that is appended."""
+    message_bytes: int = 8 << 20
+    """One message: a larger one is refused by its length. Clients send larger values in pieces."""
     append_bytes: int = 256 << 20
     """All Arrow batches of one append."""
     append_batches: int = 4096
@@ -44,24 +46,21 @@ class ServerLimits:
     memory_bytes_each: int = 256 << 20
     """The same of one caller."""
     reading_bytes: int = 256 << 20
-    """What was read from the log for readers, and is on its way to them."""
+    """What was read from the log for readers and is on its way to them; the same again for replicas.
+
+    It takes up to three times as much meanwhile: as it was read, as a message, and in gRPC's buffers.
+    """
     reading_bytes_each: int = 128 << 20
     """The same for one caller; a single batch of the log may be larger."""
-    receive_bytes: int = 192 << 20
-    """What is being received, and belongs to no complete message yet, over all connections."""
-    request_bytes: int = 16 << 20
-    """The same over one connection on which no append is under way."""
+    receive_bytes: int = 256 << 20
+    """Messages that are being received: so many of the largest size at a time, of one caller half of that."""
     connections: int = 512
-    strangers: int = 64
-    """Connections over which no call was let in yet."""
-    stranger_bytes: int = 16 << 20
-    """What such a connection may send: gRPC takes some of an append before anything of ours hears of it."""
-    stranger_seconds: float = 20.0
-    """How long it may stay such."""
+    connection_idle_seconds: float = 60.0
+    """How long a connection may stay without a call."""
     silent_seconds: float = 10.0
     """How long a call may take to send its first message."""
     idle_seconds: float = 60.0
-    """How long a call may keep the node waiting: for what it has begun to send, or to read what it asked for."""
+    """How long a call may keep the node waiting: for more of what it sends, or to read what it asked for."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -77,18 +76,19 @@ class ServerLimits:
 class Place:
     """The place of one call among those that are under way."""
 
-    def __init__(self, who: str | None, since: float, *, is_reserved: bool, may_be_silent: bool) -> None:
-        """Of a call that has just come."""
+    def __init__(self, who: str | None, since: float, end: Callable[[], None], *, is_reserved: bool) -> None:
+        """Of a call that has just come, and is ended by ``end``."""
         self.who = who
         self.since = since
+        self.end = end
         self.is_reserved = is_reserved
         """Whether it may take one of the reserved places."""
-        self.is_silent = may_be_silent
+        self.is_silent = True
         """Whether nothing of it has come but that it is there."""
 
 
 class Turnstile:
-    """Counts who is in, by caller from the first byte on where a token tells who it is. Safe in threads."""
+    """Counts who is in, by caller from the first byte on where credentials tell who it is. Safe in threads."""
 
     def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
         """Nobody is in."""
@@ -124,30 +124,35 @@ class Turnstile:
             with self._lock:
                 self._idle -= 1
 
-    def enter(self, who: str | None = None, *, is_reserved: bool = False, may_be_silent: bool = False) -> Place:
-        """One more; ``Overloaded`` if there are too many, and then it is not in. ``who`` is None while nobody knows."""
-        place = Place(who, self._clock.monotonic(), is_reserved=is_reserved, may_be_silent=may_be_silent)
+    def enter(
+        self, who: str | None = None, *, is_reserved: bool = False, end: Callable[[], None] = lambda: None
+    ) -> Place:
+        """One more; ``Overloaded`` if there are too many, and then it is not in. ``who`` is None while nobody knows.
+
+        Where nobody knows who calls, the oldest call that has said nothing gives way to one that finds no place.
+        """
+        place = Place(who, self._clock.monotonic(), end, is_reserved=is_reserved)
         with self._lock:
+            dropped = self._give_way(who, is_reserved=is_reserved)
             self._check_all()
             if not is_reserved:
                 self._check_ordinary()
             if who is not None:
                 self._check_each(who)
-            elif may_be_silent and self._nameless() >= self._most_nameless:
-                raise Overloaded(
-                    "The node waits for the first word of so many calls that it takes no more of them: ask again a "
-                    "little later."
-                )
             self._in.add(place)
             self._ordinary += not is_reserved
             if who is not None:
                 self._each[who] += 1
+        if dropped is not None:
+            dropped.end()
         return place
 
     def name(self, place: Place, who: str, *, is_reserved: bool) -> None:
         """Something of a call has come, and this is whose it is; ``Overloaded`` if too many are theirs."""
         with self._lock:
             place.is_silent = False
+            if place not in self._in:
+                raise Overloaded("The call took too long to say what it is about, and its place was given to another.")
             if place.who is not None:
                 return
             self._check_each(who)
@@ -159,8 +164,10 @@ class Turnstile:
             self._each[who] += 1
 
     def leave(self, place: Place) -> None:
-        """One less."""
+        """One less; leaving twice is fine."""
         with self._lock:
+            if place not in self._in:
+                return
             self._in.discard(place)
             self._ordinary -= not place.is_reserved
             if place.who is not None:
@@ -179,28 +186,32 @@ class Turnstile:
             with self._lock:
                 _less(self._feeds, who)
 
-    @property
-    def is_expecting(self) -> bool:
-        """Whether calls were let in of which nothing was seen yet: messages may be on their way to them."""
+    def end_silent(self) -> None:
+        """End the calls that have said nothing for too long."""
+        oldest = self._clock.monotonic() - self._limits.silent_seconds
         with self._lock:
-            return any(place.is_silent for place in self._in)
+            late = [place for place in self._in if place.is_silent and place.since <= oldest]
+        for place in late:
+            place.end()
 
-    def silence(self) -> Silence:
-        """Whether calls have said nothing for too long, and whether they are in others' way."""
-        with self._lock:
-            silent = [place for place in self._in if place.is_silent]
-            oldest = min((place.since for place in silent), default=None)
-            if oldest is None or self._clock.monotonic() - oldest < self._limits.silent_seconds:
-                return Silence.NONE
-            is_late = self._clock.monotonic() - oldest >= 2 * self._limits.silent_seconds
-            return Silence.CROWDED if is_late and 2 * self._nameless() >= self._most_nameless else Silence.SOME
-
-    @property
-    def _most_nameless(self) -> int:
-        return max(1, self._limits.ordinary_calls // 2)
-
-    def _nameless(self) -> int:
-        return sum(place.is_silent and place.who is None for place in self._in)
+    def _give_way(self, who: str | None, *, is_reserved: bool) -> Place | None:
+        """Make room, if there is none, by ending a call that has said nothing; returns it."""
+        silent = [place for place in self._in if place.is_silent and place.who is None]
+        is_crowded = who is None and not is_reserved and 2 * len(silent) >= self._limits.ordinary_calls
+        is_full = len(self._in) >= self._limits.calls
+        if not is_crowded and not is_full and (is_reserved or self._ordinary < self._limits.ordinary_calls):
+            return None
+        oldest = min(silent, key=lambda place: place.since, default=None)
+        if oldest is not None and self._clock.monotonic() - oldest.since >= _FIRST_WORD:
+            self._in.discard(oldest)
+            self._ordinary -= not oldest.is_reserved
+            return oldest
+        if is_crowded:
+            raise Overloaded(
+                "The node waits for the first message of so many calls that it takes no more of them: ask again a "
+                "little later."
+            )
+        return None
 
     def _check_all(self) -> None:
         if len(self._in) >= self._limits.calls:
@@ -222,14 +233,6 @@ class Turnstile:
                 f"{who} has {self._each[who]} calls and streams open, which is the limit: close some, or ask again a "
                 "little later."
             )
-
-
-class Silence(Enum):
-    """Whether calls have said nothing for too long."""
-
-    NONE = "no"
-    SOME = "yes"
-    CROWDED = "yes, and so many that others are refused"
 
 
 class MemoryBudget:

@@ -17,7 +17,7 @@ from strandline.model.errors import CorruptData, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.node.contract import Commit, Status, Topology
-from strandline.node.flight.appending import AppendCommand, write_command
+from strandline.node.flight.appending import AppendCommand, as_messages, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.failures import asking
 from strandline.node.flight.receiving import Receiver, read_part, size_of
@@ -26,9 +26,6 @@ from strandline.node.flight.streams import read_schema
 from strandline.node.flight.values import answer, read_commit, read_status, read_topology
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.process import Origin, bound_to_process
-
-_PART_BYTES = 4 << 20
-"""Batches are sent in parts of about this size, whatever size they have: a node limits its messages."""
 
 
 @bound_to_process()
@@ -72,7 +69,7 @@ class RemoteLog:
         table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
         command = write_command(AppendCommand(append, policy, timeout))
         with asking(url, "an append"):
-            data = self._channel.put(command, _parts(table), table.schema, timeout + self._channel.timeout)
+            data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
         if data is None:
             raise TransientStorageError(f"{url} did not answer an append: whether it was done is not known.")
         return read_commit(answer(data, url))
@@ -148,11 +145,3 @@ class RemoteLog:
     def close(self) -> None:
         """Let go of the connection; closing twice is fine."""
         self._channel.close()
-
-
-def _parts(table: pa.Table) -> list[pa.RecordBatch]:
-    if not table.num_rows:
-        return []
-    rows = max(1, table.num_rows * _PART_BYTES // max(table.nbytes, 1))
-    found: list[pa.RecordBatch] = table.to_batches(max_chunksize=rows)
-    return found

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Self, final
@@ -16,35 +16,40 @@ import pyarrow.flight as fl
 
 from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
 from strandline.formats.wire import decode_advance, encode_answer
-from strandline.model.errors import InvalidInput, NotReady, StrandlineError
+from strandline.model.errors import InvalidInput, NotReady
 from strandline.model.node import NO_BEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
 from strandline.node.flight.appending import collect, read_command
-from strandline.node.flight.connections import Connection, Connections, parse_peer
-from strandline.node.flight.failures import answering, first_line, leaving, stopping, unknown_caller
-from strandline.node.flight.limits import MemoryBudget, Place, ServerLimits, Turnstile, share_heaps
-from strandline.node.flight.security import Role, ServerSecurity, Session, check_listening
+from strandline.node.flight.door import Door, Visit
+from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
+from strandline.node.flight.protocol import (
+    SERVICE,
+    read_flight_data,
+    write_action_type,
+    write_flight_data,
+    write_put_result,
+)
+from strandline.node.flight.refusals import refusal_of, stopping
+from strandline.node.flight.security import Role, ServerSecurity, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
+from strandline.node.flight.transport import Call, Gone, GrpcServer, Watch
 from strandline.node.flight.values import write_commit
 from strandline.node.registry import Progress
 from strandline.storage.ambient import CLOCK, Clock
 from strandline.storage.process import Origin, bound_to_process, call_in_child
 
 _PATIENCE: Final = 1.0
-"""For so many seconds closing waits for the streams to end."""
+"""For so many seconds closing waits for the streams to end, before it ends them."""
 
 _EXIT_PATIENCE: Final = 6.0
-"""And so many the end of the process: longer than a stream of reports lasts."""
-
 _LOOK: Final = 0.01
-_CALL: Final = "call"
-_STREAMED: Final = (fl.FlightMethod.DO_PUT, fl.FlightMethod.DO_EXCHANGE)
-"""Calls that are known of before their first message."""
 
 _READ_PATIENCE: Final = 2.0
 """For so many seconds a reader waits until others have read what was read from the log for them."""
+
+_EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
 
 
 @bound_to_process(keep=("port", "url"))
@@ -68,7 +73,10 @@ class FlightNode:
         beat_seconds: float = 1.0,
         clock: Clock = CLOCK,
     ) -> None:
-        """Begin to serve; port 0 takes a free one. ``InvalidInput`` for a place that is not safe to listen on."""
+        """Begin to serve; port 0 takes a free one. ``InvalidInput`` for a place that is not safe to listen on.
+
+        ``StorageError`` if the port is taken, or the certificate is none.
+        """
         security = security or ServerSecurity()
         check_listening(host, security, insecure=insecure)
         self._stop = threading.Event()
@@ -76,25 +84,14 @@ class FlightNode:
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        self._turnstile = Turnstile(limits, clock=clock)
-        self._connections = Connections(
-            limits, silence=self._turnstile.silence, is_expecting=lambda: self._turnstile.is_expecting, clock=clock
+        door = Door(security, limits, clock=clock)
+        self._turnstile = door.turnstile
+        service = _Service(served, door, stop=self._stop, beat_seconds=beat_seconds, clock=clock)
+        self._server = GrpcServer(
+            f"{self._host}:{port}", SERVICE, service.methods, security=security, limits=limits, clock=clock
         )
-        self._server = _Server(
-            served,
-            f"{self._scheme}://{self._host}:{port}",
-            security=security,
-            limits=limits,
-            turnstile=self._turnstile,
-            connections=self._connections,
-            stop=self._stop,
-            beat_seconds=beat_seconds,
-            clock=clock,
-        )
-        self._connections.watch(self.port)
+        self._watch = Watch(self, FlightNode._look)
         self._clock = clock
-        self._ending: threading.Thread | None = None
-        _let_exit(self._server)
         _NODES.add(self)
         self._origin = Origin(f"The server {self.url}", self)
         call_in_child(self, _NODES.discard)
@@ -102,8 +99,7 @@ class FlightNode:
     @property
     def port(self) -> int:
         """Where it listens."""
-        port: int = self._server.port
-        return port
+        return self._server.port
 
     @property
     def url(self) -> str:
@@ -116,25 +112,21 @@ class FlightNode:
         return self._turnstile.inside
 
     def close(self) -> None:
-        """Take no more calls, and end the streams within about a second; closing twice is fine.
-
-        Who neither reads its stream nor goes away keeps a thread until it does, and is not waited for. Nor are replicas
-        that have nothing to report: their streams of reports end with the next one, or after a few seconds.
-        """
+        """Take no more calls, and end the streams within about a second; closing twice is fine."""
         self._stop.set()
-        if self._ending is None:
-            # Flight waits for every call to end, for ever if need be. A daemon, so that no client keeps the process.
-            self._connections.close()
-            self._ending = threading.Thread(target=self._server.shutdown, name="strandline-flight-stop", daemon=True)
-            self._ending.start()
-            deadline = self._clock.monotonic() + _PATIENCE
-            while self._ending.is_alive() and self._turnstile.busy and self._clock.monotonic() < deadline:
-                self._ending.join(_LOOK)
+        self._watch.stop()
+        ended = self._server.stop(_PATIENCE)
+        deadline = self._clock.monotonic() + _PATIENCE
+        while not ended.is_set() and self._turnstile.busy and self._clock.monotonic() < deadline:
+            ended.wait(_LOOK)
+
+    def _look(self) -> None:
+        self._turnstile.end_silent()
+        self._server.end_stuck()
 
     def _leave(self) -> None:
         self.close()
-        if self._ending is not None:
-            self._ending.join(_EXIT_PATIENCE)
+        self._server.stop(_PATIENCE).wait(_EXIT_PATIENCE)
 
     def __enter__(self) -> Self:
         return self
@@ -155,181 +147,90 @@ def _exit() -> None:
         node._leave()  # noqa: SLF001 - of the same module
 
 
-class _Call(fl.ServerMiddleware):  # type: ignore[misc]
-    """One call: who makes it, and its place among those that are under way."""
+class _Service:
+    """Flight's methods. Each is given a call that was let in, and gives the messages of its answer."""
 
-    def __init__(self, session: Session, place: Place, turnstile: Turnstile) -> None:
-        super().__init__()
-        self.session = session
-        self.who = ""
-        self._place = place
-        self._turnstile = turnstile
-        self._connection: Connection | None = None
-
-    def begin(self, who: str, connection: Connection, *, is_reserved: bool, size: int) -> None:
-        """It has come, with its first message, over this connection."""
-        # In this order: at no time is it neither expected nor known, while what it sends is on its way.
-        connection.begin(size)
-        self.who, self._connection = who, connection
-        self._turnstile.name(self._place, who, is_reserved=is_reserved)
-
-    @property
-    def connection(self) -> Connection:
-        if self._connection is None:
-            raise AssertionError("a call begins before anything else is done with it")
-        return self._connection
-
-    def call_completed(self, exception: BaseException | None) -> None:
-        self._turnstile.leave(self._place)
-        if self._connection is not None:
-            self._connection.end()
-
-
-class _Door(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets calls in: with a token that is known, if there are any, and while there are not too many."""
-
-    def __init__(self, security: ServerSecurity, turnstile: Turnstile) -> None:
-        super().__init__()
-        self._security = security
-        self._turnstile = turnstile
-
-    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> _Call:
-        grant = None
-        if self._security.tokens is not None:
-            grant = self._security.tokens.find(headers)
-            if grant is None:
-                raise unknown_caller(
-                    "The call has no token that this node knows: send the header 'authorization: Bearer TOKEN'."
-                )
-        may_be_silent = info.method in _STREAMED
-        # Where nobody says who calls, small calls may take the places that are kept: they have come whole.
-        is_reserved = not may_be_silent if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
-        who = None if grant is None else grant.name
-        try:
-            place = self._turnstile.enter(who, is_reserved=is_reserved, may_be_silent=may_be_silent)
-        except StrandlineError as error:
-            raise leaving(error) from error
-        return _Call(Session(grant), place, self._turnstile)
-
-
-class _Server(fl.FlightServerBase):  # type: ignore[misc]
-    """Flight's calls, each in a thread of its own."""
-
-    def __init__(
-        self,
-        served: Served,
-        location: str,
-        *,
-        security: ServerSecurity,
-        limits: ServerLimits,
-        turnstile: Turnstile,
-        connections: Connections,
-        stop: threading.Event,
-        beat_seconds: float,
-        clock: Clock,
-    ) -> None:
-        # Before the base: it serves as soon as it is made.
+    def __init__(self, served: Served, door: Door, *, stop: threading.Event, beat_seconds: float, clock: Clock) -> None:
         self._served = served
-        self._security = security
-        self._limits = limits
-        self._turnstile = turnstile
-        self._connections = connections
+        self._door = door
+        self._limits = limits = door.limits
         self._appended = MemoryBudget("appends", limits.memory_bytes, limits.memory_bytes_each)
         self._read = MemoryBudget("what is read", limits.reading_bytes, limits.reading_bytes_each)
+        self._fed = MemoryBudget("feeds", limits.reading_bytes, limits.reading_bytes_each)
         self._stop = stop
         self._beat_seconds = beat_seconds
         self._clock = clock
-        options: dict[str, Any] = {}
-        if security.is_encrypted:
-            options["tls_certificates"] = [(security.certificate, security.key)]
-        if security.client_roots is not None:
-            options |= {"verify_client": True, "root_certificates": security.client_roots}
-        super().__init__(location, middleware={_CALL: _Door(security, turnstile)}, **options)
+        self.methods: Final = {
+            "ListActions": self._method("Listing actions", self._list_actions),
+            "DoAction": self._method("The action", self._do_action),
+            "ListFlights": self._method("Listing", self._list_flights),
+            "GetFlightInfo": self._method("Describing the log", self._get_flight_info),
+            "GetSchema": self._method("Describing the log", self._get_schema),
+            "DoGet": self._method("Streaming", self._do_get),
+            "DoPut": self._method("The append", self._do_put),
+            "DoExchange": self._method("The exchange", self._do_exchange),
+        }
 
-    # --- who calls ---------------------------------------------------------------------------------------------
+    def _method(
+        self, what: str, answer: Callable[[Visit], Iterator[bytes]]
+    ) -> Callable[[Call], Generator[bytes, None, None]]:
+        def serve(call: Call) -> Generator[bytes, None, None]:
+            try:
+                with self._door.enter(call) as visit:
+                    self._refuse_when_stopping()
+                    yield from answer(visit)
+            except Gone:
+                return  # nobody hears the answer
+            except Exception as error:  # noqa: BLE001 - goes to the caller as what it is
+                call.refuse(refusal_of(error, what))
 
-    def _session(self, context: Any, asked: str | None = None, *, size: int = 0) -> Session:
-        """Who makes this call. Its place is counted by name, by the name that it says, or by its address."""
-        call = _call_of(context)
-        session = call.session
-        if session.grant is None and self._security.client_roots is not None:
-            session = Session(self._security.grant_of(context.peer_identity().decode(errors="replace")))
-        grant = session.grant
-        who = asked if grant is None else grant.name
-        call.begin(
-            who or parse_peer(context.peer())[0],
-            self._connections.of(context.peer()),
-            is_reserved=grant is None or grant.may(Role.REPLICA, Role.ADMIN),
-            size=size,
-        )
-        return session
+        return serve
 
-    def _live(self, context: Any) -> Callable[[], bool]:
+    def _live(self, visit: Visit) -> Callable[[], bool]:
         def live() -> bool:
-            if self._stop.is_set():
-                raise stopping()
-            return not context.is_cancelled()
+            self._refuse_when_stopping()
+            return visit.is_wanted
 
         return live
-
-    # --- small calls -------------------------------------------------------------------------------------------
-
-    def list_actions(self, context: Any) -> list[tuple[str, str]]:
-        with answering("Listing actions"):
-            self._session(context)
-            return [(name, action.what) for name, action in ACTIONS.items()]
-
-    def do_action(self, context: Any, action: Any) -> list[bytes]:
-        with answering(f"The action {action.type[:40]!r}"):
-            self._refuse_when_stopping()
-            session = self._session(context, size=len(action.body))
-            return act(self._served, session, action.type, action.body.to_pybytes())
 
     def _refuse_when_stopping(self) -> None:
         if self._stop.is_set():
             raise stopping()
 
-    # --- streams out -------------------------------------------------------------------------------------------
+    # --- small calls -------------------------------------------------------------------------------------------
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        with answering("Streaming"):
-            self._refuse_when_stopping()
-            live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
-            match decode_ticket(ticket.ticket):
-                case ReadTicket() as asked:
-                    self._session(context, size=len(ticket.ticket)).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
-                    call, schema = _call_of(context), read_schema(asked.columns)
+    def _list_actions(self, visit: Visit) -> Iterator[bytes]:
+        visit.first()
+        visit.named()
+        for name, action in ACTIONS.items():
+            yield write_action_type(name, action.what)
 
-                    def hold(size: int) -> AbstractContextManager[None]:
-                        return self._read.waited_for(call.who, size, _READ_PATIENCE)
+    def _do_action(self, visit: Visit) -> Iterator[bytes]:
+        action = fl.Action.deserialize(visit.first())
+        visit.named()
+        for answer in act(self._served, visit.session, action.type, action.body.to_pybytes()):
+            yield fl.Result(pa.py_buffer(answer)).serialize()
 
-                    return _stream(schema, reading(self._served.reading(), asked, live, pace, hold), call.connection)
-                case FileTicket() as asked:
-                    caller = self._replica(context, asked)
-                    files = pieces(self._served, asked, caller, live)
-                    return _stream(CHUNK_SCHEMA, files, _call_of(context).connection)
-                case FeedTicket() | ReportTicket():
-                    raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
+    def _list_flights(self, visit: Visit) -> Iterator[bytes]:
+        visit.first()
+        visit.named()
+        visit.session.need(*_EVERYBODY)
+        yield self._info(None, ReadTicket())
 
-    def _replica(self, context: Any, asked: FeedTicket | FileTicket) -> Caller:
-        return self._session(context, asked.replica).replica(asked.replica, asked.term)
+    def _get_flight_info(self, visit: Visit) -> Iterator[bytes]:
+        descriptor = self._descriptor(visit)
+        yield self._info(descriptor, _asked_for(descriptor))
 
-    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        with answering("Listing"):
-            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
-            yield self._info(None, ReadTicket())
+    def _get_schema(self, visit: Visit) -> Iterator[bytes]:
+        yield fl.SchemaResult(read_schema(_asked_for(self._descriptor(visit)).columns)).serialize()
 
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with answering("Describing the log"):
-            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
-            return self._info(descriptor, _asked_for(descriptor))
+    def _descriptor(self, visit: Visit) -> Any:
+        message = visit.first()
+        visit.named()
+        visit.session.need(*_EVERYBODY)
+        return fl.FlightDescriptor.deserialize(message)
 
-    def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with answering("Describing the log"):
-            self._session(context).need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
-            return fl.SchemaResult(read_schema(_asked_for(descriptor).columns))
-
-    def _info(self, descriptor: Any, ticket: ReadTicket) -> Any:
+    def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
         log = self._served.reading()
         if descriptor is None:
             descriptor = fl.FlightDescriptor.for_path(str(log.log_id))
@@ -339,75 +240,92 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         records = -1 if ticket.follow else max(0, end - first)
         # No location means: where this was asked.
         endpoint = fl.FlightEndpoint(encode_ticket(ticket), [])
-        return fl.FlightInfo(read_schema(ticket.columns), descriptor, [endpoint], records, -1)
+        info = fl.FlightInfo(read_schema(ticket.columns), descriptor, [endpoint], records, -1)
+        data: bytes = info.serialize()
+        return data
+
+    # --- streams out -------------------------------------------------------------------------------------------
+
+    def _do_get(self, visit: Visit) -> Iterator[bytes]:
+        live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
+        match decode_ticket(fl.Ticket.deserialize(visit.first()).ticket):
+            case ReadTicket() as asked:
+                visit.named()
+                visit.session.need(*_EVERYBODY)
+
+                def hold(size: int) -> AbstractContextManager[None]:
+                    return self._read.waited_for(visit.who, size, _READ_PATIENCE)
+
+                yield write_flight_data(read_schema(asked.columns).serialize())
+                with contextlib.closing(reading(self._served.reading(), asked, live, pace, hold)) as parts:
+                    for batch, note in parts:
+                        yield write_flight_data(batch.serialize(), metadata=note)
+            case FileTicket() as asked:
+                caller = _replica(visit, asked)
+                yield write_flight_data(CHUNK_SCHEMA.serialize())
+                with contextlib.closing(pieces(self._served, asked, caller, live)) as chunks:
+                    for chunk in chunks:
+                        yield write_flight_data(chunk.serialize())
+            case FeedTicket() | ReportTicket():
+                visit.named()
+                raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
 
     # --- streams in --------------------------------------------------------------------------------------------
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with answering("The append"):
-            self._refuse_when_stopping()
-            self._session(context).need(Role.CLIENT, Role.ADMIN)
-            command = read_command(descriptor.command, self._limits)
-            call = _call_of(context)
-            with self._appended.held_by(call.who) as hold:
-
-                def take(size: int) -> None:
-                    call.connection.dealt_with(size)
-                    hold(size)
-
-                with call.connection.appending():
-                    records = collect(reader.schema, lambda: _next_batch(reader, call.connection), self._limits, take)
-                commit = self._served.append(
-                    records, append=command.append, policy=command.policy, timeout=command.timeout
-                )
-            with contextlib.suppress(OSError):  # it is done, and who asked for it is gone
-                writer.write(pa.py_buffer(write_commit(commit)))
+    def _do_put(self, visit: Visit) -> Iterator[bytes]:
+        first = read_flight_data(visit.first())
+        visit.named()
+        visit.session.need(Role.CLIENT, Role.ADMIN)
+        command = read_command(_command(first.descriptor), self._limits)
+        with self._appended.held_by(visit.who) as hold:
+            records = collect(first, visit.receive, self._limits, hold)
+            commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
+        yield write_put_result(write_commit(commit))
 
     # --- streams of replicas -----------------------------------------------------------------------------------
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with answering("The exchange"):
-            self._refuse_when_stopping()
-            match decode_ticket(descriptor.command or b""):
-                case FeedTicket() as asked:
-                    self._feed(context, asked, writer)
-                case ReportTicket(name):
-                    session = self._session(context, name)
-                    self._hear(session, name, reader, writer, _call_of(context).connection)
-                case _:
-                    raise InvalidInput("This ticket is for a stream: ask for that.")
+    def _do_exchange(self, visit: Visit) -> Iterator[bytes]:
+        match decode_ticket(_command(read_flight_data(visit.first()).descriptor)):
+            case FeedTicket() as asked:
+                yield from self._feed(visit, asked)
+            case ReportTicket(name):
+                visit.named(name)
+                yield from self._hear(visit, name)
+            case _:
+                visit.named()
+                raise InvalidInput("This ticket is for a stream: ask for that.")
 
-    def _feed(self, context: Any, asked: FeedTicket, writer: Any) -> None:
-        """Log batches for a replica. Flight would begin a Python thread anew for each one that it asks a stream for."""
-        caller = self._replica(context, asked)
-        live, pace = self._live(context), Pace(self._beat_seconds, self._clock)
-        connection = _call_of(context).connection
-        with self._turnstile.feeding(caller.name):
-            writer.begin(RECORD_SCHEMA)
-            for batch, note in feeding(self._served, asked, caller, live, pace):
-                with connection.waiting():
+    def _feed(self, visit: Visit, asked: FeedTicket) -> Iterator[bytes]:
+        """Log batches for a replica."""
+        caller = _replica(visit, asked)
+        live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
+        with self._door.turnstile.feeding(caller.name):
+            yield write_flight_data(RECORD_SCHEMA.serialize())
+            with contextlib.closing(feeding(self._served, asked, caller, live, pace)) as parts:
+                for batch, note in parts:
                     if batch is None:
-                        writer.write_metadata(note)
+                        yield write_flight_data(b"", metadata=note)
                     else:
-                        writer.write_with_metadata(batch, note)
+                        with self._fed.waited_for(caller.name, batch.nbytes, _READ_PATIENCE):
+                            yield write_flight_data(batch.serialize(), metadata=note)
 
-    def _hear(self, session: Session, name: str, reader: Any, writer: Any, connection: Connection) -> None:
+    def _hear(self, visit: Visit, name: str) -> Iterator[bytes]:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
         where = f"replica {name!r}"
         caller = Caller(name, -1)
-        with self._turnstile.idle():  # it waits for its client, all but a moment now and then
-            while (chunk := _next_chunk(reader, connection)) is not None:
+        with visit.reporting():
+            while (message := visit.receive_report()) is not None:
                 self._refuse_when_stopping()
-                if chunk.app_metadata is None:
+                report = read_flight_data(message).metadata
+                if not report:
                     continue
-                advance = decode_advance(chunk.app_metadata.to_pybytes(), where)
+                advance = decode_advance(bytes(report), where)
                 progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
                 if caller.term != advance.term:
-                    caller = session.replica(name, advance.term)
+                    caller = visit.session.replica(name, advance.term)
                 answer = self._answer(caller, progress, is_wanted=advance.is_answered)
                 if answer is not None:
-                    with connection.waiting():
-                        writer.write_metadata(pa.py_buffer(answer))
+                    yield write_flight_data(b"", metadata=answer)
 
     def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
         """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
@@ -418,15 +336,17 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         return None if refused is None else encode_answer(NO_BEAT, refused)
 
 
-def _let_exit(server: Any) -> None:
-    """Do not let the process wait at its end, for ever if need be, for clients that do not go away.
+def _replica(visit: Visit, asked: FeedTicket | FileTicket) -> Caller:
+    visit.named(asked.replica)
+    return visit.session.replica(asked.replica, asked.term)
 
-    Flight has registered that it does, and no public call undoes it; where this does not, such an exit does not end.
-    """
-    for waiting in list(getattr(weakref.finalize, "_registry", ())):
-        found = waiting.peek()
-        if found is not None and found[0] is server:
-            waiting.atexit = False
+
+def _command(descriptor: bytes | memoryview) -> bytes:
+    """The command of a descriptor; nothing if it has none."""
+    if not descriptor:
+        return b""
+    command: bytes | None = fl.FlightDescriptor.deserialize(bytes(descriptor)).command
+    return command or b""
 
 
 def _asked_for(descriptor: Any) -> ReadTicket:
@@ -435,37 +355,3 @@ def _asked_for(descriptor: Any) -> ReadTicket:
     if not isinstance(ticket, ReadTicket):
         raise NotReady("Only what readers may read is described.")
     return ticket
-
-
-def _call_of(context: Any) -> _Call:
-    call: _Call = context.get_middleware(_CALL)
-    return call
-
-
-def _stream(schema: pa.Schema, parts: Any, connection: Connection) -> Any:
-    def answered() -> Iterator[Any]:
-        with answering("Streaming"), contextlib.closing(parts):
-            for part in parts:
-                with connection.waiting():  # until Flight asks for the next, since this one is sent
-                    yield part
-
-    return fl.GeneratorStream(schema, answered())
-
-
-def _next_batch(reader: Any, connection: Connection) -> pa.RecordBatch | None:
-    while (chunk := _next_chunk(reader, connection)) is not None:
-        if chunk.data is not None:
-            return chunk.data
-    return None
-
-
-def _next_chunk(reader: Any, connection: Connection) -> Any:
-    try:
-        with connection.waiting():
-            chunk = reader.read_chunk()
-        connection.dealt_with(0 if chunk.app_metadata is None else len(chunk.app_metadata))
-        return chunk  # noqa: TRY300 - the errors are those of reading it
-    except StopIteration:
-        return None
-    except OSError as error:  # Arrow says so of messages that are no Arrow
-        raise InvalidInput(f"What was sent cannot be read: {first_line(error)}.") from error

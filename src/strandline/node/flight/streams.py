@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -74,7 +74,7 @@ def read_schema(columns: Sequence[str] | None) -> pa.Schema:
 
 def reading(
     log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace, hold: Hold = lambda _: contextlib.nullcontext()
-) -> Iterator[Part]:
+) -> Generator[Part, None, None]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
 
     A follower that nothing comes for gets an empty batch about once a beat. What is read is held until it was sent.
@@ -116,7 +116,9 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def feeding(served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace) -> Iterator[Part | Word]:
+def feeding(
+    served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace
+) -> Generator[Part | Word, None, None]:
     """Log batches without an end, and beats: while there is nothing, and when one says more than what went before."""
     with contextlib.closing(served.feed(caller, ticket.since)) as feed:
         told: Beat | None = None
@@ -147,7 +149,7 @@ def next_turn(turn: float, told: Beat | None, *, is_news: bool) -> float:
     return SOON if is_news else min(TURN, 2 * turn)
 
 
-def parts(batch: LogBatch, beat: Beat | None) -> Iterator[Part]:
+def parts(batch: LogBatch, beat: Beat | None) -> Generator[Part, None, None]:
     """A log batch as it goes over the wire: its Arrow batches one after another, each with its note."""
     word = NO_BEAT if beat is None else beat
     left = count = batch.count
@@ -162,7 +164,7 @@ def parts(batch: LogBatch, beat: Beat | None) -> Iterator[Part]:
         yield part, encode_note(note)
 
 
-def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Iterator[pa.RecordBatch]:
+def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Generator[pa.RecordBatch, None, None]:
     """A piece of a snapshot's file; ends before the file does once ``limit`` bytes were sent."""
     left = ticket.limit
     chunks = served.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)

@@ -1,0 +1,155 @@
+"""Flight's messages as bytes: those that pyarrow has no public way to read and write by themselves."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.formats.arrow_stream import announced
+from strandline.formats.received import RECORD_BYTES
+from strandline.model.errors import CorruptData, InvalidInput
+
+SERVICE: Final = "arrow.flight.protocol.FlightService"
+
+# Numbers of fields in Flight.proto.
+_DESCRIPTOR, _HEADER, _METADATA, _BODY = 1, 2, 3, 1000
+_RESULT_METADATA: Final = 1
+_ACTION_NAME, _ACTION_WHAT = 1, 2
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONGEST_VARINT: Final = 10
+_SEVEN_BITS, _MORE_BITS = 0x7F, 0x80
+_ALIGNMENT: Final = 8
+_PREFIX: Final = struct.Struct("<Ii")
+_CONTINUATION: Final = 0xFFFFFFFF
+
+Piece = bytes | memoryview
+
+
+class FlightData(NamedTuple):
+    """One message of a stream of Arrow batches; what is not there is empty."""
+
+    descriptor: Piece = b""
+    header: Piece = b""
+    metadata: Piece = b""
+    body: Piece = b""
+
+
+def read_flight_data(message: bytes) -> FlightData:
+    """Take a message apart without copying it; ``InvalidInput`` for what is none.
+
+    >>> read_flight_data(write_flight_data(b"", metadata=b"note")).metadata.tobytes()
+    b'note'
+    """
+    found: dict[int, memoryview] = {}
+    view = memoryview(message)
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        kind = key & 7
+        if kind == _BYTES:
+            size, at = _read_varint(message, at)
+            if size > len(message) - at:
+                raise InvalidInput("What was sent is no message of Flight: it ends within a field.")
+            found[key >> 3] = view[at : at + size]
+            at += size
+        elif kind == _VARINT:
+            _, at = _read_varint(message, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise InvalidInput("What was sent is no message of Flight: it has a field of no known kind.")
+    return FlightData(*(found.get(number, b"") for number in (_DESCRIPTOR, _HEADER, _METADATA, _BODY)))
+
+
+def write_flight_data(message: Piece | pa.Buffer, *, metadata: bytes = b"") -> bytes:
+    """An Arrow message as ``serialize`` gives it, which may be empty, with its metadata."""
+    parts: list[Piece] = [_key(_METADATA), _varint(len(metadata)), metadata] if metadata else []
+    if len(message):
+        view = memoryview(message).cast("B")
+        _, size = _PREFIX.unpack_from(view)
+        header, body = view[_PREFIX.size : _PREFIX.size + size], view[_PREFIX.size + size :]
+        parts += (_key(_HEADER), _varint(len(header)), header, _key(_BODY), _varint(len(body)), body)
+    return b"".join(parts)
+
+
+def write_put_result(metadata: bytes) -> bytes:
+    """The answer to what was put."""
+    return b"".join((_key(_RESULT_METADATA), _varint(len(metadata)), metadata))
+
+
+def write_action_type(name: str, what: str) -> bytes:
+    """One of the actions that there are."""
+    fields = ((_ACTION_NAME, name.encode()), (_ACTION_WHAT, what.encode()))
+    return b"".join(part for number, text in fields for part in (_key(number), _varint(len(text)), text))
+
+
+def arrow_message(header: Piece, body: Piece) -> pa.Buffer:
+    """Header and body as Arrow reads them from a stream, aligned."""
+    padding = bytes(-len(header) % _ALIGNMENT)
+    prefix = _PREFIX.pack(_CONTINUATION, len(header) + len(padding))
+    return pa.py_buffer(b"".join((prefix, header, padding, body)))
+
+
+def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.RecordBatch:
+    """The record batch of an Arrow message, which nobody has validated yet.
+
+    ``InvalidInput`` for any other message, for a compressed one, and for one that announces more records than
+    ``largest`` bytes hold: all of it judged by its header, before Arrow unpacks anything.
+    """
+    try:
+        found = pa.ipc.read_message(message)
+        if found.type != "record batch":
+            raise InvalidInput(f"A {found.type} message came among the records: send plain record batches.")
+        rows, is_compressed = announced(found, "An Arrow batch")
+        if is_compressed:
+            raise InvalidInput("An Arrow batch is compressed, which a node does not unpack: send it as it is.")
+        if rows * RECORD_BYTES > largest:
+            raise InvalidInput(
+                f"An Arrow batch announces {rows:,} records, which take more than the {largest:,} bytes that one may "
+                "have: send it in several, which are one append together."
+            )
+        return pa.ipc.read_record_batch(found, schema)
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, struct.error, CorruptData) as error:
+        raise unreadable(error) from error
+
+
+def read_schema_message(message: pa.Buffer) -> pa.Schema:
+    """The schema of an Arrow message; ``InvalidInput`` for any other."""
+    try:
+        return pa.ipc.read_schema(pa.ipc.read_message(message))
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        raise unreadable(error) from error
+
+
+def unreadable(error: Exception) -> InvalidInput:
+    """What an error of Arrow over bytes from outside means."""
+    lines = str(error).splitlines()
+    why = lines[0][:300].rstrip(".") if lines else type(error).__name__
+    return InvalidInput(f"What was sent cannot be read: {why}.")
+
+
+def _key(number: int) -> bytes:
+    return _varint(number << 3 | _BYTES)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > _SEVEN_BITS:
+        out.append(value & _SEVEN_BITS | _MORE_BITS)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(_LONGEST_VARINT):
+        if at + index >= len(data):
+            break
+        byte = data[at + index]
+        value |= (byte & _SEVEN_BITS) << 7 * index
+        if byte <= _SEVEN_BITS:
+            return value, at + index + 1
+    raise InvalidInput("What was sent is no message of Flight: a number in it does not end.")

@@ -1,0 +1,302 @@
+"""A gRPC server that bounds what callers make it hold, before it knows who they are and after.
+
+Until a call is let in, gRPC takes no more of it than a window of 64 KiB. A message that is longer than it may be is
+refused by its length, before it is received, and compressed ones are refused by their headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from queue import Empty, SimpleQueue
+from typing import Any, Final, final
+from urllib.parse import unquote
+
+import grpc
+
+from strandline.model.errors import StorageError
+from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.refusals import Refusal
+from strandline.node.flight.security import ServerSecurity
+from strandline.storage.ambient import Clock
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_IDENTITY_ONLY: Final = 1
+"""The set of compression algorithms that are taken: none."""
+
+_MESSAGE_SLACK: Final = 64 << 10
+"""What a message may have beside its content."""
+
+_STREAMS: Final = 128
+"""Calls over one connection; more of them wait on the client's side."""
+
+_METADATA_BYTES: Final = 16 << 10
+_PING_SECONDS: Final = (30, 20)
+"""How often gRPC asks whether the other end of a connection is there, and for how long it waits for the answer."""
+
+_LOOK: Final = 0.25
+_SPARE: Final = 30.0
+"""For so many seconds a thread without a call waits for the next one."""
+
+
+class Gone(Exception):
+    """The caller has ended the call, or the call was ended."""
+
+
+@final
+class Call:
+    """One call: its headers, its messages, and since when it keeps the node waiting. For one thread but ``end``."""
+
+    def __init__(self, method: str, requests: Iterator[bytes], context: Any, clock: Clock) -> None:
+        """A call of this method that has just begun; nothing of it was received yet."""
+        self.method = method
+        self._requests = requests
+        self._context = context
+        self._clock = clock
+        self._since: float | None = None
+
+    @property
+    def headers(self) -> Mapping[str, list[str]]:
+        """What the caller sent ahead of its messages, without what is no text."""
+        found: dict[str, list[str]] = {}
+        for name, value in self._context.invocation_metadata():
+            if isinstance(value, str):
+                found.setdefault(name, []).append(value)
+        return found
+
+    @property
+    def connection(self) -> str:
+        """Address and port of the caller."""
+        return parse_peer(self._context.peer())
+
+    @property
+    def address(self) -> str:
+        """The caller's address."""
+        return self.connection.rpartition(":")[0]
+
+    @property
+    def identity(self) -> str | None:
+        """The first name in the caller's certificate, if it showed one."""
+        names = self._context.peer_identities()
+        return None if not names else names[0].decode(errors="replace")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the caller still waits for it."""
+        return bool(self._context.is_active())
+
+    def receive(self, *, is_limited: bool = True) -> bytes | None:
+        """The next message, or None if there are no more; ``Gone`` if the caller is.
+
+        One that may come at any time is not ``is_limited``: the call is not ended for taking long.
+        """
+        with self.waiting() if is_limited else contextlib.nullcontext():
+            try:
+                message: bytes = next(self._requests)
+            except StopIteration:
+                return None
+            except grpc.RpcError as error:
+                raise Gone from error
+        return message
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The node waits for the caller, within the block."""
+        self._since = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+
+    def waited(self, now: float) -> float:
+        """For how long the node has waited for the caller by now."""
+        since = self._since
+        return 0.0 if since is None else now - since
+
+    def end(self) -> None:
+        """End it, from any thread; whoever waits for its caller hears of it as ``Gone``."""
+        with contextlib.suppress(Exception):  # it may have ended by itself, in whatever way
+            self._context.cancel()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Let it end with an error that its caller is told."""
+        self._context.set_trailing_metadata(refusal.trailers)
+        self._context.set_code(refusal.code)
+        self._context.set_details(refusal.sentence)
+
+
+Serve = Callable[[Call], Generator[bytes, None, None]]
+"""Serves a call: gives its answers one after another, and raises nothing."""
+
+
+@final
+class GrpcServer:
+    """Serves the methods of one service from when it is made until it is stopped, each call in a thread of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        service: str,
+        serve: Mapping[str, Serve],
+        *,
+        security: ServerSecurity,
+        limits: ServerLimits,
+        clock: Clock,
+    ) -> None:
+        """Begin to listen at ``host:port``; ``StorageError`` if that cannot be done."""
+        self._limits = limits
+        self._clock = clock
+        self._calls: set[Call] = set()
+        self._stopped: threading.Event | None = None
+        handlers = {
+            name: grpc.stream_stream_rpc_method_handler(self._handler(name, one)) for name, one in serve.items()
+        }
+        self._server = grpc.server(_DaemonThreads(), options=_options(limits))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            if security.certificate is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, _credentials(security))
+        except (RuntimeError, ValueError) as error:
+            raise StorageError(
+                f"Nothing can be served at {address} ({str(error)[:200]}): another program has that port, or the "
+                "certificate and its key do not fit, or it is no address of this machine."
+            ) from error
+        self._server.start()
+
+    def _handler(self, method: str, serve: Serve) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
+        def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+            call = Call(method, requests, context, self._clock)
+            self._calls.add(call)
+            try:
+                with contextlib.closing(serve(call)) as messages:
+                    for message in messages:
+                        with call.waiting():  # until it is asked for the next, since this one is sent
+                            yield message
+            finally:
+                self._calls.discard(call)
+
+        return handle
+
+    def end_stuck(self) -> None:
+        """End the calls whose callers keep the node waiting for too long."""
+        now = self._clock.monotonic()
+        for call in list(self._calls):
+            if call.waited(now) > self._limits.idle_seconds:
+                _LOGGER.info("A call of %s kept the node waiting, and was ended.", call.address)
+                call.end()
+
+    def stop(self, grace: float) -> threading.Event:
+        """Take no more calls, and end those that are left after ``grace`` seconds; tells when all have ended."""
+        if self._stopped is None:
+            self._stopped = self._server.stop(grace)
+        return self._stopped
+
+
+def _options(limits: ServerLimits) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a second server at the same port is a mistake
+        ("grpc.max_receive_message_length", limits.message_bytes + _MESSAGE_SLACK),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.compression_enabled_algorithms_bitset", _IDENTITY_ONLY),
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", _METADATA_BYTES),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.server_handshake_timeout_ms", int(limits.silent_seconds * 1000)),
+        ("grpc.max_connection_idle_ms", int(limits.connection_idle_seconds * 1000)),
+        # A window that grows with what is sent would be taken before anybody knows by whom.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.keepalive_time_ms", _PING_SECONDS[0] * 1000),
+        ("grpc.keepalive_timeout_ms", _PING_SECONDS[1] * 1000),
+    ]
+
+
+def _credentials(security: ServerSecurity) -> Any:
+    return grpc.ssl_server_credentials(
+        [(security.key, security.certificate)],
+        root_certificates=security.client_roots,
+        require_client_auth=security.client_roots is not None,
+    )
+
+
+def parse_peer(peer: str) -> str:
+    """Address and port of a caller; one of IPv4 is told as such, also where both kinds are listened on.
+
+    >>> parse_peer("ipv4:127.0.0.1:7"), parse_peer("ipv6:%5B::ffff:10.0.0.1%5D:7"), parse_peer("ipv6:[::1]:7")
+    ('127.0.0.1:7', '10.0.0.1:7', '::1:7')
+    """
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
+
+
+class Watch:
+    """Does something a few times a second until it is stopped, or who asked for it is gone."""
+
+    def __init__(self, owner: object, look: Callable[[Any], None]) -> None:
+        """``look`` at ``owner`` from now on."""
+        self._stop = threading.Event()
+        thread = threading.Thread(
+            target=_watch, args=(weakref.ref(owner), look, self._stop), name="strandline-flight-watch", daemon=True
+        )
+        thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stop.set()
+
+
+def _watch(owner: weakref.ref[Any], look: Callable[[Any], None], stop: threading.Event) -> None:
+    while not stop.wait(_LOOK):
+        found = owner()
+        if found is None:
+            return
+        try:
+            look(found)
+        except Exception:
+            _LOGGER.exception("Looking for calls that keep a node waiting failed, and goes on.")
+        del found
+
+
+class _DaemonThreads(Executor):
+    """As many threads as there are calls. None of them keeps the process from its end."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._spare = 0
+        """Threads that wait for a job which nobody has promised to another yet."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            is_new = self._spare == 0
+            self._spare -= not is_new
+        self._jobs.put((future, lambda: fn(*args, **kwargs)))
+        if is_new:
+            threading.Thread(target=self._work, name="strandline-flight-call", daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while True:
+            try:
+                future, job = self._jobs.get(timeout=_SPARE)
+            except Empty:
+                with self._lock:
+                    if self._spare > 0:
+                        self._spare -= 1
+                        return
+                continue  # a job was promised to this thread
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001 - whoever asked for it is told
+                future.set_exception(error)
+            del future, job
+            with self._lock:
+                self._spare += 1
