@@ -39,6 +39,9 @@ _METADATA_BYTES: Final = 16 << 10
 _PING_SECONDS: Final = (30, 20)
 """How often gRPC asks whether the other end of a connection is there, and for how long it waits for the answer."""
 
+_REFUSING: Final = 32
+"""Threads beyond the calls that may be under way, for those that are refused."""
+
 _LOOK: Final = 0.25
 _SPARE: Final = 30.0
 """For so many seconds a thread without a call waits for the next one."""
@@ -156,7 +159,7 @@ class GrpcServer:
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._handler(name, one)) for name, one in serve.items()
         }
-        self._server = grpc.server(_DaemonThreads(), options=_options(limits))
+        self._server = grpc.server(_DaemonThreads(limits.calls + _REFUSING), options=_options(limits))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         try:
             if security.certificate is None:
@@ -265,20 +268,23 @@ def _watch(owner: weakref.ref[Any], look: Callable[[Any], None], stop: threading
 
 
 class _DaemonThreads(Executor):
-    """As many threads as there are calls. None of them keeps the process from its end."""
+    """Runs calls in up to so many threads, none of which keeps the process from its end; more of them wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
         self._lock = threading.Lock()
+        self._left = most
+        """Threads that may still be begun."""
         self._spare = 0
-        """Threads that wait for a job which nobody has promised to another yet."""
+        """Threads that wait for a job, less those whose job is in the queue."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        with self._lock:
-            is_new = self._spare == 0
-            self._spare -= not is_new
         self._jobs.put((future, lambda: fn(*args, **kwargs)))
+        with self._lock:
+            is_new = self._spare <= 0 < self._left
+            self._left -= is_new
+            self._spare -= not is_new
         if is_new:
             threading.Thread(target=self._work, name="strandline-flight-call", daemon=True).start()
         return future
@@ -291,8 +297,9 @@ class _DaemonThreads(Executor):
                 with self._lock:
                     if self._spare > 0:
                         self._spare -= 1
+                        self._left += 1
                         return
-                continue  # a job was promised to this thread
+                continue  # a job has just been put for it
             try:
                 future.set_result(job())
             except BaseException as error:  # noqa: BLE001 - whoever asked for it is told
