@@ -1,15 +1,23 @@
 """Errors that leave a node: what they are called by then, and what the node's log says of them."""
 
 import logging
+import sys
 import time
 
-import grpc
 import pytest
 
 from strandline.formats.wire import decode_error
-from strandline.model.errors import CursorExpired, Fenced, InvalidInput, NotReady, Overloaded, StorageError
+from strandline.model.errors import (
+    CursorExpired,
+    Fenced,
+    InvalidInput,
+    MissingExtra,
+    NotReady,
+    Overloaded,
+    StorageError,
+)
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.refusals import Unauthenticated, refusal_of
+from strandline.node.flight.refusals import Code, Unauthenticated, refusal_of
 from strandline.node.flight.server import FlightNode
 from tests.node.flight_double import Node
 from tests.node.raw_grpc import RawGrpc, flight_data, message_of
@@ -31,19 +39,19 @@ def told(error):
 def test_an_unexpected_error_is_logged_with_its_trace_and_told_without(caplog):
     code, kind, sentence = told(RuntimeError("secret"))
     assert caplog.records[0].exc_info is not None
-    assert (code, kind) == (grpc.StatusCode.UNKNOWN, StorageError)
+    assert (code, kind) == (Code.UNKNOWN, StorageError)
     assert sentence == "The append failed on the node (RuntimeError): its log says more."
 
 
 @pytest.mark.parametrize(
     ("error", "code", "kind"),
     [
-        (NotReady("so"), grpc.StatusCode.UNAVAILABLE, NotReady),
-        (Overloaded("so"), grpc.StatusCode.UNAVAILABLE, Overloaded),
-        (CursorExpired("so"), grpc.StatusCode.UNKNOWN, CursorExpired),
-        (InvalidInput("so"), grpc.StatusCode.UNKNOWN, InvalidInput),
-        (Fenced("so"), grpc.StatusCode.PERMISSION_DENIED, Fenced),
-        (Unauthenticated("so"), grpc.StatusCode.UNAUTHENTICATED, Fenced),
+        (NotReady("so"), Code.UNAVAILABLE, NotReady),
+        (Overloaded("so"), Code.UNAVAILABLE, Overloaded),
+        (CursorExpired("so"), Code.UNKNOWN, CursorExpired),
+        (InvalidInput("so"), Code.UNKNOWN, InvalidInput),
+        (Fenced("so"), Code.PERMISSION_DENIED, Fenced),
+        (Unauthenticated("so"), Code.UNAUTHENTICATED, Fenced),
     ],
 )
 def test_any_client_can_tell_whether_to_try_again(error, code, kind, caplog):
@@ -60,4 +68,12 @@ def test_a_caller_that_goes_away_before_its_answer_is_no_error_of_the_node(tmp_p
         until(lambda: not server.calls)
         assert node.log.bounds().next == 0
     assert caplog.records == []
+    node.close()
+
+
+def test_serving_without_the_library_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    node = Node(tmp_path / "log")
+    with pytest.raises(MissingExtra, match=r"strandline\[server\]"):
+        FlightNode(node)
     node.close()

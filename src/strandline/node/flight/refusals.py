@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from enum import StrEnum
 from typing import Final, NamedTuple
 
-import grpc
 import pyarrow as pa
 
 from strandline.formats.wire import cut, encode_error
@@ -19,19 +19,28 @@ class Unauthenticated(Exception):
     """Who calls does not say who it is, in one sentence."""
 
 
+class Code(StrEnum):
+    """The status codes of gRPC that a call may end with, by their names."""
+
+    UNKNOWN = "UNKNOWN"
+    UNAVAILABLE = "UNAVAILABLE"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+
+
 class Refusal(NamedTuple):
     """An error as a call ends with it: what any client of gRPC sees, and beside it what clients of Flight read."""
 
-    code: grpc.StatusCode
+    code: Code
     sentence: str
     trailers: tuple[tuple[str, str | bytes], ...]
 
 
 _DETAILS: Final = {
-    grpc.StatusCode.UNKNOWN: b"Failed",
-    grpc.StatusCode.PERMISSION_DENIED: b"Unauthorized",
-    grpc.StatusCode.UNAUTHENTICATED: b"Unauthenticated",
-    grpc.StatusCode.UNAVAILABLE: b"Unavailable",
+    Code.UNKNOWN: b"Failed",
+    Code.PERMISSION_DENIED: b"Unauthorized",
+    Code.UNAUTHENTICATED: b"Unauthenticated",
+    Code.UNAVAILABLE: b"Unavailable",
 }
 """What Flight's own errors are called where they travel."""
 
@@ -39,14 +48,14 @@ _IO_ERROR: Final = "5"
 """The kind of Arrow error that carries one of Flight's."""
 
 
-def leaving(error: StrandlineError, code: grpc.StatusCode | None = None) -> Refusal:
+def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
     """An error as a call ends with it: a status that tells any client whether to retry, and beside it what it is."""
     if code is None:
-        code = grpc.StatusCode.UNKNOWN
+        code = Code.UNKNOWN
         if isinstance(error, Fenced):
-            code = grpc.StatusCode.PERMISSION_DENIED
+            code = Code.PERMISSION_DENIED
         elif error.retryable:
-            code = grpc.StatusCode.UNAVAILABLE
+            code = Code.UNAVAILABLE
     sentence = cut(str(error))
     return Refusal(
         code,
@@ -63,7 +72,7 @@ def leaving(error: StrandlineError, code: grpc.StatusCode | None = None) -> Refu
 def refusal_of(error: Exception, what: str) -> Refusal:
     """Whatever a node raised, as the caller is told it: without a trace of where."""
     if isinstance(error, Unauthenticated):
-        return leaving(Fenced(str(error)), grpc.StatusCode.UNAUTHENTICATED)
+        return leaving(Fenced(str(error)), Code.UNAUTHENTICATED)
     if isinstance(error, StrandlineError):
         return leaving(error)
     if isinstance(error, (pa.ArrowException, MemoryError)):

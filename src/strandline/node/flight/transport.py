@@ -16,9 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, final
 from urllib.parse import unquote
 
-import grpc
-
-from strandline.model.errors import StorageError
+from strandline.model.errors import MissingExtra, StorageError
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.refusals import Refusal
 from strandline.node.flight.security import ServerSecurity
@@ -45,6 +43,14 @@ _REFUSING: Final = 32
 _LOOK: Final = 0.25
 _SPARE: Final = 30.0
 """For so many seconds a thread without a call waits for the next one."""
+
+
+def _grpc() -> Any:
+    try:
+        import grpc
+    except ImportError as error:
+        raise MissingExtra("Serving a node needs the extra 'server': pip install 'strandline[server]'.") from error
+    return grpc
 
 
 class Gone(Exception):
@@ -103,7 +109,7 @@ class Call:
                 message: bytes = next(self._requests)
             except StopIteration:
                 return None
-            except grpc.RpcError as error:
+            except _grpc().RpcError as error:
                 raise Gone from error
         return message
 
@@ -129,7 +135,7 @@ class Call:
     def refuse(self, refusal: Refusal) -> None:
         """Let it end with an error that its caller is told."""
         self._context.set_trailing_metadata(refusal.trailers)
-        self._context.set_code(refusal.code)
+        self._context.set_code(_grpc().StatusCode[refusal.code])
         self._context.set_details(refusal.sentence)
 
 
@@ -152,6 +158,7 @@ class GrpcServer:
         clock: Clock,
     ) -> None:
         """Begin to listen at ``host:port``; ``StorageError`` if that cannot be done."""
+        grpc = _grpc()
         self._limits = limits
         self._clock = clock
         self._calls: set[Call] = set()
@@ -222,7 +229,7 @@ def _options(limits: ServerLimits) -> list[tuple[str, int]]:
 
 
 def _credentials(security: ServerSecurity) -> Any:
-    return grpc.ssl_server_credentials(
+    return _grpc().ssl_server_credentials(
         [(security.key, security.certificate)],
         root_certificates=security.client_roots,
         require_client_auth=security.client_roots is not None,
