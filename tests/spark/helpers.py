@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 import strandline as sl
 from strandline.follow.sink import remaining
@@ -18,11 +21,28 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.stamp import OpId
+from strandline.spark import local_session
 
 R = TypeVar("R")
 Change = tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, Op]
 NOW = 1_750_000_000_000_000
 _STARTS = 5
+_WORKERS = Path(__file__).with_name("workers")
+_PATIENCE = 600
+"""Seconds for what takes one on a quiet machine. It guards against hanging, and says nothing about speed."""
+
+
+def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSession:
+    """A session for tests, whose Python processes start quickly."""
+    quick = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    conf = {
+        "spark.sql.streaming.checkpointFileManagerClass": quick,
+        "spark.python.authenticate.socketTimeout": f"{_PATIENCE}s",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join([str(_WORKERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        patch.setenv("PYTHONPATH", path)
+        return local_session(name, cores=cores, memory=memory, short_lived=True, log_level="OFF", **conf)
 
 
 def put(key: bytes | None, value: bytes | None) -> Change:
@@ -126,12 +146,12 @@ class RowsSink:
         return [(row["offset"], row["value"]) for row in self.rows]
 
 
-def until_its_source_starts(run: Callable[[], R], starts: int = _STARTS) -> R:
+def until_its_source_starts(run: Callable[[], R]) -> R:
     """What a run of a query returns or raises, tried again if Spark gave up on the Python process of its source.
 
     Spark gives that process ten seconds to start, which a busy machine may exceed; no micro-batch has begun then.
     """
-    for _ in range(starts - 1):
+    for _ in range(_STARTS - 1):
         try:
             return run()
         except Exception as error:

@@ -6,14 +6,11 @@ import sys
 
 import strandline as sl
 from strandline.model.errors import Fenced
-from strandline.spark import local_session
-from tests.spark.helpers import until_its_source_starts
+from tests.spark.helpers import quick_session, until_its_source_starts
 
 
 def main(folder: str, rounds: int) -> None:
-    quick = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    conf = {"spark.sql.streaming.checkpointFileManagerClass": quick}
-    spark = local_session("racer", short_lived=True, log_level="OFF", cores=1, memory="1g", **conf)
+    spark = quick_session("racer", cores=1, memory="1g")
     for number in range(rounds):
         print("ready", flush=True)
         sys.stdin.readline()
@@ -33,7 +30,7 @@ def _follow(spark, folder: str, number: int) -> str:
         following.await_termination(300)
 
     try:
-        until_its_source_starts(once, starts=20)  # two sessions and whatever else runs: a start may be late for long
+        until_its_source_starts(once)
     except Fenced:
         return "Fenced"
     except Exception as error:  # noqa: BLE001 - the parent judges it
