@@ -9,12 +9,17 @@ import tempfile  # noqa: TID251 - pytest asks it
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 ROOMS = {"pyspark": "src/strandline/spark", "typer": "src/strandline/cli"}
 collect_ignore = [room for extra, room in ROOMS.items() if find_spec(extra) is None]
 """Examples of a room whose extra is not installed; everything else must import."""
 
 ROOM_NEEDED = 4 << 30
 """Bytes that a folder in memory must have free: what the largest tests write at a time, several times over."""
+
+SLOW = 1800
+"""Seconds that every slow test has at least. The limit guards against hanging, and says nothing about speed."""
 
 
 def keep_bytecode() -> None:
@@ -41,6 +46,14 @@ def _free(folder: Path) -> int:
 
 keep_bytecode()
 keep_files_in_memory()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests their time."""
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        if item.get_closest_marker("slow") and (limit is None or limit.args[0] < SLOW):
+            item.add_marker(pytest.mark.timeout(SLOW), append=False)
 
 
 def pytest_collection_finish() -> None:

@@ -62,7 +62,7 @@ def test_of_two_drivers_in_one_session_that_create_one_table_one_gets_to_the_end
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)  # ten minutes where nothing else runs
+@pytest.mark.timeout(3600)
 @pytest.mark.spark
 def test_a_hundred_races_of_two_driver_processes_for_one_table_each_leave_it_right(tmp_path):
     rounds = 100
