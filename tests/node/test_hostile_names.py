@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow.flight as fl
@@ -13,6 +13,7 @@ from strandline.formats.json_fields import Fields
 from strandline.formats.ticket import decode_ticket
 from strandline.model.errors import CorruptData, InvalidInput, LogFailed, StrandlineError
 from strandline.model.names import check_replica_name
+from strandline.node.flight.remote import RemoteLog
 from strandline.node.flight.values import read_topology
 from strandline.node.home import Home
 from strandline.storage.files import below
@@ -97,13 +98,27 @@ def test_a_folder_has_no_paths_that_lead_out_of_it(tmp_path: Path) -> None:
                 below("/data", name)
 
 
-def test_a_node_whose_files_are_gone_acknowledges_nothing_and_says_so(nest: Nest, tmp_path: Path) -> None:
+def leads(log: RemoteLog) -> bool:
+    try:
+        return log.status().condition == "leading"
+    except StrandlineError:  # it has stopped, or is about to
+        return False
+
+
+def move(folder: Path) -> None:
+    folder.rename(folder.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("lose", [shutil.rmtree, move])
+def test_a_node_whose_files_are_gone_acknowledges_nothing_and_says_so(
+    nest: Nest, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
     with Victim(nest, tmp_path) as victim, victim.connect() as log:
         log.append(ONE).ensure()
-        shutil.rmtree(victim.data)
+        lose(victim.data)
         with pytest.raises(LogFailed, match="removed"):
             log.append(ONE)
-        victim.until(lambda: log.status().condition != "leading", "it says that it leads no more")
+        victim.until(lambda: not leads(log), "it says that it leads no more")
         for _ in range(3):
             with pytest.raises(StrandlineError):
                 log.append(ONE)

@@ -57,9 +57,9 @@ def test_it_does_what_the_local_disk_does(place):
     file.write([b"!", b"?"])
     file.cut(7)
     assert (file.size(), disk.read(f"{at}/a")) == (7, b"onetwo!")
+    file.sync()
     disk.rename(f"{at}/a", f"{at}/b")
     file.write([b"goes on"])
-    file.sync()
     file.close()
     file.close()
     assert disk.read(f"{at}/b") == b"onetwo!goes on"
@@ -113,27 +113,31 @@ def test_a_file_is_rewritten_in_place_and_may_grow_by_it(place):
     file.close()
 
 
-@pytest.mark.parametrize("how", ["remove", "remove_folder", "rename"])
-def test_a_file_that_was_removed_cannot_be_made_durable(place, how):
+@pytest.mark.parametrize("how", ["remove", "remove_folder", "replace", "move", "move_folder"])
+def test_a_file_that_its_path_does_not_lead_to_any_more_cannot_be_made_durable(place, how):
     disk, at = place
     disk.make_folders(f"{at}/log")
     file = disk.open_append(f"{at}/log/a")
     file.write([b"one"])
     file.sync()
+    file.check_in_place()
     disk.link(f"{at}/log/a", f"{at}/second")
-    if how == "remove_folder":
-        disk.remove_folder(f"{at}/log")
-    elif how == "remove":
-        disk.remove(f"{at}/log/a")
-    else:
-        disk.write_new(f"{at}/log/b", [])
-        disk.rename(f"{at}/log/b", f"{at}/log/a")
+    match how:
+        case "remove":
+            disk.remove(f"{at}/log/a")
+        case "remove_folder":
+            disk.remove_folder(f"{at}/log")
+        case "replace":
+            disk.write_new(f"{at}/log/b", [])
+            disk.rename(f"{at}/log/b", f"{at}/log/a")
+        case "move":
+            disk.rename(f"{at}/log/a", f"{at}/log/b")
+        case "move_folder":
+            disk.rename(f"{at}/log", f"{at}/aside")
     file.write([b"two"])
-    file.sync()  # it has another name
-    disk.remove(f"{at}/second")
-    file.write([b"three"])
-    with pytest.raises(NotFound, match="was removed"):
-        file.sync()
+    for call in (file.check_in_place, file.sync):
+        with pytest.raises(NotFound, match="was removed, moved or replaced"):
+            call()
 
 
 @pytest.mark.parametrize("start", [4, 100, -1])

@@ -104,7 +104,10 @@ class LocalAppendFile:
         self._page: mmap.mmap | None = None
         """The first bytes of the file, in memory, once they were written over."""
         with speaking(path, making=True):
+            self._place = os.path.abspath(path)  # whatever folder the process is in later
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, file_mode())
+            opened = os.fstat(self._descriptor)
+            self._identity = (opened.st_dev, opened.st_ino)
 
     def size(self) -> int:
         """How many bytes it has."""
@@ -126,11 +129,24 @@ class LocalAppendFile:
             if self._page is not None:
                 self._page.flush()
             _sync_data(self._descriptor)
-            is_gone = not os.fstat(self._descriptor).st_nlink
         except OSError as error:
             raise spoken(self._path, error) from error
-        if is_gone:  # what it holds goes with the process, and nobody can ever read it again
-            raise NotFound(f"{self._path} was removed while it was written: nothing that it holds is durable.")
+        self.check_in_place()
+
+    def check_in_place(self) -> None:
+        """``NotFound`` if the file is no longer what its path leads to."""
+        try:
+            found = os.stat(self._place)
+            in_place = (found.st_dev, found.st_ino) == self._identity
+        except (FileNotFoundError, NotADirectoryError):
+            in_place = False
+        except OSError as error:
+            raise spoken(self._path, error) from error
+        if not in_place:  # what it holds goes with the process, or is where nobody looks for it
+            raise NotFound(
+                f"{self._path} was removed, moved or replaced while it was written: nothing more that it holds counts "
+                "as durable. Put it back, and open it again."
+            )
 
     def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
         """Put bytes in place of what the file has from ``start`` on."""

@@ -52,7 +52,13 @@ class AppendFile(Protocol):
     def sync(self) -> None:
         """Make everything written durable. When it raises, nothing that was not synced before may be trusted.
 
-        ``NotFound`` if the file has no name any more: what it holds would be gone with this process.
+        ``NotFound`` as :meth:`check_in_place` raises it: what the file holds cannot be found any more.
+        """
+
+    def check_in_place(self) -> None:
+        """``NotFound`` if the file is no longer what its path leads to.
+
+        It was removed, and is gone with this process; or it, or a folder above it, was moved or replaced.
         """
 
     def cut(self, size: int) -> None:

@@ -101,6 +101,9 @@ class _PassingFile:
     def sync(self) -> None:
         self._inner.sync()
 
+    def check_in_place(self) -> None:
+        self._inner.check_in_place()
+
     def cut(self, size: int) -> None:
         self._inner.cut(size)
 

@@ -19,7 +19,7 @@ from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.tail import Held
 from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.cursor import SECOND
-from strandline.model.errors import CorruptData
+from strandline.model.errors import CorruptData, NotFound
 from strandline.model.head import WriterId, WriterState
 from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.ambient import Clock
@@ -169,6 +169,19 @@ class Journal:
             self._disk.sync_folder(self._folder)
             self._new = False
 
+    def check_in_place(self) -> None:
+        """``NotFound`` if the files of the log were removed, moved or replaced, so that its path is another's now.
+
+        Any thread may ask.
+        """
+        while True:
+            file = self._file
+            try:
+                return file.check_in_place()
+            except NotFound:
+                if self._file is file:  # otherwise it was left for the next one, and pruned, in between
+                    raise
+
     def settle(self, written: Written) -> None:
         """Remember what has just become durable."""
         place = self.place
@@ -198,6 +211,7 @@ class Journal:
     def _begin(self, first: int) -> None:
         """Leave the file, all of which is durable, for a new one; it is durable, too, after the next sync."""
         place = self.place
+        self.check_in_place()  # a folder that stands there now may be another log's
         self._file.close()
         self._index.finish()
         name = self._path = f"{self._folder}/{data_name(first)}"

@@ -96,7 +96,9 @@ class WalLog(WalShowing):
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
         self._published = Published.open(folder, mark, disk=disk)
-        self._slots = WalSlots(folder, found.kept, self.bounds, self.cursor_at, disk=disk, clock=clock)
+        self._slots = WalSlots(
+            folder, found.kept, self.bounds, self.cursor_at, self._journal.check_in_place, disk=disk, clock=clock
+        )
         self._unsynced = []
         self._committer = Committer(
             folder,
@@ -320,6 +322,8 @@ class WalLog(WalShowing):
         """
         self.enforce(limits)
         with self._pruning:
+            self._slots.check_open()
+            self._journal.check_in_place()  # what is there instead is not this log's to prune
             start = self._slots.retain(min(upto, self.bounds().next), beyond_slots=beyond_slots)
             # Readers are told before anything is removed: what they then miss has expired, and is not lost.
             self._published.retain(start)

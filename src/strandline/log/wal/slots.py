@@ -41,17 +41,22 @@ class WalSlots:
         kept: Kept,
         bounds: Callable[[], Bounds],
         cursor_at: Callable[[int], Cursor],
+        check_in_place: Callable[[], None],
         *,
         disk: Disk,
         clock: Clock,
     ) -> None:
-        """The slots that were found beside the log, whose ``bounds`` and cursors they are compared with."""
+        """The slots that were found beside the log, whose ``bounds`` and cursors they are compared with.
+
+        ``check_in_place`` raises before anything is written where the log is no more.
+        """
         self._folder = folder
         self._log_id = kept.log_id
         self._start = kept.start
         self._slots = {state.name: state for state in kept.slots}
         self._bounds = bounds
         self._cursor_at = cursor_at
+        self._check_in_place = check_in_place
         self._disk = disk
         self._clock = clock
         self._dirty = False
@@ -252,6 +257,7 @@ class WalSlots:
 
     def _write(self, start: int, slots: dict[str, SlotState]) -> None:
         """Durably replace the file; only then does anyone see what is in it."""
+        self._check_in_place()
         self._dirty = True  # until it is known to be written: an error leaves either
         write_kept(self._folder, Kept(self._log_id, start, tuple(slots.values())), disk=self._disk)
         self._start, self._slots, self._dirty = start, dict(slots), False

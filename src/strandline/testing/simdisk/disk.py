@@ -326,7 +326,7 @@ class SimulatedDisk:
 
 
 class _SimulatedFile:
-    """An open file; dead after a crash, and at home under whatever name the file has."""
+    """An open file; dead after a crash."""
 
     def __init__(self, disk: SimulatedDisk, path: str, file: File) -> None:
         self._disk, self._path, self._file = disk, path, file
@@ -358,9 +358,11 @@ class _SimulatedFile:
 
     def _sync(self) -> None:
         self._file.sync()
-        tree = self._disk._tree  # noqa: SLF001
-        if tree.find(self._path) is not self._file and all(file is not self._file for file in tree.files()):
-            raise NotFound(f"{self._path} was removed while it was written: nothing that it holds is durable.")
+        self.check_in_place()
+
+    def check_in_place(self) -> None:
+        if self._disk._tree.find(self._path) is not self._file:  # noqa: SLF001
+            raise NotFound(f"{self._path} was removed, moved or replaced while it was written: put it back.")
 
     def cut(self, size: int) -> None:
         self._do("cut", lambda: self._file.cut(size))
