@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, WrongKind
 from strandline.node.face import Primary, Replica
 from strandline.node.home import Home
 from strandline.storage.disk import DISK
@@ -45,6 +45,26 @@ OTHERS = {
     things.queue_v1: "a queue of version 1",
     things.spool_beside: "a spool",
 }
+OPENED_WITH = {
+    things.wal: r"(strandline\.WriteAheadLog\.open|take_over=)",
+    things.node: r"strandline\.Primary\.open, strandline\.Replica",
+    things.object_log: r"strandline\.open",
+    things.append_log_store: r"strandline\.AppendLogStore\.open",
+    things.rocksdb_store: r"strandline\.RocksStore\.open",
+    things.topic: "as a topic",
+    things.snapshot: "import_from",
+    things.queue_v1: r"strandline\.open\(..., format='queue-v1'\)",
+    things.spool_beside: r"strandline\.WriteAheadLog\.open\(.*, migrate=True\)",
+}
+LOOKERS = {
+    "a write-ahead log": ({things.wal}, lambda path: sl.WriteAheadLog.open(path, create=False).close()),
+    "a reader of a write-ahead log": ({things.wal}, sl.WalReader),
+    "an object log": ({things.object_log}, lambda path: sl.open(path.as_uri())),
+    "a consumer": ({things.object_log}, lambda path: sl.Consumer(str(path), slot="billing").close()),
+    "a queue": ({things.queue_v1, things.object_log}, lambda path: sl.open(str(path), format="queue-v1")),
+}
+"""Who makes nothing: what each opens, and how."""
+LOOKED_FOR = [(opener, other) for opener, (own, _) in LOOKERS.items() for other in OTHERS if other not in own]
 WRONG = [(opener, other) for opener, (own, _) in OPENERS.items() for other in OTHERS if other is not own]
 
 
@@ -63,7 +83,7 @@ def test_nothing_begins_where_something_else_is(made: Path, tmp_path: Path, open
     _, open_there = OPENERS[opener]
     shutil.copytree(made / other.__name__, tmp_path, dirs_exist_ok=True)
     before = things.state_of(tmp_path)
-    with pytest.raises((InvalidInput, CorruptData), match=f"{OTHERS[other]}|which is no object log"):
+    with pytest.raises(WrongKind, match=f"{OTHERS[other]}.*{OPENED_WITH[other]}"):
         open_there(tmp_path / "it")
     assert things.state_of(tmp_path) == before, "nothing was changed"
 
@@ -76,15 +96,23 @@ def test_everything_begins_where_nothing_of_the_kind_is(tmp_path: Path, opener: 
     OPENERS[opener][1](tmp_path / "it")
 
 
-def test_what_is_opened_without_making_it_says_what_is_there_instead(made: Path) -> None:
-    with pytest.raises(
-        NotALog, match=r"is the folder of a node .*, and no write-ahead log: open it with strandline\.Prim"
-    ):
-        sl.WriteAheadLog.open(made / "node/it", create=False)
-    with pytest.raises(NotALog, match=r"is the folder of a node .*, and no object log"):
-        sl.open((made / "node/it").as_uri())
-    with pytest.raises(CorruptData, match=r"no object log: open it with strandline\.WriteAheadLog"):
-        sl.open((made / "wal/it").as_uri())
+@pytest.mark.parametrize(
+    ("opener", "other"), LOOKED_FOR, ids=[f"{opener}-{other.__name__}" for opener, other in LOOKED_FOR]
+)
+def test_what_is_opened_without_making_it_says_what_is_there_instead(
+    made: Path, tmp_path: Path, opener: str, other
+) -> None:
+    shutil.copytree(made / other.__name__, tmp_path, dirs_exist_ok=True)
+    before = things.state_of(tmp_path)
+    with pytest.raises(WrongKind, match=f"{OTHERS[other]}.*, and no .*: .*{OPENED_WITH[other]}"):
+        LOOKERS[opener][1](tmp_path / "it")
+    assert things.state_of(tmp_path) == before, "nothing was changed, and no lock is left there"
+
+
+def test_whoever_expected_no_log_or_a_wrong_argument_still_hears_of_it(made: Path) -> None:
+    for kind in (NotALog, InvalidInput):
+        with pytest.raises(kind):
+            sl.open((made / "wal/it").as_uri(), create=True)
 
 
 def test_a_primary_on_a_write_ahead_log_is_told_how_to_take_it_over(made: Path) -> None:

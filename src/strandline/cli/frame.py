@@ -25,7 +25,7 @@ from strandline.log.object.log import open_log as open_object_log
 from strandline.log.v1.collect import GRACE
 from strandline.log.v1.log import QueueLog, open_queue
 from strandline.model.cursor import Start
-from strandline.model.errors import InvalidInput, NotALog, NotFound, StrandlineError
+from strandline.model.errors import InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 from strandline.tier.front import tiered
 
@@ -200,6 +200,8 @@ def open_log(
     need_object_log(url, create=create, hint=hint)
     try:
         return open_object_log(url, create=create, retention=retention)
+    except WrongKind:
+        raise
     except NotALog as error:
         raise NotALog(f"There is no log at {url}: {hint}.") from error
 
@@ -217,11 +219,16 @@ def both_tiers(log: sl.ObjectLog) -> Iterator[Tiers]:
 
 def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
     """The queue of version 1 at an address; one without a manifest is refused, for the path may be mistyped."""
-    queue = open_queue(url, manifest=manifest, data=data, grace=grace)
+    folder = local_folder(url)
+    try:
+        queue = open_queue(url, manifest=manifest, data=data, grace=grace)
+    except WrongKind:
+        if folder is not None:
+            need(look(str(folder)), Kind.QUEUE_V1)  # in the words of commands
+        raise
     try:
         queue.store.get(manifest)
     except NotFound as error:
-        folder = local_folder(url)
         if folder is not None and not is_free(there := look(str(folder))):
             need(there, Kind.QUEUE_V1)
         raise NotALog(

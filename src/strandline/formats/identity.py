@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
 from strandline.model.json_values import fingerprint_of, fingerprint_text, flag, natural, parse_object, text, whole
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import OpId, Stamped
 
 FORMAT_VERSION: Final = 1
+OPEN_WAL: Final = "open it with strandline.WriteAheadLog.open"
+OPEN_OBJECT_LOG: Final = "open it with strandline.open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,11 @@ def encode_identity(identity: LogIdentity) -> bytes:
 def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
     """The identity in these bytes, or an error that says what to do."""
     fields = _parsed(data, where)
+    if fields.get("kind") == "strandline-wal":
+        raise WrongKind(f"{where} is of a write-ahead log, and no object log: {OPEN_WAL}.")
     try:
         if fields["kind"] != "strandline-object-log":
-            hint = "open it with strandline.WriteAheadLog" if fields["kind"] == "strandline-wal" else "name another one"
-            raise CorruptData(f"{where} describes a {fields['kind']!r}, which is no object log: {hint}.")
+            raise CorruptData(f"{where} describes a {str(fields['kind'])[:80]!r}, which is no object log.")
         identity = LogIdentity(
             UUID(fields["log_id"]),
             natural(fields["version"]),

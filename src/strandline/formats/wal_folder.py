@@ -12,8 +12,9 @@ from typing import Final
 from uuid import UUID
 
 from strandline.formats.checked_json import decode_checked, encode_checked
+from strandline.formats.identity import OPEN_OBJECT_LOG
 from strandline.formats.spool import slot_fields, slots_of
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.model.errors import CorruptData, UnsupportedVersion, WrongKind
 from strandline.model.head import WriterId, WriterState
 from strandline.model.json_values import natural, parse_json, parse_object, text, whole
 from strandline.model.slots import SlotState
@@ -44,10 +45,10 @@ def decode_wal_identity(data: bytes, where: str) -> UUID:
         kind, log_id, needs = fields["kind"], UUID(text(fields["log_id"])), natural(fields["min_reader"])
     except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
+    if kind == "strandline-object-log":
+        raise WrongKind(f"{where} is of an object log, and no write-ahead log: {OPEN_OBJECT_LOG}.")
     if kind != KIND:
-        raise CorruptData(
-            f"{where} describes a {str(kind)[:80]!r}, which is no write-ahead log: open it with strandline.open."
-        )
+        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no write-ahead log.")
     if needs > FORMAT_VERSION:
         raise UnsupportedVersion(
             f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "

@@ -20,7 +20,7 @@ from strandline.formats.head import HEAD_MAGIC
 from strandline.formats.wal_folder import KEPT_KIND
 from strandline.formats.wal_folder import KIND as WAL_KIND
 from strandline.model.addresses import Address, as_address
-from strandline.model.errors import NotALog, NotFound
+from strandline.model.errors import NotALog, NotFound, WrongKind
 from strandline.storage.disk import Disk, FolderRow
 
 
@@ -199,6 +199,7 @@ def refuse_others(
 ) -> None:
     """Raise ``NotALog`` unless this is one thing of a kind that is needed; says what it is, and what that is for.
 
+    ``WrongKind`` if it is something else of ours, or several things.
     ``instead`` says what to do with each other kind, ``nothing`` what to do where there is nothing.
     """
     if len(there.kinds) == 1 and there.kinds <= set(needs):
@@ -206,7 +207,7 @@ def refuse_others(
     needed = " or ".join(kind.partition(" ")[2] for kind in needs)
     path = there.path.rstrip("/") or there.path
     if len(there.kinds) > 1:
-        raise NotALog(
+        raise WrongKind(
             f"{path} holds several things: {there}. Nothing was changed: move all but one of them, each with all its "
             "files, into a folder of its own, and repeat this."
         )
@@ -214,4 +215,4 @@ def refuse_others(
     if kind in (Kind.ABSENT, Kind.EMPTY, Kind.OTHER):
         what = "there is no such folder" if kind is Kind.ABSENT else f"it is {kind}"
         raise NotALog(f"There is no {needed} in {path}, {what}: {nothing}")
-    raise NotALog(f"{path} is {there}, and no {needed}: {instead.get(kind, 'check the path.')}")
+    raise WrongKind(f"{path} is {there}, and no {needed}: {instead.get(kind, 'check the path.')}")

@@ -6,20 +6,21 @@ whatever else is in it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from os import PathLike
 from typing import Final
 
+from strandline.formats.identity import OPEN_OBJECT_LOG, OPEN_WAL
 from strandline.log.folders import Kind, contents
-from strandline.model.errors import InvalidInput, NotALog
+from strandline.model.errors import WrongKind
 from strandline.storage.disk import Disk
 
 _STRANGERS: Final = frozenset({Kind.ABSENT, Kind.EMPTY, Kind.OTHER})
 """What may be there: files of nobody here are in nobody's way."""
 
-_WAL: Final = "open it with strandline.WriteAheadLog.open"
 _OPENED_WITH: Final = {
-    Kind.WAL: _WAL,
-    Kind.OBJECT_LOG: "open it with strandline.open",
+    Kind.WAL: OPEN_WAL,
+    Kind.OBJECT_LOG: OPEN_OBJECT_LOG,
     Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
     Kind.TOPIC: "open it as a topic",
     Kind.NODE: "open it with strandline.Primary.open, strandline.Replica or 'strandline node run'",
@@ -28,7 +29,7 @@ _OPENED_WITH: Final = {
     Kind.SNAPSHOT: "import it into a store with import_from",
     Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
     Kind.SPOOL: "open it with strandline.WriteAheadLog.open(..., migrate=True)",
-    Kind.FILE: "it is no folder",
+    Kind.FILE: "name a folder",
 }
 
 _TAKE_OVER: Final = (
@@ -46,31 +47,36 @@ _TAKEN_OVER: Final = {
 
 
 def check_new(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
-    """``InvalidInput`` if something of this kind would begin where something else is; says what that is, and its use.
+    """``WrongKind`` if something of this kind would begin where something else is; says what that is, and its use.
 
     What an interrupted beginning of the same kind has left is left to the opener.
     """
     found = _other(folder, kind, disk=disk)
     if found is not None:
         path, what, advice = found
-        raise InvalidInput(
+        raise WrongKind(
             f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
             f"{advice[:1].upper()}{advice[1:]}; or name another folder."
         )
 
 
-def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
-    """``NotALog`` if what was not found in a folder is not there because something else is; says what, and its use."""
-    found = _other(folder, kind, disk=disk)
+def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside: Collection[Kind] = ()) -> None:
+    """``WrongKind`` if what was not found in a folder is not there because something else is; says what, and its use.
+
+    What is of the kinds ``beside`` is in nobody's way.
+    """
+    found = _other(folder, kind, disk=disk, beside=beside)
     if found is not None:
         path, what, advice = found
-        raise NotALog(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
+        raise WrongKind(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
 
 
-def _other(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> tuple[str, str, str] | None:
+def _other(
+    folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside: Collection[Kind] = ()
+) -> tuple[str, str, str] | None:
     """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
     there = contents(folder, disk=disk)
-    others = [found for found in there.found if found not in _STRANGERS]
+    others = [found for found in there.found if found not in _STRANGERS and found not in beside]
     if not others or kind in others:
         return None
     path = there.path.rstrip("/") or there.path

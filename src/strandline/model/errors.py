@@ -78,6 +78,10 @@ class NotALog(StrandlineError):
     """There is no log at this place."""
 
 
+class WrongKind(NotALog, InvalidInput):
+    """Something else is at this place than what was to be opened or begun there; says what, and what opens it."""
+
+
 class UnsupportedVersion(StrandlineError):
     """The log was written by a newer version of the format than this program can read."""
 

@@ -24,6 +24,7 @@ from strandline.model.errors import (
     StorageError,
     StrandlineError,
     TransientStorageError,
+    WrongKind,
 )
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER
@@ -217,6 +218,9 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
     try:
         log = open_log(store, clock=clock)
         head, states = log.head(), log.slots()
+    except WrongKind as error:
+        yield problem("log", str(error))
+        return
     except NotALog:
         yield ok("log", f"there is none at {store.url} yet")
         return

@@ -12,6 +12,8 @@ import pyarrow as pa
 from strandline.formats.block import Compression
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_missing
 from strandline.log.object.handles import settled
 from strandline.log.object.producer import Producer
 from strandline.log.object.shipper import ship
@@ -23,7 +25,7 @@ from strandline.log.v1.manifest import ManifestCell
 from strandline.log.v1.names import checked_path, time_of
 from strandline.log.v1.shipper import QueueShipper
 from strandline.log.v1.span import QueueSpan
-from strandline.model.addresses import Address
+from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.model.head import MetadataRanges, WriterId
@@ -31,9 +33,10 @@ from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import RecordSource, conform
 from strandline.model.slots import SlotState
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK
 from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
-from strandline.storage.urls import store_at
+from strandline.storage.urls import local_folder, store_at
 
 SLOT: Final = "queue"
 """The name of the one slot that a queue has: its consumer."""
@@ -56,9 +59,13 @@ def open_queue(
     """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
 
     There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and has to
-    be the same for all who write to the queue or collect it.
+    be the same for all who write to the queue or collect it. ``WrongKind`` in a folder of something else.
     """
     store = store_at(place, options)
+    folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
+    if folder is not None:
+        # A log and a queue may share a place: each has names of its own.
+        check_missing(folder, Kind.QUEUE_V1, disk=DISK, beside=(Kind.OBJECT_LOG,))
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
 

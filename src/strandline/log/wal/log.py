@@ -11,7 +11,7 @@ from uuid import UUID
 
 from strandline.formats.wal_mark import Mark
 from strandline.log.folders import Kind
-from strandline.log.new_folder import check_new
+from strandline.log.new_folder import check_missing, check_new
 from strandline.log.wal.catalog import Catalog
 from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
@@ -134,8 +134,8 @@ class WalLog(WalShowing):
         Reads the last file only, from its index's last checkpoint on. What a crash has left above the durable mark is
         cut, and kept beside it. ``CorruptData``, with file and byte, for damage at or below the mark and
         ``UnsupportedVersion`` for what a newer version wrote: nothing was changed then. ``Fenced``, naming the holder,
-        while another process has it open. ``InvalidInput`` where it would begin in the folder of something else, such
-        as a node, or beside a spool.
+        while another process has it open. ``WrongKind`` in the folder of something else, such
+        as a node, and where it would begin beside a spool.
 
         A file is followed by a new one when it has ``roll_bytes``; ``tail_bytes`` of the newest records stay in
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
@@ -144,8 +144,8 @@ class WalLog(WalShowing):
         """
         folder = as_address(folder)
         _check_options(roll_bytes, tail_bytes, pending_bytes)
+        (check_new if create else check_missing)(folder, Kind.WAL, disk=disk)
         if create:
-            check_new(folder, Kind.WAL, disk=disk)
             make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             hold_lock(held, folder, disk=disk)

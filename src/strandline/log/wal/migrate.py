@@ -27,7 +27,7 @@ from strandline.log.wal.renumber import OLD_LSN, Renumbering, plan_renumbering
 from strandline.log.wal.slots import write_kept
 from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import Chance, Clock
@@ -57,16 +57,17 @@ _LOGGER: Final = logging.getLogger(__name__)
 def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False) -> str:
     """The folder of the log that ``path`` names; a spool of that name is moved there if ``migrate`` says so.
 
-    ``InvalidInput`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
+    ``WrongKind`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
     """
     named = as_address(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
     if _exists(f"{folder}/{IDENTITY}", disk=disk) or not _exists(f"{folder}{SPOOL}", disk=disk):
         return folder
     if not migrate:
-        raise InvalidInput(
-            f"{folder}{SPOOL} is a spool of an older version: open it with migrate=True, which moves its records and "
-            f"slots into the folder {folder} and keeps the file."
+        raise WrongKind(
+            f"{folder}{SPOOL} is a spool of an older version, and no write-ahead log: open it with "
+            f"strandline.WriteAheadLog.open(..., migrate=True), which moves its records and slots into the folder "
+            f"{folder} and keeps the file."
         )
     migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber)
     return folder

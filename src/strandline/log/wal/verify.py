@@ -45,7 +45,7 @@ from strandline.log.wal.published import read_mark
 from strandline.log.wal.walk import WINDOW, walk
 from strandline.model.cold import COLD_FILE, COLD_FOLDER
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, NotALog, NotFound
+from strandline.model.errors import CorruptData, NotALog, NotFound, WrongKind
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk, FolderRow
 
@@ -143,6 +143,10 @@ class _Look:
         path = f"{self._folder}/{IDENTITY}"
         try:
             return read_identity(self._folder, disk=self._disk)
+        except WrongKind as error:
+            if not self._has_frames():
+                raise
+            self._damaged(Kind.IDENTITY, path, str(error))
         except NotALog:
             if not self._has_frames():
                 raise
