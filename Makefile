@@ -10,11 +10,12 @@ ONLY ?=
 PYTEST_ARGS ?=
 # Evaluated only by the recipes that start Spark; java.sh prints one sentence and fails when there is no Java.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)"; export JAVA_HOME;
-# Two processes, each with files of its own: a second Spark fits beside the first. JOBS=0 runs everything in one.
-JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -n $(JOBS) --dist loadfile
+# Three processes for two cores, as many tests wait for others; tests/plugins/balanced.py says which has what. JOBS=0
+# runs everything in one.
+JOBS ?= 3
+PYTEST = $(BIN)/python -m pytest -p tests.plugins.no_missing_servers -p tests.plugins.balanced -n $(JOBS)
 
-.PHONY: help venv demo quickstart test test-slow soak fuzz test-spark-oldest lint types services bench lock clean
+.PHONY: help venv demo quickstart test test-matrix test-slow test-all soak fuzz test-spark-oldest lint types services bench lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,12 +37,20 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## all tests but the slow ones (20 to 30 minutes)
-	@$(WITH_JAVA) $(PYTEST) -m "not slow" $(PYTEST_ARGS)
+test: venv ## every promise, on one of each kind (about 6 minutes)
+	@$(WITH_JAVA) $(PYTEST) -m "not slow and not matrix" $(PYTEST_ARGS)
 
-test-slow: venv ## the slow tests: long crash and fault schedules (about an hour)
+test-matrix: venv ## the same promises on all other kinds, seeds and crash points (about 10 minutes)
+	@$(WITH_JAVA) $(PYTEST) -m "matrix and not slow" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
+
+test-slow: venv ## long schedules of crashes, faults and races (about an hour)
 	@echo "The slow suite takes about an hour on two cores."
 	@$(WITH_JAVA) $(PYTEST) -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there are none
+
+test-all: venv ## all three, one after the other
+	@$(MAKE) test
+	@$(MAKE) test-matrix
+	@$(MAKE) test-slow
 
 soak: venv ## simulate whole clusters until one breaks, you stop it, or SECONDS_=600 are over
 	@$(BIN)/python -m strandline.testing.cluster $(if $(SECONDS_),--seconds $(SECONDS_))

@@ -23,6 +23,7 @@ from strandline.testing.simdisk import (
     fill_everywhere,
 )
 from strandline.testing.sinks import DELETE, LOG, changes
+from tests.cases import sampled
 
 OTHER = UUID(int=2)
 FOLDER, FILE = "/fold", "/fold/fold.log"
@@ -132,18 +133,20 @@ def told(capsys, name, explored):
 # --- crashes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("every", sampled(5))
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "unsynced"])
-def test_a_crash_at_any_disk_operation_leaves_a_prefix_of_the_writes_with_all_that_was_promised(capsys, sync):
+def test_a_crash_at_any_disk_operation_leaves_a_prefix_of_the_writes_with_all_that_was_promised(capsys, sync, every):
     fold = Fold(sync=sync)
-    explored = crash_everywhere(fold.work, fold.check, limit=8 if sync else 4)
+    explored = crash_everywhere(fold.work, fold.check, limit=8 if sync else 4, every=every)
     told(capsys, f"append-log, {sync=}", explored)
-    assert explored.states > 150
+    assert explored.states > 150 / every
 
 
-def test_a_crash_while_a_crash_is_repaired_loses_nothing_either(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_crash_while_a_crash_is_repaired_loses_nothing_either(capsys, every):
     fold = Fold()
     modes = (CrashMode.KILL, CrashMode.NOTHING)
-    explored = crash_everywhere(fold.work, fold.check, modes=modes, again=9)
+    explored = crash_everywhere(fold.work, fold.check, modes=modes, again=9, every=every)
     told(capsys, "append-log, crashes in repairs", explored)
 
 
@@ -156,31 +159,35 @@ def test_a_crash_while_a_crash_is_repaired_loses_nothing_in_any_mode(capsys, syn
     told(capsys, f"append-log, crashes in repairs in every mode, {sync=}", explored)
 
 
-def test_a_crash_anywhere_in_a_fold_that_compacts_all_the_time_loses_nothing(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_crash_anywhere_in_a_fold_that_compacts_all_the_time_loses_nothing(capsys, every):
     fold = Fold(compact_after=0)
-    explored = crash_everywhere(fold.work, fold.check, seeds=(0,), limit=2)
+    explored = crash_everywhere(fold.work, fold.check, seeds=(0,), limit=2, every=every)
     told(capsys, "append-log, compacting", explored)
 
 
 # --- failures --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("every", sampled(5))
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "unsynced"])
-def test_a_failure_at_any_disk_operation_costs_a_retry_and_nothing_else(capsys, sync):
+def test_a_failure_at_any_disk_operation_costs_a_retry_and_nothing_else(capsys, sync, every):
     fold = Fold(sync=sync, retry=True)
-    explored = fail_everywhere(fold.work, fold.check, seeds=(0,), limit=2, then=3 if sync else 0)
+    explored = fail_everywhere(fold.work, fold.check, seeds=(0,), limit=2, then=3 if sync else 0, every=every)
     told(capsys, f"append-log, failures, {sync=}", explored)
 
 
-def test_a_store_that_is_given_up_after_a_failure_holds_what_was_promised(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_store_that_is_given_up_after_a_failure_holds_what_was_promised(capsys, every):
     fold = Fold()
-    explored = fail_everywhere(fold.work, fold.check, seeds=(0,), limit=4)
+    explored = fail_everywhere(fold.work, fold.check, seeds=(0,), limit=4, every=every)
     told(capsys, "append-log, given up", explored)
 
 
-def test_a_disk_that_fills_at_any_byte_costs_nothing_but_room(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_disk_that_fills_at_any_byte_costs_nothing_but_room(capsys, every):
     fold = Fold()
-    explored = fill_everywhere(fold.work, fold.check, step=509, seeds=(0,), limit=4)
+    explored = fill_everywhere(fold.work, fold.check, step=509 * every, seeds=(0,), limit=4)
     told(capsys, "append-log, full", explored)
 
 
@@ -202,9 +209,10 @@ def refuses_or_holds_all(fold):
     return check
 
 
-def test_rot_anywhere_is_refused_and_never_cut_off_unless_it_may_be_a_torn_tail(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_rot_anywhere_is_refused_and_never_cut_off_unless_it_may_be_a_torn_tail(capsys, every):
     fold = Fold()
-    explored = damage_everywhere(fold.work, refuses_or_holds_all(fold), step=16, piece=b"\xa5" * 5)
+    explored = damage_everywhere(fold.work, refuses_or_holds_all(fold), step=16 * every, piece=b"\xa5" * 5)
     told(capsys, "append-log, damage", explored)
 
 
@@ -245,10 +253,11 @@ class Handing:
             notes.append("made")
 
 
-def test_a_crash_anywhere_leaves_a_snapshot_and_what_is_made_of_it_whole_or_not_at_all(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_crash_anywhere_leaves_a_snapshot_and_what_is_made_of_it_whole_or_not_at_all(capsys, every):
     handing = Handing()
     modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.PREFIX, CrashMode.SECTORS)
-    explored = crash_everywhere(handing.work, handing.check, modes=modes, seeds=(0,), limit=3)
+    explored = crash_everywhere(handing.work, handing.check, modes=modes, seeds=(0,), limit=3, every=every)
     told(capsys, "append-log, snapshots", explored)
 
 

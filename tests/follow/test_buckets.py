@@ -42,6 +42,7 @@ class TestMemoryBucket(BucketContract):
         return True
 
 
+@pytest.mark.matrix
 class TestAMemoryBucketThatKeepsLittle(TestMemoryBucket):
     """With a history so short that retention itself overruns and expires."""
 
@@ -104,6 +105,6 @@ class TestNatsBucket(NatsContract):
     history = 8
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestNatsBucketThatKeepsOneValue(NatsContract):
     history = 1

@@ -19,8 +19,8 @@ from strandline.follow.keyed.log import LogBucket
 from strandline.follow.keyed.nats import NatsBucket
 from tests.follow.watchers import digest
 
-KILLS = 50
-PATIENCE = 30.0
+KILLS = [8, pytest.param(50, marks=pytest.mark.slow)]
+PATIENCE = 120.0
 LOOK_EVERY = 0.002
 
 
@@ -95,11 +95,11 @@ def end_of(bucket) -> int:
     return bucket.put("a.end", b"") + 1
 
 
-def survive(folder: Path, bucket, job: dict[str, object], *, seed: int) -> None:
+def survive(folder: Path, bucket, job: dict[str, object], *, kills: int, seed: int) -> None:
     dice = random.Random(seed)
     prefixes = tuple(prefix.encode() for prefix in job["scope"])
     with Nursery(folder, job) as nursery:
-        for _ in range(KILLS):
+        for _ in range(kills):
             nursery.start()
             deadline = time.monotonic() + dice.choice([0.0, 0.005, 0.02, 0.05])
             while time.monotonic() < deadline:
@@ -117,18 +117,20 @@ def survive(folder: Path, bucket, job: dict[str, object], *, seed: int) -> None:
                 nursery.kill()
 
 
+@pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize(
     "scope", [pytest.param([""], marks=pytest.mark.slow), ["a.", "c.1"]], ids=["everything", "prefixes"]
 )
-def test_over_the_own_log(tmp_path, scope):
+def test_over_the_own_log(tmp_path, scope, kills):
     log = sl.open(str(tmp_path / "log"), create=True)
     job = {"kind": "log", "address": log.url, "scope": scope}
-    survive(tmp_path, LogBucket(log), job, seed=1)
+    survive(tmp_path, LogBucket(log), job, kills=kills, seed=1)
 
 
+@pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_over_nats(tmp_path, nats_url, history):
+def test_over_nats(tmp_path, nats_url, history, kills):
     name = f"kill-{tmp_path.name}-{history}".replace("_", "-").replace("[", "-").replace("]", "-")
     with NatsBucket.connect(nats_url, name, create=True, history=history) as bucket:
         job = {"kind": "nats", "address": f"{nats_url}/{name}", "scope": [""] if history == 1 else ["a."]}
-        survive(tmp_path, bucket, job, seed=2)
+        survive(tmp_path, bucket, job, kills=kills, seed=2)

@@ -83,6 +83,7 @@ class LogBucketContract(BucketContract):
         return made
 
 
+@pytest.mark.matrix
 class TestOnAMemoryLog(LogBucketContract):
     @pytest.fixture
     def bucket(self) -> LogBucket:
@@ -108,7 +109,7 @@ class TestOnAnObjectLog(LogBucketContract):
         return bucket._log.store.down()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestInAFolder(LogBucketContract):
     rounds = 40
 

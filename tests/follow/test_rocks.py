@@ -71,6 +71,7 @@ class TestRocksStore(ExportingStoreContract):
         return self.opened[-1]
 
 
+@pytest.mark.matrix
 class TestRocksStoreUnsynced(TestRocksStore):
     sync = False
 

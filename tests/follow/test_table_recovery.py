@@ -77,7 +77,21 @@ def restarted(log, sink):
     follow(log, again(sink), "s", until="end")
 
 
-both = pytest.mark.parametrize("meet", [running, restarted], ids=lambda meet: meet.__name__)
+MEETINGS = (running, restarted)
+both = pytest.mark.parametrize("meet", MEETINGS, ids=lambda meet: meet.__name__)
+
+
+def alternating(name, kinds):
+    """Every kind in both ways; the default suite takes the two by turns."""
+    pairs = [(kind, meet) for kind in kinds for meet in MEETINGS]
+    left_to_the_matrix = [(number + number // 2) % 2 for number in range(len(pairs))]
+    return pytest.mark.parametrize(
+        (name, "meet"),
+        [
+            pytest.param(*pair, marks=[pytest.mark.matrix] * left, id="-".join(part.__name__ for part in pair))
+            for pair, left in zip(pairs, left_to_the_matrix, strict=True)
+        ],
+    )
 
 
 # --- a table that was changed ----------------------------------------------------------------------------------------
@@ -124,8 +138,7 @@ CHANGES = [
 each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 
 
-@both
-@each_change
+@alternating("change", CHANGES)
 def test_a_table_that_others_changed_is_diverged_and_nothing_moves(log, sink, change, meet):
     in_steps(log, sink, 10, 20)
     change(sink)
@@ -380,8 +393,7 @@ HARMLESS = [
 ]
 
 
-@both
-@pytest.mark.parametrize("job", HARMLESS, ids=lambda job: job.__name__)
+@alternating("job", HARMLESS)
 def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
     in_steps(log, sink, 10, 20)
     job(sink)

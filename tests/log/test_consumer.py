@@ -17,6 +17,7 @@ from strandline.testing.queues import QueueContract, QueuePlace
 from tests.log.queue_places import OwnPlace, V1Place
 
 
+@pytest.mark.matrix
 class TestOwnLogInPlainMemory(QueueContract):
     picklable = False
 
@@ -25,6 +26,7 @@ class TestOwnLogInPlainMemory(QueueContract):
         return OwnPlace(PlainStore())
 
 
+@pytest.mark.matrix
 class TestOwnLogInMemory(QueueContract):
     picklable = False
 
@@ -39,6 +41,7 @@ class TestOwnLogInFolder(QueueContract):
         return OwnPlace(open_store(str(tmp_path)))
 
 
+@pytest.mark.matrix
 class TestV1InPlainMemory(QueueContract):
     picklable = False
 
@@ -68,6 +71,7 @@ class TestOwnLogOverABadLine(QueueContract):
         return OwnPlace(bad_line())
 
 
+@pytest.mark.matrix
 class TestV1OverABadLine(QueueContract):
     picklable = False
     lossy = True

@@ -44,6 +44,7 @@ class ObjectLogContract(LogContract):
         log._keeper.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
+@pytest.mark.matrix
 class TestObjectLogInMemory(ObjectLogContract):
     picklable = False
 

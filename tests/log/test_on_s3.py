@@ -14,6 +14,7 @@ from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.logs import append, content, writer_named
 from strandline.testing.stores import together
+from tests.cases import sampled
 from tests.log.histories import UNHEARD, play
 from tests.log.test_contract import ObjectLogContract
 from tests.log.test_lost_answers import TestAppend, TestCreation, TestSlots, line, ours, theirs
@@ -33,6 +34,7 @@ STORM = {
 }
 
 
+@pytest.mark.matrix
 class TestObjectLogOnS3(ObjectLogContract):
     appends = 12
 
@@ -59,10 +61,11 @@ def played(s3_place: Callable[[], ObjectStore], seeds: range) -> None:
     assert sum(len(history.acknowledged) for history in histories) > 2 * len(seeds)
 
 
+@pytest.mark.parametrize("every", sampled(4))
 def test_no_history_of_racing_failing_and_dying_writers_and_holders_loses_or_doubles_anything(
-    s3_place: Callable[[], ObjectStore],
+    s3_place: Callable[[], ObjectStore], every: int
 ) -> None:
-    played(s3_place, range(HISTORIES))
+    played(s3_place, range(0, HISTORIES, every))
 
 
 @pytest.mark.slow

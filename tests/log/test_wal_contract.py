@@ -35,10 +35,12 @@ class TestWalLog(WalContract):
     """As users open it: a thread commits, and the newest records are in memory."""
 
 
+@pytest.mark.matrix
 class TestWalLogWithoutAThread(WalContract):
     options: ClassVar = {"background": False}
 
 
+@pytest.mark.matrix
 class TestWalLogFromItsFiles(WalContract):
     """Nothing is in memory, and each group has a file of its own."""
 

@@ -15,6 +15,7 @@ from strandline.testing.simdisk import (
     fail_everywhere,
     fill_everywhere,
 )
+from tests.cases import sampled
 from tests.log.wal_parts import check, open_on, payload, values, workload
 
 
@@ -29,10 +30,11 @@ def report(capsys, explored):
         print(f"\n  write-ahead log: {explored}")
 
 
-def test_a_crash_at_every_operation_in_every_mode_loses_nothing(capsys):
-    explored = crash_everywhere(workload, check)
+@pytest.mark.parametrize("every", sampled(29))
+def test_a_crash_at_every_operation_in_every_mode_loses_nothing(capsys, every):
+    explored = crash_everywhere(workload, check, every=every)
     report(capsys, explored)
-    assert explored.states > 1000
+    assert explored.states > 1000 / every
 
 
 @pytest.mark.slow
@@ -45,19 +47,24 @@ def test_a_second_crash_while_the_first_is_being_repaired_loses_nothing(capsys):
     assert explored.states > 1000
 
 
-def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(capsys):
-    explored = fail_everywhere(workload, check, modes=(CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS), limit=3)
+@pytest.mark.parametrize("every", sampled(5))
+def test_an_operation_that_fails_loses_nothing_even_if_only_the_process_ends(capsys, every):
+    modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
+    explored = fail_everywhere(workload, check, modes=modes, limit=3, every=every)
     report(capsys, explored)
-    assert explored.states > 100
+    assert explored.states > 100 / every
 
 
-def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys):
-    explored = fill_everywhere(workload, check, step=257, modes=(CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS))
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_full_disk_loses_nothing_and_goes_on_once_there_is_room(capsys, every):
+    modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
+    explored = fill_everywhere(workload, check, step=257 * every, modes=modes)
     report(capsys, explored)
-    assert explored.states > 50
+    assert explored.states > 50 / every
 
 
-def test_a_log_that_begins_anywhere_begins_there_after_every_crash(capsys):
+@pytest.mark.parametrize("every", sampled(9))
+def test_a_log_that_begins_anywhere_begins_there_after_every_crash(capsys, every):
     def begin(disk, notes):
         log = open_on(disk)
         end = log.bounds().next
@@ -73,17 +80,18 @@ def test_a_log_that_begins_anywhere_begins_there_after_every_crash(capsys):
         assert not found or log.bounds().first == 5
         disk.kill()
 
-    explored = crash_everywhere(begin, begun)
+    explored = crash_everywhere(begin, begun, every=every)
     report(capsys, explored)
-    assert explored.states > 100
+    assert explored.states > 100 / every
 
 
 def test_the_same_seeds_explore_the_same_states():
-    runs = [crash_everywhere(workload, check, modes=(CrashMode.SCRAPS,), seeds=(3,), limit=2) for _ in range(2)]
-    assert runs[0] == runs[1]
+    reach = {"modes": (CrashMode.SCRAPS,), "seeds": (3,), "limit": 2, "every": 9}
+    assert crash_everywhere(workload, check, **reach) == crash_everywhere(workload, check, **reach)
 
 
-def test_damage_below_the_mark_is_refused_or_does_not_matter_but_never_changes_anything(capsys):
+@pytest.mark.parametrize("every", sampled(3))
+def test_damage_below_the_mark_is_refused_or_does_not_matter_but_never_changes_anything(capsys, every):
     def refuse_or_hold(disk, notes):
         before = disk.files()
         try:
@@ -100,9 +108,9 @@ def test_damage_below_the_mark_is_refused_or_does_not_matter_but_never_changes_a
         except CorruptData:
             return  # found when it is read
 
-    explored = damage_everywhere(workload, refuse_or_hold, step=97, piece=b"\x5a\xa5\x5a")
+    explored = damage_everywhere(workload, refuse_or_hold, step=97 * every, piece=b"\x5a\xa5\x5a")
     report(capsys, explored)
-    assert explored.states > 50
+    assert explored.states > 50 / every
 
 
 def test_nothing_is_left_open_or_behind_by_the_workload():

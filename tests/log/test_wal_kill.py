@@ -160,7 +160,7 @@ def test_whatever_was_acknowledged_and_is_retained_survives_kills_beside_pruning
     assert [slot.name for slot in WalReader(story.folder).slots()] == [SLOT]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.slow
 @pytest.mark.parametrize("prunes", [False, True])
 def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path, prunes: bool):
     story = kill_in_a_loop(tmp_path, kills=100, seed=3, prunes=prunes)

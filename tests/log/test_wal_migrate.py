@@ -27,6 +27,7 @@ from strandline.storage.disk import DISK
 from strandline.storage.files import replace_file
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
+from tests.cases import sampled
 
 CASES = {
     case["name"]: case
@@ -478,24 +479,28 @@ def explored(capsys, what, found):
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys):
+@pytest.mark.parametrize("every", sampled(5))
+def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
-    assert explored(capsys, "crashed", crash_everywhere(work, work.check, seeds=(0,), limit=4)) > 200
+    found = crash_everywhere(work, work.check, seeds=(0,), limit=4, every=every)
+    assert explored(capsys, "crashed", found) > 200 / every
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys):
+@pytest.mark.parametrize("every", sampled(3))
+def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
     modes = (CrashMode.NOTHING, CrashMode.SCRAPS)
-    found = fail_everywhere(work, work.check, modes=modes, seeds=(0,), limit=1)
-    assert explored(capsys, "one operation fails", found) > 50
+    found = fail_everywhere(work, work.check, modes=modes, seeds=(0,), limit=1, every=every)
+    assert explored(capsys, "one operation fails", found) > 50 / every
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_full_disk_anywhere_leaves_no_log_or_all_of_it(capsys):
+@pytest.mark.parametrize("every", sampled(3))
+def test_a_full_disk_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
-    found = fill_everywhere(work, work.check, step=512, seeds=(0,), limit=2)
-    assert explored(capsys, "the disk fills", found) > 30
+    found = fill_everywhere(work, work.check, step=512 * every, seeds=(0,), limit=2)
+    assert explored(capsys, "the disk fills", found) > 30 / every
 
 
 @pytest.mark.slow
@@ -517,10 +522,11 @@ def test_failures_and_full_disks_leave_no_log_or_all_of_it(begun, capsys):
 
 
 @pytest.mark.usefixtures("_quiet")
-def test_a_crash_while_a_folder_that_was_begun_gives_way_loses_nothing(capsys):
+@pytest.mark.parametrize("every", sampled(3))
+def test_a_crash_while_a_folder_that_was_begun_gives_way_loses_nothing(capsys, every):
     work = Migration(begun=True)
-    found = crash_everywhere(work, work.check, modes=(CrashMode.SECTORS,), seeds=(0,), limit=2)
-    assert explored(capsys, "into a begun folder", found) > 40
+    found = crash_everywhere(work, work.check, modes=(CrashMode.SECTORS,), seeds=(0,), limit=2, every=every)
+    assert explored(capsys, "into a begun folder", found) > 40 / every
 
 
 def test_a_migration_that_returned_is_durable():

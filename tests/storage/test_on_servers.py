@@ -39,6 +39,7 @@ class TestCellOnS3(CellContract):
         return s3_place()
 
 
+@pytest.mark.matrix
 class TestCellOnAzure(CellContract):
     increments = 25
 

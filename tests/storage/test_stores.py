@@ -43,6 +43,7 @@ def test_an_object_larger_than_any_that_is_read_whole_is_refused_unread(
     assert store.get_range("large", 1000, 1) == b"\0", "a part of it can be read all the same"
 
 
+@pytest.mark.matrix
 class TestPlainStore(StoreContract):
     picklable = False
 
@@ -68,6 +69,7 @@ class TestLocalStore(StoreContract):
         return LocalStore(str(tmp_path / "store"))
 
 
+@pytest.mark.matrix
 class TestFaultyStoreWithoutFaults(StoreContract):
     picklable = False
 

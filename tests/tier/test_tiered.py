@@ -133,12 +133,12 @@ class Locked(Settled):
             super().settle()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestObjectLogWithNothingTiered(InMemory, AllHot):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestObjectLogInSegments(OnObjects, Cold):
     pass
 
@@ -147,15 +147,16 @@ class TestObjectLogAcrossTheSeam(InMemory, Cold):
     kept = 1
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestWalLogWithNothingTiered(OnWal, AllHot):
     pass
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 class TestWalLogInSegments(OnWal, Cold):
     pass
 
 
+@pytest.mark.matrix
 class TestWalLogAcrossTheSeam(OnWal, Cold):
     kept = 2

@@ -27,6 +27,7 @@ class TestMemoryTopic(ForgettingContract):
         topic.trim(partition, upto)
 
 
+@pytest.mark.matrix
 class TestTopicOnAnyLogs(ForgettingContract):
     """Nothing is used of the logs but their contract."""
 
@@ -52,6 +53,7 @@ class TestWalTopic(ForgettingContract):
         topic.logs[partition].prune(upto, beyond_slots=True)
 
 
+@pytest.mark.matrix
 class TestWalTopicFromItsFiles(TestWalTopic):
     """Nothing is in memory, and each group has a file of its own."""
 
@@ -65,6 +67,7 @@ class ObjectTopicContract(ForgettingContract):
         topic.logs[partition]._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=upto))
 
 
+@pytest.mark.matrix
 class TestObjectTopicInMemory(ObjectTopicContract):
     def make_topic(self, partition_count: int) -> LogTopic:
         return open_object_topic(f"memory://topic-{uuid4().hex}", partition_count)
@@ -95,6 +98,7 @@ class TwoNodes:
         self.there.close()
 
 
+@pytest.mark.matrix
 class TestObjectTopicSeenByAnotherNode(ObjectTopicContract):
     def make_topic(self, partition_count: int) -> Topic:
         return TwoNodes(f"memory://topic-{uuid4().hex}", partition_count)

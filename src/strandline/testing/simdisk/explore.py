@@ -52,6 +52,7 @@ def crash_everywhere(
     seeds: Sequence[int] = (0, 1),
     limit: int = 8,
     again: int = 0,
+    every: int = 1,
 ) -> Explored:
     """Stop the workload at every disk operation (before, half-way, after), and at its end, and crash in every mode.
 
@@ -60,9 +61,10 @@ def crash_everywhere(
 
     Where a mode leaves a choice, all are tried if they are at most ``limit``, else one for each seed. With ``again``,
     the workload is stopped and crashed a second time at each of so many first operations after each crash, which is
-    where repairs happen. What ``check`` or the workload raises carries a note that tells where it was.
+    where repairs happen. What ``check`` or the workload raises carries a note that tells where it was. ``every`` other
+    than 1 takes a sample: only one of so many operations.
     """
-    explorer = _Explorer(workload, check, modes, seeds, limit)
+    explorer = _Explorer(workload, check, modes, seeds, limit, every)
     explorer.stop_everywhere(SimulatedDisk(), [], "", again=again)
     return explorer.explored()
 
@@ -75,6 +77,7 @@ def fail_everywhere(
     seeds: Sequence[int] = (0, 1),
     limit: int = 8,
     then: int = 0,
+    every: int = 1,
 ) -> Explored:
     """Let every disk operation fail once, with a ``StorageError`` (before, half-way, after), and crash at the end.
 
@@ -82,9 +85,9 @@ def fail_everywhere(
     of so many operations behind the one that failed. A sync that fails loses what it should have
     written, and the next one says that all is well. Only crashes of the machine are tried unless others are named: a
     process that dies with what was lost still readable leaves the next one no way to know of it, and only one that
-    rewrites what it finds, before it trusts it, can cope.
+    rewrites what it finds, before it trusts it, can cope. ``every`` other than 1 takes a sample of the operations.
     """
-    explorer = _Explorer(workload, check, modes, seeds, limit)
+    explorer = _Explorer(workload, check, modes, seeds, limit, every)
     explorer.fail_everywhere(then)
     return explorer.explored()
 
@@ -124,6 +127,7 @@ class _Explorer(Generic[N]):
     modes: Sequence[CrashMode]
     seeds: Sequence[int]
     limit: int
+    every: int = 1
     stops: int = 0
     crashes: int = 0
     seen: dict[bytes, int] = field(default_factory=dict)
@@ -149,7 +153,7 @@ class _Explorer(Generic[N]):
                 if moment == "before":
                     moments += _later(disk.calls[number])
                 self._crash(disk, told, f"{where}{_told(disk, number, moment)}", again=again)
-            number += 1
+            number += self.every if reach < 0 else 1
 
     def fail_everywhere(self, then: int) -> None:
         number = 0
@@ -163,7 +167,7 @@ class _Explorer(Generic[N]):
                     moments += _later(disk.calls[number])  # a sync fails in one way only
                 for ahead in range(1, then + 1):
                     self._fail(number, moment, ahead)
-            number += 1
+            number += self.every
 
     def _fail(self, number: int, moment: Moment, ahead: int | None) -> SimulatedDisk | None:
         """Let a call fail, stop so many calls later or at the end, and crash; None if there is no such call."""

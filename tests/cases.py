@@ -1,0 +1,32 @@
+"""Which cases of a long parametrisation the default suite runs; the whole matrix runs all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def some(cases: Iterable[Any], count: int) -> list[Any]:
+    """All cases, of which the default suite runs this many, spread over the whole range; the rest is ``matrix``.
+
+    >>> [case for case in some(range(10), 3) if isinstance(case, int)]
+    [0, 4, 9]
+    """
+    listed = list(cases)
+    last, gaps = len(listed) - 1, max(count - 1, 1)
+    kept = {last * number // gaps for number in range(count)}
+    return [case if index in kept else _left_out(case) for index, case in enumerate(listed)]
+
+
+def sampled(every: int) -> list[Any]:
+    """Two cases: one point of so many for the default suite, and all of them for the matrix."""
+    return [pytest.param(every, id="some"), pytest.param(1, id="all", marks=pytest.mark.matrix)]
+
+
+def _left_out(case: Any) -> Any:
+    if hasattr(case, "marks"):  # it is a pytest.param already
+        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.matrix], id=case.id)
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.matrix)
