@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -24,6 +26,7 @@ from strandline.storage.ambient import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)
 
+_VERBOSITY: Final = "GRPC_VERBOSITY"
 _IDENTITY_ONLY: Final = 1
 """The set of compression algorithms that are taken: none."""
 
@@ -46,10 +49,18 @@ _SPARE: Final = 30.0
 
 
 def _grpc() -> Any:
+    """The library; quiet unless ``GRPC_VERBOSITY`` is set: whoever sends it nonsense would fill the node's log."""
+    if "grpc" in sys.modules and sys.modules["grpc"] is not None:
+        return sys.modules["grpc"]
+    is_said = _VERBOSITY in os.environ
+    os.environ.setdefault(_VERBOSITY, "NONE")
     try:
         import grpc
     except ImportError as error:
         raise MissingExtra("Serving a node needs the extra 'server': pip install 'strandline[server]'.") from error
+    finally:
+        if not is_said:
+            del os.environ[_VERBOSITY]
     return grpc
 
 
