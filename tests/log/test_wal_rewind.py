@@ -172,6 +172,18 @@ class TestRewinding:
         assert (after["high"].holder, after["high"].epoch) == ("me", before["high"].epoch)
         assert after["broken"].invalid == before["broken"].invalid
 
+    def test_a_slot_that_is_put_back_no_longer_names_the_batch_before_where_it_stood(self, folder, tmp_path):
+        with opened(folder) as log:
+            for name, position in (("above", 12), ("there", 5)):
+                log.create_slot(name, 0)
+                log.claim_slot(name, "me").advance(log.cursor_at(position))
+            before = {slot.name: slot.fingerprint for slot in log.slots()}
+        assert None not in before.values()
+        rewind(str(folder), 5, quarantine=str(tmp_path / "aside"))
+        with opened(folder) as log:
+            after = {slot.name: (slot.position, slot.fingerprint) for slot in log.slots()}
+        assert after == {"above": (5, None), "there": (5, before["there"])}
+
     def test_a_cursor_of_what_was_cut_has_diverged(self, folder, tmp_path):
         rewind(str(folder), 9, quarantine=str(tmp_path / "aside"))
         with opened(folder) as log:

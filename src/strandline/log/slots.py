@@ -96,6 +96,11 @@ def reset(state: SlotState, before: SlotState, position: int, now: int, born: in
     return SlotState(state.name, position, None, state.epoch + 1, now, expires=state.expires, born=born)
 
 
+def put_at(state: SlotState, position: int) -> SlotState:
+    """The slot at a position that its holder did not name; it does not know the batch before that one."""
+    return state if position == state.position else replace(state, position=position, fingerprint=None)
+
+
 def drop(state: SlotState, epoch: int) -> SlotState:
     """The slot as one that is no longer listed; unchanged if its name has been taken anew since."""
     return replace(state, dropped=True) if state.epoch == epoch else state
@@ -105,7 +110,7 @@ def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotSta
     """A hold that lasts longer, and perhaps needs less; ``SlotInvalid`` once it was let go."""
     _check_listed(state)
     check_valid(state)
-    return replace(_heard(state, now), position=max(state.position, position), expires=expires)
+    return replace(put_at(_heard(state, now), max(state.position, position)), expires=expires)
 
 
 def has_expired(state: SlotState, now: int) -> bool:
@@ -164,7 +169,7 @@ def proven(states: Iterable[SlotState], copied: Copied) -> list[SlotState]:
         return [*known, SlotState(TIER_SLOT, first, None, 0, 0)] if copied.attached() else known
     if not tier.pins or tier.position <= first or _is_of(tier, copied):
         return known
-    return [replace(state, position=first) if state is tier else state for state in known]
+    return [put_at(state, first) if state is tier else state for state in known]
 
 
 def _is_of(slot: SlotState, copied: Copied) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from strandline.log.object.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
 from strandline.log.retention import kept_from, trim_to
 from strandline.log.slots import floor as lowest
-from strandline.log.slots import pending_positions, trim_floor
+from strandline.log.slots import pending_positions, put_at, trim_floor
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
 from strandline.model.retention import Retention, SlotLimits
@@ -88,7 +88,7 @@ def trim_end(
 
     The batch that holds the offset stays, and slots that break a limit by then are counted as they are now.
     """
-    moved = [replace(state, position=head.next_offset) if state.name in up_to_date else state for state in states]
+    moved = [put_at(state, head.next_offset) if state.name in up_to_date else state for state in states]
     pins = [pin for name, pin in head.slots.items() if name not in up_to_date]
     floor = trim_floor(moved, pending_positions(pins))
     return max(head.floor, trim_to(policy_start(head, retention, floor, chunks, now), floor))

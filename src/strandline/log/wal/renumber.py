@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
 
 from strandline.formats.spool import SpoolRecord
+from strandline.log.slots import put_at
 from strandline.model.slots import SlotState
 
 OLD_LSN: Final = "spool-lsn"
@@ -84,7 +85,7 @@ class Renumbering:
             # Up to the first record with a higher lsn all are at or below its own: it has them.
             return self.start + bisect_right(highest, position)
 
-        return [replace(slot, position=max(0, moved(slot.position))) for slot in slots]
+        return [put_at(slot, max(0, moved(slot.position))) for slot in slots]
 
 
 def plan_renumbering(lsns: Sequence[int], last: int) -> Renumbering | None:

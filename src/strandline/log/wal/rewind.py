@@ -21,6 +21,7 @@ from strandline.formats.frame import Frame, FrameInfo, Stop, decode_frame, encod
 from strandline.formats.wal_folder import Rewinding, decode_rewinding, encode_rewinding
 from strandline.formats.wal_index import decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal_mark import Mark, encode_mark
+from strandline.log.slots import put_at
 from strandline.log.wal.catalog import damaged
 from strandline.log.wal.create import describe_copy
 from strandline.log.wal.examine import Examined, Scan, examine, read_identity, read_kept, read_lead
@@ -285,7 +286,7 @@ def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
     if decided.log_id != read_identity(folder, disk=disk):
         raise CorruptData(f"{folder}/{REWIND} belongs to log {decided.log_id}: move it away.")
     kept = read_kept(folder, decided.log_id, disk=disk, clock=clock)
-    slots = tuple(replace(slot, position=min(slot.position, decided.to)) for slot in kept.slots)
+    slots = tuple(put_at(slot, min(slot.position, decided.to)) for slot in kept.slots)
     if slots != kept.slots:
         write_kept(folder, replace(kept, slots=slots), disk=disk)
     mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, _NO_BOOT, clean=True)
