@@ -20,14 +20,15 @@ class Interrupted(BaseException):
 
 
 class _Tracer:
-    """Raises once, at the place with a number; counts the places of the package's own code only."""
+    """Raises once, at the place with a number; counts the places in modules whose names begin so."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, within: str) -> None:
         self.left = place
+        self._within = within
         self._last: dict[FrameType, int] = {}
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_globals.get("__name__", "").startswith("strandline."):
+        if not frame.f_globals.get("__name__", "").startswith(self._within):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._in_frame
@@ -47,13 +48,15 @@ class _Tracer:
         return self._in_frame
 
 
-def interruptions(work: Callable[[], object], *, every: int = 1) -> Iterator[int]:
+def interruptions(work: Callable[[], object], *, within: str = "strandline.") -> Iterator[int]:
     """Do the work again and again, interrupted at the first place, at the second, …; the last time it is not.
+
+    ``within`` is what the names of the modules begin with that are interrupted.
 
     The body of the loop runs after each time, and puts right what the next one needs.
     """
-    for place in itertools.count(0, every):
-        tracer, before = _Tracer(place), sys.gettrace()
+    for place in itertools.count():
+        tracer, before = _Tracer(place, within), sys.gettrace()
         sys.settrace(tracer)
         try:
             work()

@@ -17,6 +17,7 @@ from strandline.log.queue import consumer as module
 from strandline.log.queue import progress
 from strandline.log.v1.log import open_queue
 from strandline.model.errors import InvalidInput, OutOfOrderAck
+from tests.interrupts import interruptions
 
 
 @pytest.fixture(params=["own", "v1"])
@@ -159,3 +160,42 @@ def test_tasks_that_take_at_the_same_time_share_the_batches(log: Any) -> None:
 def test_how_many_batches_wait_is_known_right_after_opening(log: Any) -> None:
     with sl.Consumer(log) as consumer:
         assert len(consumer) == 3
+
+
+CALLS = {
+    "batches": lambda consumer, given: given.extend(consumer.batches(parallel=1)),
+    "ack": lambda consumer, _: [consumer.ack(sequence) for sequence in (1, 2)],
+    "ack_through": lambda consumer, _: consumer.ack_through(2),
+    "flush": lambda consumer, _: consumer.flush(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some places are in __del__
+@pytest.mark.parametrize("call", CALLS)
+def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> None:
+    log = sl.open(f"memory://interrupted-{call}", create=True)
+    with log.producer() as producer:
+        for entry in (b"a", b"b", b"c", b"d"):
+            producer.produce([entry])
+            producer.flush()
+
+    def begun() -> tuple[sl.Consumer, list[Any]]:
+        log.reset_slot("default", 0)
+        consumer = sl.Consumer(log, collect_every=None, ack_every=2)
+        given = [consumer.next_batch() for _ in range(1 if call == "batches" else 3)]
+        consumer.ack(0)
+        return consumer, given
+
+    sl.Consumer(log, collect_every=None).close()
+    now = [begun()]
+    places = 0
+    for place in interruptions(lambda: CALLS[call](*now[0]), within="strandline.log.queue."):
+        consumer, given = now[0]
+        given += [batch for batch in consumer.batches(parallel=1) if batch not in given]
+        assert [batch.entries for batch in given] == [[b"a"], [b"b"], [b"c"], [b"d"]], f"interrupted at {place}"
+        consumer.ack_through(3)
+        consumer.close()
+        assert log.slot("default").position == 4
+        now[0] = begun()
+        places += 1
+    assert places > 10

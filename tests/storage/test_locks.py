@@ -1,7 +1,6 @@
 """Locks between processes: nobody holds one by accident."""
 
 import contextlib
-import gc
 import os
 import signal
 import threading
@@ -85,7 +84,6 @@ def test_whoever_is_interrupted_while_taking_or_freeing_a_lock_does_not_keep_it(
 
     places = 0
     for place in interruptions(work):
-        gc.collect()
         assert is_free(path), f"interrupted at place {place}"
         places += 1
     assert places > 10

@@ -134,7 +134,7 @@ class ObjectLog:
         self._chance = chance
         self._lister = self._new_lister()
         self._chunks = StoredChunks(store)
-        self._keeper = SlotKeeper(store, self._lister.cell, self.head, clock=clock, chance=chance)
+        self._keeper = SlotKeeper(store, self._lister.cell, self.head, self._chunks, clock=clock, chance=chance)
         self._retries = Backoff()
         self._waiter = Waiter()
         self._origin = Origin(f"The log {store.url}", self)

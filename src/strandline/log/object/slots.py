@@ -12,6 +12,8 @@ from typing import Final, Self
 from strandline.formats.identity import SlotCodec
 from strandline.log import slots as rules
 from strandline.log.object.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
+from strandline.log.object.index import Chunks, entries_from
+from strandline.log.planning import entries_after
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import Head, Pin
@@ -49,12 +51,20 @@ class SlotKeeper:
     """Creates, claims, moves and drops the slots of one log."""
 
     def __init__(
-        self, store: ObjectStore, head: StoreCell[Head], read_head: Callable[[], Head], *, clock: Clock, chance: Chance
+        self,
+        store: ObjectStore,
+        head: StoreCell[Head],
+        read_head: Callable[[], Head],
+        chunks: Chunks,
+        *,
+        clock: Clock,
+        chance: Chance,
     ) -> None:
         """Keep the slots in ``store``; ``read_head`` reads the head and checks that it is this log's."""
         self._store = store
         self._head = head
         self._read_head = read_head
+        self._chunks = chunks
         self._clock = clock
         self._chance = chance
 
@@ -230,9 +240,11 @@ class SlotKeeper:
     # --- advancing ---------------------------------------------------------------------------------------------
 
     def advance(self, cell: StoreCell[SlotState], epoch: int, to: Cursor) -> None:
-        """What a claimed slot's ``advance`` does."""
+        """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""
         head = self._read_head()
-        rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds_of(head).next))
+        bounds = bounds_of(head)
+        rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
+        entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self._chunks))
         now, fingerprint = self._clock.now(), to.fingerprint
         cell.update(
             self._op(),

@@ -210,10 +210,17 @@ class Consumer:
         The batch is read in another thread, and handed out only when the caller is given it.
         """
         while (batch := await asyncio.to_thread(self._peek)) is not None:
-            with self._state:
-                if batch.sequence == self._progress.read:  # else another call was faster
-                    self._progress.hand_out([batch.descriptor])
-                    return batch
+            is_next = False
+            try:
+                with self._state:
+                    is_next = batch.sequence == self._progress.read  # else another call was faster
+                    if is_next:
+                        self._progress.hand_out([batch.descriptor])
+                        return batch
+            except BaseException:
+                if is_next:  # a signal came before the caller had it
+                    self._take_back(batch.descriptor)
+                raise
         return None
 
     def __aiter__(self) -> Self:
@@ -298,16 +305,22 @@ class Consumer:
             found = False
             for piece, pages in fetch_in_order(self._pieces(), workers=parallel, ahead=ahead):
                 found = True
-                with self._reading:
-                    if piece.descriptor.sequence < self._read:
-                        continue  # another call was faster
-                    if piece.poison is not None:
-                        self._set_poison_aside(piece.descriptor, piece.poison)
-                        continue
-                    self._check_open()
-                    self._gauges.fetched(piece.descriptor, self._clock.now())
-                    batch = ConsumedBatch(piece.descriptor, tuple(pages))
-                    self._hand_out([piece.descriptor])  # last: what was handed out is also given
+                batch = None
+                try:
+                    with self._reading:
+                        if piece.descriptor.sequence < self._read:
+                            continue  # another call was faster
+                        if piece.poison is not None:
+                            self._set_poison_aside(piece.descriptor, piece.poison)
+                            continue
+                        self._check_open()
+                        self._gauges.fetched(piece.descriptor, self._clock.now())
+                        batch = ConsumedBatch(piece.descriptor, tuple(pages))
+                        self._hand_out([piece.descriptor])  # last: what was handed out is also given
+                except BaseException:
+                    if batch is not None:  # interrupted before the caller had it
+                        self._take_back(batch.descriptor)
+                    raise
                 yield batch
 
     def _pieces(self) -> Iterator[Piece]:

@@ -16,6 +16,7 @@ from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import ObjectSlot
 from strandline.log.object.span import ObjectSpan
 from strandline.log.queue.contract import Look, Writes
+from strandline.log.queue.history import GivenBatches
 from strandline.log.queue.letters import keep_letter
 from strandline.model.cursor import Cursor, Start
 from strandline.model.errors import (
@@ -74,6 +75,7 @@ class OwnQueue:
         self._chunks = log.chunks
         self._claimed: ObjectSlot | None = None
         self._acknowledged = 0
+        self._given = GivenBatches()
         self._seen = 0.0
         self._before = Writes(0, 0)  # of former claims
 
@@ -204,6 +206,13 @@ class OwnQueue:
             yield entry
             expected += 1
 
+    def _check_history(self, head: Head) -> None:
+        def listed(sequence: int) -> Entry | None:
+            found = next(entries_from_sequence(head, sequence, self._chunks), None)
+            return found if found is not None and found.sequence == sequence else None
+
+        self._given.check(self.url, head.next_sequence, listed)
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def look(self, since: int, limit: int | None = None) -> Look:
@@ -213,12 +222,15 @@ class OwnQueue:
         """
         head = self._log.head()
         state = self._own_state()  # after the head: what that lists was ours to read when it was read
+        self._check_history(head)
         idle = self._log.identity.limits.idle_seconds
         if idle and self._clock.monotonic() - self._seen >= idle / 3:
             self._slot.touch()
             self._seen = self._clock.monotonic()
+        found = tuple(islice(self._entries(head, since), limit))
+        self._given.note(found)
         return Look(
-            tuple(islice(self._entries(head, since), limit)),
+            found,
             length=max(0, head.next_sequence - self._acknowledged),
             records=head.next_offset - state.position,
             size=bytes_from(head, state.position, self._chunks),
@@ -228,6 +240,7 @@ class OwnQueue:
         """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
         head = self._log.head()
         self._own_state()
+        self._check_history(head)
         return tuple(islice(self._entries(head, min(first, head.next_sequence)), last + 1 - first))
 
     def fetcher(self) -> OwnFetcher:
@@ -237,9 +250,9 @@ class OwnQueue:
     # --- acknowledging -----------------------------------------------------------------------------------------
 
     def acknowledge(self, through: Descriptor) -> None:
-        """Durably move the slot behind this batch."""
+        """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""
         entry = _entry(through)
-        self._slot.advance(Cursor(self._log.log_id, entry.next))
+        self._slot.advance(Cursor(self._log.log_id, entry.next, fingerprint=entry.fingerprint))
         self._acknowledged = max(self._acknowledged, entry.sequence + 1)
 
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:

@@ -41,7 +41,7 @@ class Progress:
     (7, 6, 5)
     """
 
-    __slots__ = ("_ack_every", "_aside", "_handed_out", "acknowledged", "durable", "read")
+    __slots__ = ("_ack_every", "_aside", "_handed_out", "_kept", "acknowledged", "durable", "read")
 
     def __init__(self, first: int, *, ack_every: int = 100) -> None:
         """Begin with everything below ``first`` acknowledged; each ``ack_every`` acknowledgements become durable."""
@@ -54,7 +54,10 @@ class Progress:
         self.durable = first
         """Everything below is acknowledged in the store."""
         self._ack_every = ack_every
-        self._handed_out: dict[int, Descriptor] = {}  # what is not durably acknowledged: a step names its last one
+        # What is not durably acknowledged: a step names its last one. A signal may interrupt any of the methods below
+        # between two calls: the attribute that counts is set in one statement, and what follows is done again later.
+        self._handed_out: dict[int, Descriptor] = {}
+        self._kept = first
         self._aside: set[int] = set()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -75,7 +78,7 @@ class Progress:
         """Hand out again what was handed out last and did not reach its reader; nothing changes if it was not."""
         if descriptor.sequence == self.read - 1 >= self.acknowledged and descriptor.sequence not in self._aside:
             self.read -= 1
-            del self._handed_out[self.read]
+            self._handed_out.pop(self.read, None)
 
     def check_aside(self, descriptor: Descriptor) -> None:
         """Refuse to set aside what was acknowledged already, or is further than the next one to be handed out."""
@@ -118,10 +121,10 @@ class Progress:
         self._acknowledge(max(self.acknowledged, step.acknowledged))
         if step.through is None:
             return
-        durable = max(self.durable, step.through.sequence + 1)
-        for sequence in range(self.durable, durable):
-            del self._handed_out[sequence]
-        self.durable = durable
+        self.durable = max(self.durable, step.through.sequence + 1)
+        for sequence in range(self._kept, self.durable):
+            self._handed_out.pop(sequence, None)
+        self._kept = self.durable
 
     def _step(self, sequence: int, *, durably: bool) -> Step:
         acknowledged = self._past_aside(sequence + 1)

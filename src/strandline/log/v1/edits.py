@@ -118,12 +118,19 @@ def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManife
     return _without(claimed, last_acked)
 
 
-def acknowledge(manifest: QueueManifest, *, epoch: int, through: int) -> QueueManifest:
+def acknowledge(manifest: QueueManifest, *, epoch: int, through: int, location: str | None = None) -> QueueManifest:
     """The manifest without everything through a sequence; the same one if that is gone already.
 
-    ``Fenced`` if someone else has claimed the queue, ``Diverged`` if it never listed so much.
+    ``Fenced`` if someone else has claimed the queue, ``Diverged`` if it never listed so much, or has another batch
+    there than the one at ``location``, which the consumer has read.
     """
     check_epoch(manifest, epoch)
+    found = entry_at(manifest, through)
+    if location is not None and found is not None and found.location != location:
+        raise Diverged(
+            f"Batch {through} cannot be acknowledged: it is {found.location}, and the consumer has read {location}. "
+            "The queue was restored from a copy, or replaced: open a new consumer."
+        )
     if through >= manifest.next_sequence:
         raise Diverged(
             f"Batch {through} cannot be acknowledged: the queue ends at {manifest.next_sequence}. It was replaced."
@@ -177,6 +184,12 @@ def entries_from(manifest: QueueManifest, since: int) -> tuple[QueueEntry, ...]:
             f"Batch {since} is no longer listed (the queue begins at {first}): it was acknowledged and is gone."
         )
     return manifest.entries[since - first :]
+
+
+def entry_at(manifest: QueueManifest, sequence: int) -> QueueEntry | None:
+    """The batch of a sequence, if it is listed."""
+    place = sequence - first_listed(manifest)
+    return manifest.entries[place] if 0 <= place < len(manifest.entries) else None
 
 
 def _without(manifest: QueueManifest, through: int) -> QueueManifest:

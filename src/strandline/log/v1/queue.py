@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strandline.log.queue.contract import Look, Writes
+from strandline.log.queue.history import GivenBatches
 from strandline.log.queue.letters import keep_letter
 from strandline.log.v1 import edits
 from strandline.log.v1.log import SLOT, QueueLog
@@ -24,6 +25,7 @@ class V1Queue:
         self._collector = log.collector(remember=True)
         self._fetcher = QueueFetcher(log.store)
         self._epoch: int | None = None
+        self._given = GivenBatches()
 
     def __repr__(self) -> str:
         return f"V1Queue({self._log!r})"
@@ -56,24 +58,28 @@ class V1Queue:
         manifest = self._cell.read()
         if self._epoch is not None:
             edits.check_epoch(manifest, self._epoch)
+        self._given.check(self.url, manifest.next_sequence, lambda sequence: edits.entry_at(manifest, sequence))
         return manifest
 
     def look(self, since: int, limit: int | None = None) -> Look:
         """Consecutive listed batches from a sequence on; ``Fenced``, ``CursorExpired``."""
         manifest = self._read()
-        return Look(edits.entries_from(manifest, since)[:limit], len(manifest.entries))
+        found = edits.entries_from(manifest, since)[:limit]
+        self._given.note(found)
+        return Look(found, len(manifest.entries))
 
     def between(self, first: int, last: int) -> tuple[QueueEntry, ...]:
         """The listed batches with sequences ``first`` through ``last``; ``Fenced``, ``CursorExpired``."""
         return edits.entries_from(self._read(), first)[: max(0, last + 1 - first)]
 
     def acknowledge(self, through: Descriptor) -> None:
-        """Durably drop everything through this batch from the manifest."""
+        """Durably drop everything through this batch from the manifest; ``Diverged`` if another has its place."""
         if self._epoch is None:
             raise InvalidInput("Only who has claimed the queue may acknowledge.")
         epoch = self._epoch
         self._cell.update(
-            lambda found: edits.acknowledge(found, epoch=epoch, through=through.sequence), role="consumer"
+            lambda found: edits.acknowledge(found, epoch=epoch, through=through.sequence, location=through.location),
+            role="consumer",
         )
 
     def fetcher(self) -> QueueFetcher:

@@ -1,0 +1,104 @@
+"""A queue that is restored from a copy under a running consumer, and grows differently: the consumer is told."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.log.v1.log import open_queue
+from strandline.model.errors import Diverged
+
+
+def opened(kind: str, folder: Path) -> Any:
+    return sl.open(str(folder), create=True) if kind == "own" else open_queue(str(folder))
+
+
+def produce(log: Any, *entries: bytes) -> None:
+    with log.producer() as producer:
+        for entry in entries:
+            producer.produce([entry])
+            producer.flush()
+
+
+class Restored:
+    """A queue of three batches that was backed up, read to its fifth, put back, and has grown to six others."""
+
+    def __init__(self, kind: str, place: Path, *, again: tuple[bytes, ...] = (b"x", b"y", b"z")) -> None:
+        folder = place / "queue"
+        log = opened(kind, folder)
+        produce(log, b"a", b"b", b"c")
+        self.consumer = sl.Consumer(log, collect_every=None)
+        shutil.copytree(folder, place / "backup")
+        produce(log, b"d", b"e")
+        self.given = [self.consumer.next_batch() for _ in range(5)]
+        shutil.rmtree(folder)
+        shutil.copytree(place / "backup", folder)
+        self.log = opened(kind, folder)
+        produce(self.log, *again)
+
+    def rest(self) -> list[Any]:
+        with sl.Consumer(self.log, collect_every=None) as consumer:
+            return [batch.entries for batch in consumer.batches()]
+
+
+ALL = [[b"a"], [b"b"], [b"c"], [b"x"], [b"y"], [b"z"]]
+
+
+@pytest.fixture(params=["own", "v1"])
+def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Restored:
+    return Restored(request.param, tmp_path)
+
+
+def test_no_call_passes_over_batches_of_the_new_history(restored: Restored) -> None:
+    consumer = restored.consumer
+    for call in (
+        consumer.next_batch,
+        lambda: consumer.next_descriptors(1),
+        lambda: next(consumer.batches()),
+        lambda: consumer.descriptors_between(1, 2),
+        consumer.flush,
+    ):
+        with pytest.raises(Diverged, match="restored from a copy"):
+            call()
+    assert restored.rest() == ALL
+
+
+def test_batches_of_the_old_history_acknowledge_none_of_the_new(restored: Restored) -> None:
+    with pytest.raises(Diverged, match="restored from a copy"):
+        restored.consumer.ack_through(4)
+    assert restored.rest() == ALL
+
+
+def test_what_both_histories_have_can_still_be_acknowledged(restored: Restored) -> None:
+    restored.consumer.ack_through(2)
+    assert restored.rest() == ALL[3:]
+
+
+@pytest.mark.parametrize("kind", ["own", "v1"])
+def test_a_queue_that_is_shorter_than_its_consumer_has_read_is_not_taken_for_an_empty_one(
+    kind: str, tmp_path: Path
+) -> None:
+    restored = Restored(kind, tmp_path, again=(b"x",))
+    with pytest.raises(Diverged, match="restored from a copy"):
+        restored.consumer.next_batch()
+
+
+def test_a_slot_is_not_advanced_by_a_cursor_of_another_history(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    log = sl.open(str(folder), create=True)
+    produce(log, b"a")
+    log.create_slot("s", 0)
+    slot = log.claim_slot("s", "me")
+    shutil.copytree(folder, tmp_path / "backup")
+    produce(log, b"b", b"c")
+    stored = log.end()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    produce(log, b"x", b"y")
+    with pytest.raises(Diverged, match="restored from a copy"):
+        slot.advance(stored)
+    assert slot.state().position == 0
+    slot.advance(log.cursor_at(1))
+    assert slot.state().position == 1
