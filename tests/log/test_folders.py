@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import strandline as sl
 from strandline.log.folders import Kind, contents, recognise, refuse_others
 from strandline.log.wal.mending import mend
 from strandline.log.wal.verify import verify
-from strandline.model.errors import NotALog
+from strandline.model.errors import NotALog, WrongKind
 from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import DISK, FolderRow
 from strandline.testing.simdisk import SimulatedDisk
@@ -43,6 +44,27 @@ def test_each_thing_is_recognised_and_left_as_it_is(tmp_path, make):
     assert contents(place, disk=DISK).kinds == KINDS[make]
     assert contents(f"{place}/", disk=DISK).kinds == KINDS[make]
     assert things.state_of(tmp_path) == before
+
+
+TAKEN = [make for make in KINDS if not KINDS[make] & {Kind.EMPTY, Kind.ABSENT, Kind.OTHER}]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make for make in TAKEN if make not in (things.delta_table, things.file, things.spool)],
+    ids=lambda make: make.__name__,
+)
+def test_no_delta_table_begins_in_the_place_of_something_else_whose_files_its_vacuum_would_delete(tmp_path, make):
+    place = tmp_path / "place"
+    make(place)
+    before = things.state_of(tmp_path)
+    log = sl.open("memory://no-table-begins", create=True)
+    with log.producer() as producer:
+        producer.append(key=b"k", value=b"v")
+    with pytest.raises(WrongKind, match="an empty Delta table there would hide it"):
+        sl.follow(log, sl.DeltaSink(place), "slot", until="end")
+    assert things.state_of(tmp_path) == before
+    assert log.slots() == []
 
 
 def test_a_write_ahead_log_that_lost_its_identity_is_still_one(tmp_path):

@@ -26,6 +26,8 @@ from strandline.follow.delta_history import (
     parse_commit,
 )
 from strandline.follow.sink import remaining, without_key
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
 from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
@@ -255,6 +257,10 @@ class DeltaSink:
         return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)
 
     def _create(self, since: Cursor) -> DeltaTable:
+        folder = _local_path(self._url)
+        if folder is not None:
+            # VACUUM deletes whatever is in the table's folder and not part of it.
+            check_new(folder, Kind.DELTA_TABLE, disk=self._disk)
         with self._named_errors():
             table: DeltaTable = _deltalake().DeltaTable.create(
                 self._url,
