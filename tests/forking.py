@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from strandline.model.errors import UsedAcrossFork
 
-PATIENCE = 15
+PATIENCE = 120
 """Real seconds after which a child hangs."""
 
 

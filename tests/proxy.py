@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-_PATIENCE = 30.0
+_PATIENCE = 120.0
 _PIECE = 256 << 10
 _LONGEST_HEAD = 64 << 10
 _REASONS = {409: "Conflict", 429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}

@@ -37,7 +37,7 @@ import obstore
 from obstore.store import S3Store
 
 HOME = Path(__file__).resolve().parent.parent / ".services"
-PATIENCE = 30.0
+PATIENCE = 120.0
 BUCKET = "tests"
 """The bucket that the fixtures of tests/conftest.py make."""
 

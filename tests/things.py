@@ -15,7 +15,7 @@ from strandline.node.home import Home
 
 def object_log(path: Path) -> None:
     with sl.open(str(path), create=True) as log, log.producer() as producer:
-        producer.append(key=b"k", value=b"v").result(30)
+        producer.append(key=b"k", value=b"v").result(120)
 
 
 def wal(path: Path) -> None:

@@ -89,7 +89,7 @@ def on_terminal() -> Iterator[Callable[..., tuple[int, str]]]:
                 break
             shown += piece
         os.close(ours)
-        return process.wait(timeout=60), shown.decode()
+        return process.wait(timeout=120), shown.decode()
 
     with _ended(started):
         yield on_terminal

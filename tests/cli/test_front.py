@@ -28,7 +28,7 @@ def test_the_version_is_the_package_s(run: Run) -> None:
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import strandline.cli; strandline.cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert done.stderr == "The command line needs the extra 'cli': pip install 'strandline[cli]'.\n"
 

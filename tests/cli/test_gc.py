@@ -60,7 +60,7 @@ def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start,
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.create_slot("stalled", 0)
     process = start("gc", log, "--json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert json.loads(out)["invalidated"] == [{"slot": "stalled", "position": 0, "reason": "horizon"}]
     (shouted,) = err.splitlines()
     assert shouted.startswith("warning: Slot 'stalled' was invalidated (horizon) at offset 0")
@@ -148,7 +148,7 @@ def test_gc_says_which_clock_is_wrong_and_by_how_much(run: Run, log: str) -> Non
     ahead = ManualClock(now=opened.clock.now() + 365 * 86400 * 1_000_000)
     open_log(opened.store, clock=ahead).append(
         record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"x"]), writer=WriterId(UUID(int=7)), number=0
-    ).result(5)
+    ).result(120)
     done = run("gc", log)
     assert done.exit_code == 0, done.output
     assert "listed up to 365 days ahead of the present, by a producer whose clock was ahead" in done.stderr

@@ -28,7 +28,7 @@ from strandline.node.flight.security import ServerSecurity
 from strandline.node.running import NodeConfig, RunningNode
 from tests.cli.conftest import Run, Start
 
-WAIT = 30.0
+WAIT = 120.0
 LEASE_SECONDS = 1.5
 
 

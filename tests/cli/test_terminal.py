@@ -114,7 +114,7 @@ def test_header_names_keys_and_values_are_printed_as_text(run, log):
             values=[EVIL.encode()],
             headers=[[(EVIL, EVIL.encode())]],
         )
-        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(30)
+        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(120)
     for more in ([], ["--json"]):
         done = run("tail", log, *more)
         assert done.exit_code == 0, done.output
@@ -152,7 +152,7 @@ def test_a_traceback_is_escaped(tmp_path):
 def test_records_of_any_time_can_be_printed(run, log, time, told):
     with sl.open(log, create=True) as opened:
         batch = record_batch(timestamps=[time], ops=[sl.Op.PUT], keys=[b"k"], values=[b"v"])
-        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(30)
+        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(120)
     plain, lines = run("tail", log), run("tail", log, "--json")
     assert plain.exit_code == lines.exit_code == 0
     assert json.loads(lines.stdout)["timestamp"] == told

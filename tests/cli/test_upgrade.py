@@ -51,9 +51,9 @@ def test_a_copy_that_is_killed_goes_on_where_it_was(start: Start, run: Run, log:
     fill_queue(log, 200)
     target = sl.open(log + "-new", create=True)
     process = start("upgrade", log, target.url)
-    assert target.wait(target.start().at(5), timeout=60)
+    assert target.wait(target.start().at(5), timeout=120)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     before = target.bounds().next
     done = json.loads(run("upgrade", log, target.url, "--json").stdout)
     assert done["batches"] == 200 - before

@@ -524,7 +524,7 @@ def test_readers_go_on_during_a_compaction():
     def look(action, path):
         reader = threading.Thread(target=lambda: seen.append((action, store.get(b"c"), state(store))))
         reader.start()
-        reader.join(10)  # a reader that waits for the compaction would be seen too late, or never
+        reader.join(120)  # a reader that waits for the compaction would be seen too late, or never
 
     disk.look = look
     store.compact()

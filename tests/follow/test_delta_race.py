@@ -25,7 +25,7 @@ def racer(folder: str, rounds: int, start, outcomes) -> None:
         log = sl.open(f"{folder}/log-{number}")
         sink = sl.DeltaSink(f"{folder}/table-{number}", mode="append" if number % 2 else "latest")
         slot = "s" if number % 4 > 1 else None
-        start.wait(60)
+        start.wait(120)
         try:
             sl.follow(log, sink, slot, until="end", batching=Batching(records=4))
         except Fenced:
@@ -56,7 +56,7 @@ def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(t
         number, outcome = outcomes.get(timeout=60)
         found.setdefault(number, []).append(outcome)
     for process in racers:
-        process.join(60)
+        process.join(120)
     for number, both in found.items():
         assert set(both) <= {"ok", "Fenced"}, f"round {number}: {both}"
         assert "ok" in both, f"round {number}: both were stopped"

@@ -64,7 +64,7 @@ class Slow:
     def apply(self, batches: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         if batches.num_rows:
             self.busy.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(120)
         self.at = upto
 
 
@@ -73,13 +73,13 @@ def test_a_follower_that_is_busy_with_one_batch_for_longer_than_the_limit_keeps_
     thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "clock": clock})
     thread.start()
     try:
-        assert sink.busy.wait(10)
+        assert sink.busy.wait(120)
         survives(log, clock, "busy")
     finally:
         stop.set()
         sink.go_on.set()
         clock.advance(1)
-        thread.join(20)
+        thread.join(120)
     assert not thread.is_alive()
     assert (log.slot("busy").position, log.slot("busy").invalid) == (1, None)
 

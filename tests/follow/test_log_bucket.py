@@ -305,7 +305,7 @@ def test_of_several_processes_that_create_a_key_exactly_one_succeeds(tmp_path: P
         for racer in racers:
             racer.stdin.write("go\n")
             racer.stdin.flush()
-        won = [racer.communicate(timeout=60)[0].split() for racer in racers]
+        won = [racer.communicate(timeout=120)[0].split() for racer in racers]
     finally:
         for racer in racers:
             racer.kill()
@@ -342,7 +342,7 @@ def test_what_threads_write_at_once_shares_an_append(line: FaultyStore) -> None:
     def hold(call: Call) -> None:
         if call.name == "put" and call.stage == "before" and not inside.is_set():
             inside.set()
-            release.wait(30)
+            release.wait(120)
 
     line.hook(hold)
     versions: dict[bytes, int] = {}
@@ -352,7 +352,7 @@ def test_what_threads_write_at_once_shares_an_append(line: FaultyStore) -> None:
 
     first = threading.Thread(target=put, args=[b"first"])
     first.start()
-    assert inside.wait(30)
+    assert inside.wait(120)
     others = [threading.Thread(target=put, args=[b"%d" % number]) for number in range(8)]
     for other in others:
         other.start()
@@ -360,7 +360,7 @@ def test_what_threads_write_at_once_shares_an_append(line: FaultyStore) -> None:
         threading.Event().wait(0.001)
     release.set()
     for thread in (first, *others):
-        thread.join(30)
+        thread.join(120)
     assert len([row for row in line.named("put") if row.path.startswith("batches/")]) == 2
     assert sorted(versions.values()) == list(range(9))
     assert {entry.key: entry.version for entry in LogBucket(open_log(line)).scan()} == versions
@@ -390,7 +390,7 @@ def test_changes_of_one_group_are_decided_one_after_the_other(log: Log) -> None:
         bucket._busy = False
         bucket._turn.notify_all()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert sorted(outcomes, key=str) == [0, 1, "refused"]
     assert [tuple(entry) for entry in bucket.scan()] == [(b"k", b"1", 0), (b"other", b"3", 1)]
     assert log.bounds().next == 2
@@ -592,18 +592,18 @@ def test_a_change_whose_caller_was_interrupted_while_it_waited_is_never_made(lin
             while not bucket._waiting:
                 gone.wait(0.001)
             signal.pthread_kill(main, signal.SIGUSR1)
-            gone.wait(30)
+            gone.wait(120)
 
     line.hook(hold)
     writer = threading.Thread(target=bucket.put, args=[b"a", b"1"])
     try:
         writer.start()
-        assert inside.wait(30)
+        assert inside.wait(120)
         with pytest.raises(Interrupted):
             bucket.put(b"b", b"1")
     finally:
         gone.set()
-        writer.join(30)
+        writer.join(120)
         signal.signal(signal.SIGUSR1, before)
     bucket.put(b"c", b"1")
     assert bucket.keys() == [b"a", b"c"]

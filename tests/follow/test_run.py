@@ -178,7 +178,7 @@ def test_a_request_to_stop_applies_what_was_fetched_and_returns():
             break
         seen.wait(0.01)
     stop.set()
-    thread.join(20)
+    thread.join(120)
     assert not thread.is_alive()
     assert sink.at == end
 

@@ -13,7 +13,7 @@ from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 from tests.follow.scripted import Stage, at, numbered
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)
 
 

@@ -304,7 +304,7 @@ def test_after_apply_raised_a_new_watch_gets_the_same_batch_again():
     bucket, store = MemoryBucket(), MemoryStore()
     bucket.put("a", b"1")
     with pytest.raises(RuntimeError), ThreadPoolExecutor(1) as pool:
-        pool.submit(watch_applied, bucket, raising(RuntimeError("cannot")), store=store).result(30)
+        pool.submit(watch_applied, bucket, raising(RuntimeError("cannot")), store=store).result(120)
     assert store.standing().cursor is None
     batches = []
     bucket.end()
@@ -602,13 +602,13 @@ def test_a_store_follows_a_bucket_that_several_threads_change_and_every_update_c
         )
         try:
             for writer in [pool.submit(write, name) for name in ("a", "ab", "c")]:
-                writer.result(30)
+                writer.result(120)
             target.set()
             bucket.put("a-last", b"1")
-            assert caught_up.wait(30)
+            assert caught_up.wait(120)
         finally:
             stop.set()
-        assert watching.result(30) == Cursor(bucket.stream, 901)
+        assert watching.result(120) == Cursor(bucket.stream, 901)
     assert versions == sorted(set(versions))
     assert reports == sorted(set(reports))
     assert held(store) == {key: value for key, value in current(bucket).items() if key in scope}
@@ -633,9 +633,9 @@ def test_a_request_to_stop_is_heard_while_nothing_comes():
 
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(watch_applied, Quiet(), lambda _: None, stop=stop)
-        assert opened.wait(30)
+        assert opened.wait(120)
         stop.set()
-        assert watching.result(30) is None
+        assert watching.result(120) is None
 
 
 def test_no_wait_for_changes_is_so_long_that_a_request_would_go_unheard():

@@ -15,7 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import Gap, InvalidInput
 from tests.follow.scripted import Stage, at, current, held, numbered
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 def test_apply_and_on_applied_may_be_coroutine_functions_which_are_run_to_their_end_in_turn():

@@ -286,9 +286,9 @@ def test_requests_come_from_other_threads_while_the_watch_waits_for_changes(stor
             on_applied=lambda _: reported.set(),
         )
         try:
-            assert reported.wait(30)
-            snapshot = exports.request(str(tmp_path / "snapshot")).result(30)
+            assert reported.wait(120)
+            snapshot = exports.request(str(tmp_path / "snapshot")).result(120)
         finally:
             stop.set()
-        assert watching.result(30) == snapshot.cursor == Cursor(bucket.stream, 1)
+        assert watching.result(120) == snapshot.cursor == Cursor(bucket.stream, 1)
     assert imported(snapshot, tmp_path)[1] == {b"a": b"1"}

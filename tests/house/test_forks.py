@@ -382,7 +382,7 @@ def supervisor(folder: Path) -> Iterator[Opened]:
 
         def goes_on() -> None:
             bucket.put("a", b"1")
-            assert running.wait_until(lambda state: state.cursor is not None and state.cursor.next == 1, 30)
+            assert running.wait_until(lambda state: state.cursor is not None and state.cursor.next == 1, 120)
             assert len(seen) == 1
 
         calls: Calls = {

@@ -114,7 +114,7 @@ def test_an_address_in_a_path_object_is_refused_and_makes_no_folder(call: str, t
 
 def test_what_a_path_object_opened_its_text_opens_too(tmp_path: Path) -> None:
     producer = sl.open(tmp_path / "orders", create=True).producer()
-    producer.append(value=b"1").result(10)
+    producer.append(value=b"1").result(120)
     producer.close()
     assert sl.open(str(tmp_path / "orders")).bounds().next == 1
     consumer = sl.Consumer(tmp_path / "orders")

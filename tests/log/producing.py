@@ -11,7 +11,7 @@ from strandline.model.errors import StorageError
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 
-SOON = 30.0
+SOON = 120.0
 NEVER = 3600.0
 REFUSED = StorageError("403 Forbidden")
 

@@ -27,7 +27,7 @@ from strandline.model.head import Entry, WriterId
 from strandline.model.records import record_batch
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 60.0
+SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 LULL = 0.02

@@ -55,7 +55,7 @@ class World:
     def append(self, log: ObjectLog, count: int = 1) -> None:
         for _ in range(count):
             batch = record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"%d" % self.number])
-            log.append(batch, writer=WRITER, number=self.number).result(5)
+            log.append(batch, writer=WRITER, number=self.number).result(120)
             self.number += 1
 
     def time(self) -> datetime:

@@ -49,7 +49,7 @@ class Bench:
         for _ in range(count):
             value = f"{self.number}".encode().ljust(size, b".")
             batch = record_batch(timestamps=[0], ops=[0], keys=[None], values=[value])
-            self.log.append(batch, writer=WRITER, number=self.number, compression="none").result(5)
+            self.log.append(batch, writer=WRITER, number=self.number, compression="none").result(120)
             self.number += 1
 
     def objects(self) -> dict[str, bytes]:
@@ -114,8 +114,8 @@ def test_a_log_that_keeps_forever_is_never_trimmed():
 
 def test_a_batch_that_a_slot_is_in_the_middle_of_stays_whole(bench: Bench):
     batch = record_batch(timestamps=[0] * 4, ops=[0] * 4, keys=[None] * 4, values=[b"a", b"b", b"c", b"d"])
-    bench.log.append(batch, writer=WRITER, number=0).result(5)
-    bench.log.append(batch, writer=WRITER, number=1).result(5)
+    bench.log.append(batch, writer=WRITER, number=0).result(120)
+    bench.log.append(batch, writer=WRITER, number=1).result(120)
     bench.log.create_slot("middle", 6)
     bench.log.collect()
     assert bench.log.bounds().first == 4
@@ -344,7 +344,7 @@ def test_an_upload_under_way_outlives_one_collection_and_is_repeated_after_two(b
         store.hook(collect)
         log = bench.open(store)
         batch = record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"%d" % rounds])
-        log.append(batch, writer=WriterId(UUID(int=100 + rounds)), number=0).result(5)
+        log.append(batch, writer=WriterId(UUID(int=100 + rounds)), number=0).result(120)
         uploads = [row for row in store.log if row.name == "put" and row.path.startswith("batches/")]
         assert len(uploads) == (1 if rounds < 2 else 2)
     assert bench.values() == [0, 1, 2, 3]

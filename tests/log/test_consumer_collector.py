@@ -17,7 +17,7 @@ from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append
 
-SOON = 30.0
+SOON = 120.0
 
 
 class Watched(OwnQueue):

@@ -87,7 +87,7 @@ def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatc
 
     def slow(self: sl.Consumer, descriptor: Any) -> Any:
         begun.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(120)
         return fetch(self, descriptor)
 
     async def run() -> list[list[bytes]]:
@@ -120,7 +120,7 @@ def test_a_call_that_asyncio_could_drop_with_its_batch_is_refused_and_takes_noth
             loop = asyncio.get_running_loop()
             for call in (asyncio.to_thread(consumer.next_batch), loop.run_in_executor(None, consumer.next_batch)):
                 with pytest.raises(InvalidInput, match="next_batch_async"):
-                    await asyncio.wait_for(call, 60)
+                    await asyncio.wait_for(call, 120)
             with pytest.raises(OutOfOrderAck):
                 consumer.ack_through(first)
             return [batch.entries async for batch in consumer]
@@ -145,7 +145,7 @@ def test_a_function_in_asyncios_executor_may_take_and_acknowledge_by_itself(log:
 
 def test_an_executor_of_the_callers_own_may_take(log: Any) -> None:
     with sl.Consumer(log) as consumer, ThreadPoolExecutor(1) as pool:
-        assert pool.submit(consumer.next_batch).result(60).entries == [b"a"]
+        assert pool.submit(consumer.next_batch).result(120).entries == [b"a"]
 
 
 def test_tasks_that_take_at_the_same_time_share_the_batches(log: Any) -> None:

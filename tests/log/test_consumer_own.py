@@ -631,14 +631,14 @@ class TestVersion1:
         consumer = Consumer(queue, last_acked=7, collect_every=None)
         assert consumer.next_to_ack == 8
         for number in range(10):
-            queue.append(records(b"%d" % number), writer=WriterId(uuid4()), number=0).result(30)
+            queue.append(records(b"%d" % number), writer=WriterId(uuid4()), number=0).result(120)
         assert [batch.sequence for batch in consumer.batches()] == [8, 9]
         consumer.ack_through(8)
         assert Consumer(queue, collect_every=None).next_to_ack == 9
 
     def test_a_last_acked_ahead_of_a_queue_that_holds_something_is_refused(self) -> None:
         queue = open_queue(PlainStore())
-        queue.append(records(b"0"), writer=WriterId(uuid4()), number=0).result(30)
+        queue.append(records(b"0"), writer=WriterId(uuid4()), number=0).result(120)
         with pytest.raises(Diverged):
             Consumer(queue, last_acked=1, collect_every=None)
 

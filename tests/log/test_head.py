@@ -48,7 +48,7 @@ from strandline.testing.plain import PlainStore
 from strandline.testing.slots import append
 from strandline.testing.stores import paths
 
-SOON = 30.0
+SOON = 120.0
 WRITER = writer_named(1)
 
 

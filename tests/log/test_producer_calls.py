@@ -22,7 +22,7 @@ from strandline.log.v1.log import open_queue
 from strandline.model.errors import BufferFull, InvalidInput
 from strandline.testing.clock import ManualClock
 
-SOON = 60.0
+SOON = 120.0
 NEVER = 3600.0
 
 

@@ -253,7 +253,7 @@ from strandline.model.errors import ProducerClosed
 
 def wait_for_it():
     try:
-        handle.result(30)
+        handle.result(120)
     except ProducerClosed as error:
         print(error)
 

@@ -52,13 +52,13 @@ CLOCK_GOES = list(range(10_000_000, 0, -5000))
 def put(log: Any, *keys: bytes, value: bytes = b"v") -> None:
     many = len(keys)
     batch = record_batch(timestamps=[1] * many, ops=[Op.PUT] * many, keys=list(keys), values=[value] * many)
-    log.append(batch, writer=WriterId(uuid4()), number=0).result(10)
+    log.append(batch, writer=WriterId(uuid4()), number=0).result(120)
 
 
 def enqueue(log: Any, *values: bytes) -> None:
     for value in values:
         batch = record_batch(timestamps=[1], ops=[Op.PUT], keys=[None], values=[value])
-        log.append(batch, writer=WriterId(uuid4()), number=0).result(10)
+        log.append(batch, writer=WriterId(uuid4()), number=0).result(120)
 
 
 KINDS = [pytest.param(object_log, id="object log"), pytest.param(wal, id="write-ahead log")]

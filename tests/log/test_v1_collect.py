@@ -303,7 +303,7 @@ def held_up(place: Place, collector: QueueCollector, first: str) -> list[str]:
         if call.name == first and call.stage == "after":
             place.line.unhook()
             rival = opened(place.store, clock=place.clock, seed=9)
-            rival.append(values(b"c"), writer=writer(9), number=0).result(30)
+            rival.append(values(b"c"), writer=writer(9), number=0).result(120)
             place.clock.advance(3600)
 
     place.line.hook(hold)

@@ -218,13 +218,13 @@ def test_waiting_ends_when_another_thread_appends(tmp_path):
 
     def wait() -> bool:
         begun.set()
-        return log.wait(log.start(), 30.0)
+        return log.wait(log.start(), 120.0)
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
-        assert begun.wait(30)
+        assert begun.wait(120)
         append(open_queue(str(tmp_path / "queue")), b"a", number=0)
-        assert waiting.result(30)
+        assert waiting.result(120)
     assert not log.wait(log.end(), 0.01)
 
 
@@ -338,7 +338,7 @@ def test_what_is_more_or_less_than_values_is_refused_and_changes_nothing(store, 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_both_compressions_are_written_and_read(store, log, compression):
     entries = [b"entry %d " % number * 50 for number in range(100)]
-    log.append(values(*entries), writer=writer(1), number=0, compression=compression).result(30)
+    log.append(values(*entries), writer=writer(1), number=0, compression=compression).result(120)
     (entry,) = log.manifest().entries
     assert store.get(entry.location).data[-7] == ["none", "zstd"].index(compression)
     assert [value for _, value in content(log)] == entries
@@ -353,8 +353,8 @@ def test_a_producer_lists_what_it_is_given_with_metadata(tmp_path):
         handles = [producer.produce([b"a", b""], metadata=b"one"), producer.produce([b"c"], metadata=b"two")]
         producer.flush()
         single = producer.append(value=b"d")
-    assert [handle.result(30).first for handle in (*handles, single)] == [0, 0, 1]
-    assert [handle.result(30).count for handle in (*handles, single)] == [2, 1, 1]
+    assert [handle.result(120).first for handle in (*handles, single)] == [0, 0, 1]
+    assert [handle.result(120).count for handle in (*handles, single)] == [2, 1, 1]
     first, second = log.manifest().entries
     assert [(item.start, item.payload) for item in first.metadata] == [(0, b"one"), (2, b"two")]
     assert second.metadata == ()
@@ -410,7 +410,7 @@ def test_a_producer_whose_store_refuses_fails_its_handles(store):
     producer = open_queue(line).producer(linger=0.0)
     handle = producer.produce([b"a"])
     with pytest.raises(StorageError):
-        handle.result(30)
+        handle.result(120)
     with pytest.raises((ProducerFailed, StorageError)):
         producer.close()
     assert "ingest/manifest" not in paths(store)
@@ -513,7 +513,7 @@ def test_a_sink_can_follow_a_queue_and_acknowledges_what_it_has_stored(store, fi
 
 def test_a_batch_that_another_implementation_stored_under_an_encoded_name_is_read(store):
     log = open_queue(store)
-    log.append(values(b"a"), writer=writer(1), number=0).result(30)
+    log.append(values(b"a"), writer=writer(1), number=0).result(120)
     (entry,) = manifest_in(store).entries
     store.put("in%7Egest/x.batch", store.get(entry.location).data)
     manifest = QueueManifest((QueueEntry(0, "in~gest/x.batch"),), 1)

@@ -221,7 +221,7 @@ def test_others_that_append_to_the_target_meanwhile_do_no_harm(scene):
         if call.name == "put_if" and call.stage == "before":
             number = next(numbers, None)
             if number is not None:
-                rival.append(values(b"rival"), writer=writer(9), number=number).result(30)
+                rival.append(values(b"rival"), writer=writer(9), number=number).result(120)
 
     line.hook(race)
     assert scene.run(line=line).copied == 4
@@ -262,7 +262,7 @@ def test_how_far_it_came_is_found_though_the_log_has_forgotten_the_writer(scene,
     monkeypatch.setattr(writers, "MAX_WRITERS", 3)
     scene.run()
     for number in range(6):
-        scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(30)
+        scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(120)
     assert not any(entry.bytes[6] >> 4 == 8 for entry in scene.log.head().writers)
     append(opened(scene.source), b"9", number=0)
     assert scene.run().copied == 1
@@ -273,7 +273,7 @@ def test_a_log_that_has_forgotten_all_about_it_is_refused(scene, monkeypatch):
     monkeypatch.setattr(writers, "MAX_WRITERS", 3)
     scene.run()
     for number in range(6):
-        scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(30)
+        scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(120)
     scene.log.set_retention("consumed")
     scene.log.create_slot("me", 0)
     scene.log.claim_slot("me", "me").advance(scene.log.end())

@@ -20,7 +20,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.errors import Fenced
 from tests.log.wal_programs import SLOT, Follower, Life, Nest, Note, Said, What, said_in
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 BATCH = 3
 
 

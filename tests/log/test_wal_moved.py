@@ -13,7 +13,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.errors import LogFailed, NotFound, StrandlineError
 from strandline.storage.disk import DISK
 
-SOON = 10.0
+SOON = 120.0
 
 
 def values(folder: Path) -> list[bytes]:

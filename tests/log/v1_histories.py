@@ -187,7 +187,7 @@ def _producer(caller: Caller, name: int, chance: random.Random) -> Callable[[], 
             receipt = caller.insist(
                 lambda log, number=number, value=value: log.append(
                     values(value), writer=writer(name + 1), number=number, compression="none"
-                ).result(30)
+                ).result(120)
             )
             if receipt is None:
                 return

@@ -30,7 +30,7 @@ def writer(number: int) -> WriterId:
 
 
 def append(log: QueueLog, *entries: bytes, by: int = 1, number: int, expect: int | None = None):
-    return log.append(values(*entries), writer=writer(by), number=number, expect=expect).result(30)
+    return log.append(values(*entries), writer=writer(by), number=number, expect=expect).result(120)
 
 
 def foreign_batch(*entries: bytes) -> bytes:

@@ -213,7 +213,7 @@ def prune(wal: WriteAheadLog) -> None:
         tell(What.PINNED, to)
         slot.advance(Cursor(wal.log.log_id, to))
         tell(What.PRUNED, wal.prune_through(wal.current))
-        wal.wait(wal.current + 300, 60.0)
+        wal.wait(wal.current + 300, 120.0)
 
 
 def nest() -> None:

@@ -19,7 +19,7 @@ from strandline.model.slots import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.testing.logs import records, writer_named
 
-SOON = 60.0
+SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 

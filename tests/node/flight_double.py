@@ -166,7 +166,7 @@ class Node:
 
     def append(self, records, *, append, policy, timeout):
         self.note("append", append, policy, timeout)
-        receipt = self.log.append_batch(records, writer=append).result(10)
+        receipt = self.log.append_batch(records, writer=append).result(120)
         return Commit(receipt, self.outcome, self.log.end())
 
     def reading(self):

@@ -38,7 +38,7 @@ from strandline.storage.ambient import SystemClock
 from tests.node.tcp import TcpProxy
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0
+PATIENCE = 120.0
 LEASE = 1.0
 _LOOK = 0.02
 _TOLD = 3000
@@ -270,7 +270,7 @@ class ClusterOfProcesses:
             port = self._nest.ports[pid]
             self.lines[name].lead_to(port)
             security = None if self._tls is None else ClientSecurity.load(roots=str(self._tls / "ca.pem"))
-            self.clients[name] = RemoteLog(self._url(port), security=security, timeout=2.0)
+            self.clients[name] = RemoteLog(self._url(port), security=security, timeout=10.0)
 
     def begin(self) -> str:
         """Start all, the first of them as the one that makes the log, and wait until they follow it.

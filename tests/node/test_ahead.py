@@ -31,7 +31,7 @@ from strandline.testing.simdisk import CrashMode
 from tests.log.wal_parts import HeldSyncs
 from tests.node.parts import Cluster, records
 
-SOON = 30.0
+SOON = 120.0
 LOG = UUID(int=3)
 
 

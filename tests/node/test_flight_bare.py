@@ -16,7 +16,7 @@ from tests.node.flight_double import Node, records
 def node(tmp_path):
     node = Node(tmp_path / "log")
     for value in (b"a", b"b", b"c"):
-        node.log.append_batch(records(value, value + value)).result(10)
+        node.log.append_batch(records(value, value + value)).result(120)
     yield node
     node.close()
 
@@ -73,7 +73,7 @@ def test_a_follower_gets_what_is_appended_later(node, client):
         assert len(chunk.app_metadata) == NOTE_SIZE
         seen += chunk.data.column("value").to_pylist()
         if len(seen) == 6 and not chunk.data.num_rows:  # a beat: it waits
-            node.log.append_batch(records(b"later")).result(10)
+            node.log.append_batch(records(b"later")).result(120)
         if len(seen) > 6:
             break
     assert seen[6:] == [b"later"]

@@ -151,7 +151,7 @@ class Chunks:
         if not self.sizes:
             if self.then is not None:
                 raise self.then
-            self.cancelled.wait(30)
+            self.cancelled.wait(120)
             raise StopIteration
         self.given.release()
         return self.sizes.pop(0)
@@ -170,11 +170,11 @@ def test_it_receives_ahead_up_to_its_bytes_and_at_least_one():
     chunks = Chunks(500, 60, 40, 10)
     found = receiver(chunks)
     for _ in range(2):
-        assert chunks.given.acquire(timeout=10)
+        assert chunks.given.acquire(timeout=120)
     # The second one waits, in the thread's hands, until the first is taken.
     assert found.take(10) == [500]
     for _ in range(2):
-        assert chunks.given.acquire(timeout=10)
+        assert chunks.given.acquire(timeout=120)
     assert found.take(10, most=60) == [60]
     assert found.take(10, most=1) == [40]
     assert found.take(10) == [10]
@@ -196,7 +196,7 @@ def test_silence_counts_only_while_nothing_waits_to_be_taken():
     clock = ManualClock()
     chunks = Chunks(1)
     found = receiver(chunks, silence=5, clock=clock)
-    assert chunks.given.acquire(timeout=10)
+    assert chunks.given.acquire(timeout=120)
     assert found.take(10) == [1]
     clock.advance(4)
     assert found.take(0) == []
@@ -210,7 +210,7 @@ def test_closing_ends_a_thread_that_waits_for_room():
     chunks = Chunks(500, 60)
     found = receiver(chunks)
     for _ in range(2):
-        assert chunks.given.acquire(timeout=10)
+        assert chunks.given.acquire(timeout=120)
     found.close()
     assert not found._thread.is_alive()
     with pytest.raises(TransientStorageError, match="closed"):
@@ -223,12 +223,12 @@ def test_closing_does_not_wait_for_a_stream_that_has_not_begun():
 
     def begin():
         began.set()
-        go.wait(30)
+        go.wait(120)
         return nullcontext(chunks)
 
     found = Receiver(begin, lambda size: (size, size), url="a node", what="it", silence=1000)
-    assert began.wait(10)
+    assert began.wait(120)
     found.close()
     go.set()
-    found._thread.join(10)
+    found._thread.join(120)
     assert chunks.cancelled.is_set()

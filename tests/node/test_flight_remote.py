@@ -121,7 +121,7 @@ def test_reading_gives_offsets_from_any_cursor_on(node, remote):
     assert [batch.to_pylist() for batch in remote.read(columns=["offset"], upto=1)] == [[{"offset": 0}]]
     with pytest.raises(NotReady):
         list(remote.read(upto=99))
-    node.log.append_batch(records(b"d")).result(10)
+    node.log.append_batch(records(b"d")).result(120)
     node.log.prune(3)
     with pytest.raises(CursorExpired):
         list(remote.read(Cursor(remote.log_id, 0)))
@@ -139,7 +139,7 @@ def test_following_goes_on_and_ends_when_the_reader_leaves(node, remote):
 def test_a_follower_of_an_idle_log_hears_that_the_node_is_there(node):
     with FlightNode(node, beat_seconds=0.02) as server, RemoteLog(server.url, timeout=0.5) as remote:
         reader = remote.read(follow=True)
-        node.at_wait[5] = lambda: node.log.append_batch(records(b"late")).result(10)  # a second: twice the timeout
+        node.at_wait[5] = lambda: node.log.append_batch(records(b"late")).result(120)  # a second: twice the timeout
         assert values_of([next(reader)]) == [b"late"]
         reader.close()
 
@@ -181,7 +181,7 @@ def test_what_is_no_answer_of_a_node_is_corrupt(node):
 
 
 def test_a_larger_message_than_allowed_is_refused_by_the_client(node):
-    node.log.append_batch(records(bytes(1 << 20))).result(10)
+    node.log.append_batch(records(bytes(1 << 20))).result(120)
     with FlightNode(node) as server:
         channel = Channel(server.url, message_bytes=100_000)
         with pytest.raises(fl.FlightError):

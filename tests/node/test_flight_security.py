@@ -69,7 +69,7 @@ def first_of(upstream, caller, log_id):
 
 def test_a_replica_speaks_for_itself_alone(node, guarded):
     node.files["a"] = b"bytes"
-    node.log.append_batch(records(b"a")).result(10)
+    node.log.append_batch(records(b"a")).result(120)
     with FlightUpstream(guarded.url, security=token("token-of-replica-1")) as upstream:
         for name, call in every_call(upstream, Caller("replica-2"), node.log.log_id).items():
             with pytest.raises(Fenced, match="speaks for itself alone"):
@@ -133,7 +133,7 @@ def test_only_a_bearer_of_the_token_counts(guarded, header):
 
 
 def test_a_bare_client_reads_with_a_token(node, guarded):
-    node.log.append_batch(records(b"a")).result(10)
+    node.log.append_batch(records(b"a")).result(120)
     options = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer token-of-the-app-1")])
     with fl.connect(guarded.url) as bare:
         assert bare.do_get(fl.Ticket(b""), options).read_all().num_rows == 1
@@ -301,7 +301,7 @@ def test_too_many_streams_are_overloaded_until_one_ends(node):
         with pytest.raises(Overloaded, match="busy with 3"):
             upstream.topology(Caller("two"))
         feeds.pop(0).close()
-        assert node.closed_feeds.acquire(timeout=10)
+        assert node.closed_feeds.acquire(timeout=120)
         for _ in range(1000):
             try:
                 upstream.topology(Caller("two"))

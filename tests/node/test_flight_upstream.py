@@ -89,8 +89,8 @@ def test_a_report_comes_through(node, upstream):
 def test_a_feed_gives_the_batches_as_they_were_written(node, upstream):
     writer = WriterId(node.log.log_id)
     table = records(b"a", b"b")
-    node.log.append_batch(table, writer=(writer, 0), term=1, timestamp=77).result(10)
-    node.log.append_batch(records(b"c"), term=2, timestamp=78).result(10)
+    node.log.append_batch(table, writer=(writer, 0), term=1, timestamp=77).result(120)
+    node.log.append_batch(records(b"c"), term=2, timestamp=78).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     first, second = taken(feed, 2)
     assert (first.first, first.term, first.timestamp, first.append) == (0, 1, 77, (writer, 0))
@@ -102,7 +102,7 @@ def test_a_feed_gives_the_batches_as_they_were_written(node, upstream):
 
 def test_a_log_batch_of_several_arrow_batches_stays_one(node, upstream):
     table = pa.Table.from_batches([records(b"a"), records(b"b", b"c")])
-    node.log.append_batch(table).result(10)
+    node.log.append_batch(table).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     (batch,) = taken(feed, 1)
     assert (batch.count, values_of(batch.batches)) == (3, [b"a", b"b", b"c"])
@@ -117,7 +117,7 @@ def test_a_feed_follows_and_brings_beats_while_nothing_happens(node, upstream):
     node.epoch = 12
     while feed.beat.epoch != 12:
         assert list(feed.take(5)) == []
-    node.log.append_batch(records(b"later")).result(10)
+    node.log.append_batch(records(b"later")).result(120)
     assert values_of(taken(feed, 1)[0].batches) == [b"later"]
     assert feed.beat.durable == 1
     feed.close()
@@ -135,7 +135,7 @@ def test_a_beat_that_says_something_new_does_not_wait_for_its_time(node):
 
 
 def test_a_feed_in_the_middle_of_a_batch_gives_the_whole_of_it(node, upstream):
-    node.log.append_batch(records(b"a", b"b", b"c")).result(10)
+    node.log.append_batch(records(b"a", b"b", b"c")).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 1))
     assert taken(feed, 1)[0].first == 0
     feed.close()
@@ -146,14 +146,14 @@ def test_closing_a_feed_ends_it_on_the_node_too(node, server, upstream):
     feed.take(5)
     feed.close()
     feed.close()
-    assert node.closed_feeds.acquire(timeout=10)
+    assert node.closed_feeds.acquire(timeout=120)
     with pytest.raises(TransientStorageError, match="closed"):
         feed.take(0)
 
 
 def test_a_feed_that_a_client_leaves_unread_is_bounded(node, server):
     for _ in range(64):
-        node.log.append_batch(records(bytes(1 << 20))).result(10)
+        node.log.append_batch(records(bytes(1 << 20))).result(120)
     with FlightUpstream(server.url, queue_bytes=2 << 20) as upstream:
         feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
         got = 0
@@ -174,7 +174,7 @@ def test_why_a_feed_ended_is_raised_as_what_it_was(node, upstream, error):
 
 
 def test_what_came_before_an_error_is_taken_first(node, upstream):
-    node.log.append_batch(records(b"a")).result(10)
+    node.log.append_batch(records(b"a")).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     assert values_of(taken(feed, 1)[0].batches) == [b"a"]
     node.feed_error = CursorExpired("It is gone.")
@@ -205,7 +205,7 @@ def test_what_is_told_is_heard_in_order_and_not_answered(node, upstream):
 def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node, upstream):
     node.refused = "The slot is invalid: wal-removed."
     upstream.tell(ME, Progress(1, 1))
-    assert node.heard.acquire(timeout=30)
+    assert node.heard.acquire(timeout=120)
     node.refused = None
     assert upstream.acknowledge(ME, Progress(1, 1)).refused == "The slot is invalid: wal-removed."
 
@@ -213,7 +213,7 @@ def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node
 def test_an_error_of_what_was_told_is_raised_by_a_later_one_and_then_it_goes_on(node, upstream):
     node.error = NotFound("There is no replica 'replica-1'.")
     upstream.tell(ME, Progress(1, 1))
-    assert node.heard.acquire(timeout=30)
+    assert node.heard.acquire(timeout=120)
     node.error = None
     with pytest.raises(NotFound, match="no replica"):
         upstream.acknowledge(ME, Progress(1, 1))
@@ -312,7 +312,7 @@ def test_a_node_that_is_not_there_is_transient(tmp_path):
 
 def test_a_call_that_is_not_answered_in_time_is_transient(node, server):
     release = threading.Event()
-    node.note = lambda *_: release.wait(30)
+    node.note = lambda *_: release.wait(120)
     with FlightUpstream(server.url, timeout=0.2) as upstream:
         for call in (lambda: upstream.resume(ME, None), lambda: upstream.acknowledge(ME, Progress(0, 0))):
             with pytest.raises(TransientStorageError):
@@ -326,14 +326,14 @@ def test_a_call_that_is_not_answered_in_time_is_transient(node, server):
 
 def test_closing_does_not_wait_for_an_acknowledgement_that_nobody_answers(node, server):
     asked, release = threading.Event(), threading.Event()
-    node.note = lambda *_: (asked.set(), release.wait(30))
+    node.note = lambda *_: (asked.set(), release.wait(120))
     upstream = FlightUpstream(server.url, timeout=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(upstream.acknowledge, ME, Progress(0, 0))
-        assert asked.wait(10)
+        assert asked.wait(120)
         upstream.close()
         with pytest.raises(TransientStorageError):
-            waiting.result(10)
+            waiting.result(120)
         release.set()
 
 
@@ -373,8 +373,8 @@ def test_closing_a_node_ends_its_streams_at_once(node, server, upstream):
         server.close()
         server.close()
         with pytest.raises((NotReady, TransientStorageError)):
-            waiting.result(10)
-    assert node.closed_feeds.acquire(timeout=10)
+            waiting.result(120)
+    assert node.closed_feeds.acquire(timeout=120)
 
 
 @pytest.mark.parametrize("url", ["", "http://127.0.0.1:1", "grpc://", "127.0.0.1:7"])

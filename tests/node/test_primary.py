@@ -468,7 +468,7 @@ class TestCommitting:
         primary.step_down("somebody else leads")
         assert handle.done()
         with pytest.raises(Fenced, match="nobody knows whether they survive"):
-            handle.result(5.0)
+            handle.result(120.0)
 
 
 class TestFlow:

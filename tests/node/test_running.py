@@ -24,7 +24,7 @@ from strandline.storage.lease import Lease
 from strandline.storage.local import LocalStore
 
 ONE = pa.table({"value": pa.array([b"one"], pa.binary())})
-WAIT = 30.0
+WAIT = 120.0
 
 Begin = Callable[..., RunningNode]
 

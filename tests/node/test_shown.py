@@ -13,7 +13,7 @@ from strandline.node.contract import Reached
 from strandline.node.face import Primary, Replica
 from tests.node.parts import TERM, Cluster, records
 
-WAIT = 30.0
+WAIT = 120.0
 
 
 @pytest.fixture

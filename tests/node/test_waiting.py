@@ -41,7 +41,7 @@ class TestCommits:
         commits = Commits(lambda _: 5, lambda: 100)
         waiter = commits.add(ONE, 5)
         assert waiter.done
-        waiter.wait(60)
+        waiter.wait(120)
 
     def test_what_is_not_even_durable_here_is_not_computed(self):
         computed = []
@@ -65,7 +65,7 @@ class TestCommits:
 
         def wait(number):
             waiter = commits.add(ONE, number)
-            waiter.wait(30)
+            waiter.wait(120)
             commits.remove(waiter)
             if not waiter.done:
                 missed.append(number)
@@ -77,7 +77,7 @@ class TestCommits:
             mark[0] = upto
             commits.moved()
         for thread in threads:
-            thread.join(60)
+            thread.join(120)
         assert not missed
 
     def test_giving_up_wakes_everybody(self):
@@ -87,7 +87,7 @@ class TestCommits:
             waiting = [pool.submit(waiter.wait, 10_000) for waiter in waiters]
             commits.give_up()
             for each in waiting:
-                each.result(30)
+                each.result(120)
         assert not any(waiter.done for waiter in waiters)
 
     def test_somebody_waits_until_it_is_woken_or_removed(self):

@@ -66,7 +66,7 @@ def append(log: ObjectLog, changes: Sequence[Change], headers: Sequence[object] 
         values=[change[1] for change in changes],
         headers=headers,
     )
-    log.append(batch, writer=WriterId(uuid4()), number=0).result(timeout=30)
+    log.append(batch, writer=WriterId(uuid4()), number=0).result(timeout=120)
 
 
 def numbered(first: int, count: int, keys: int = 7) -> list[Change]:

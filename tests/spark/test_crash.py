@@ -56,7 +56,7 @@ def run(spark, log, sink, *, at: str | None = None, time: int = 1, **options) ->
 
     def once() -> None:
         hook = None if at is None else killed_at(at, time)
-        follow(spark, log, sink, trigger=NOW, options=TWO_BATCHES, on_step=hook, **options).await_termination(60)
+        follow(spark, log, sink, trigger=NOW, options=TWO_BATCHES, on_step=hook, **options).await_termination(600)
 
     with nullcontext() if at is None else pytest.raises(Killed):
         until_its_source_starts(once)

@@ -50,7 +50,7 @@ def run(spark, log, sink, **options) -> Following:
 
     def once() -> Following:
         following = follow(spark, log, sink, trigger=NOW, **options)
-        following.await_termination(60)
+        following.await_termination(600)
         return following
 
     return until_its_source_starts(once)
@@ -109,7 +109,7 @@ def test_a_record_without_key_is_refused_with_its_offset_and_nothing_moves(spark
     append(log, [put(b"a", b"1"), (None, b"first"), (None, b"second")])
     following = follow(spark, log, sink, slot="s", trigger=NOW)
     with pytest.raises(NullKey, match="offset 11 has no key"):
-        following.await_termination(60)
+        following.await_termination(600)
     assert isinstance(following.exception(), NullKey)
     assert sink.cursor(log.log_id).next == log.slot("s").position == 10
     assert latest_rows(table) == truth(numbered(0, 10))
@@ -141,7 +141,7 @@ def test_a_log_is_followed_while_it_grows(spark, log, table):
 
     with follow(spark, log.url, sink, slot="s", trigger={"processingTime": "100 milliseconds"}, on_step=watch) as f:
         append(log, numbered(5, 10))
-        assert reached.wait(60)
+        assert reached.wait(600)
         assert f.active
     assert not f.active
     assert f.exception() is None
@@ -193,7 +193,7 @@ def test_a_driver_that_wakes_up_after_a_newer_one_is_fenced_and_changes_nothing(
 
     stale = follow(spark, log, sink, slot="s", trigger=NOW, on_step=sleep_through_a_newer_driver)
     with pytest.raises(Fenced, match="held by"):
-        stale.await_termination(60)
+        stale.await_termination(600)
     assert isinstance(stale.exception(), Fenced)
     assert DeltaTable(str(table)).version() == versions[0]
     assert latest_rows(table) == truth(numbered(0, 10))
@@ -216,7 +216,7 @@ def test_of_two_drivers_that_commit_at_once_the_table_refuses_one(spark, log, ta
 
     slow = follow(spark, log, Slow(str(table), mode="append"), trigger=NOW)
     with pytest.raises(Fenced):
-        slow.await_termination(60)
+        slow.await_termination(600)
     assert appended_rows(table) == expected_rows(numbered(0, 10))
 
 
@@ -236,7 +236,7 @@ def test_a_harmed_batch_is_named_and_leaves_every_cursor_where_it_was(spark, log
     harm(victim)
     following = follow(spark, log, sink, slot="s", trigger=NOW)
     with pytest.raises(kind) as caught:
-        following.await_termination(60)
+        following.await_termination(600)
     assert str(victim) in str(caught.value)
     assert sink.cursor(log.log_id).next == log.slot("s").position == 10
     victim.write_bytes(whole)
@@ -342,7 +342,7 @@ def test_a_table_that_is_removed_or_restored_while_it_is_followed_ends_the_query
     one = {"maxBatchesPerTrigger": "1"}
     following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW, options=one, on_step=meanwhile)
     with pytest.raises(Diverged):
-        following.await_termination(60)
+        following.await_termination(600)
     assert log.slot("s").position == 10
     assert not table.exists() or latest_rows(table) == {}
 
@@ -351,7 +351,7 @@ def test_a_newcomer_that_is_refused_leaves_neither_a_table_nor_a_slot(spark, log
     append(log, [put(b"a", b"1"), (None, b"without key")])
     following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW)
     with pytest.raises(NullKey):
-        following.await_termination(60)
+        following.await_termination(600)
     assert log.slots() == []
     assert not table.exists()
 

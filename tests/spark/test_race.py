@@ -42,10 +42,10 @@ def test_of_two_drivers_in_one_session_that_create_one_table_one_gets_to_the_end
 
     def drive() -> None:
         sink = sl.DeltaSink(str(tmp_path / f"table-{number}"), mode="append" if number % 2 else "latest")
-        start.wait(30)
+        start.wait(120)
         try:
             slot = "s" if number % 4 > 1 else None
-            follow(spark, log.url, sink, slot=slot, trigger={"availableNow": True}).await_termination(60)
+            follow(spark, log.url, sink, slot=slot, trigger={"availableNow": True}).await_termination(600)
         except Fenced:
             outcomes.append("Fenced")
         except Exception as error:  # noqa: BLE001 - judged below
@@ -57,7 +57,7 @@ def test_of_two_drivers_in_one_session_that_create_one_table_one_gets_to_the_end
     for driver in drivers:
         driver.start()
     for driver in drivers:
-        driver.join(90)
+        driver.join(120)
     assert_right(tmp_path, number, outcomes)
 
 
@@ -81,8 +81,8 @@ def test_a_hundred_races_of_two_driver_processes_for_one_table_each_leave_it_rig
                 racer.stdin.flush()
             assert_right(tmp_path, number, [racer.stdout.readline().strip() for racer in racers])
         for racer in racers:
-            assert racer.wait(60) == 0
+            assert racer.wait(120) == 0
     finally:
         for racer in racers:
             racer.kill()
-            racer.wait(60)
+            racer.wait(120)

@@ -294,14 +294,14 @@ def test_a_table_is_built_from_the_beginning_exactly_once_though_drivers_die_and
             raise Killed
 
     with pytest.raises(Killed):
-        sl.spark.follow(spark, both, sink, on_step=on_step, **options).await_termination(60)
+        sl.spark.follow(spark, both, sink, on_step=on_step, **options).await_termination(600)
     done = sink.cursor(log.log_id).next
     assert 0 < log.slot("s").position < done < COLD, "it died in the cold tier, between table and slot"
     expire(log)
     assert done >= everything(log).column("offset")[0].as_py() > 0, "only what was consumed has expired"
     # The checkpoint of that run was a temporary one, and is gone.
     options["options"] = {"maxBatchesPerTrigger": "4"}
-    sl.spark.follow(spark, both, sink, **options).await_termination(60)
+    sl.spark.follow(spark, both, sink, **options).await_termination(600)
     assert appended_rows(table) == expected_rows(MANY_CHANGES)
     assert log.slot("s").position == END
     both.close()
@@ -312,9 +312,9 @@ def test_a_kept_checkpoint_goes_on_within_the_cold_tier(spark, log, tmp_path, ca
     sink = sl.DeltaSink(str(tmp_path / "table"))
     options = {"trigger": NOW, "checkpoint": str(tmp_path / "point")}
     short = {"endingOffset": "35"}
-    sl.spark.follow(spark, log, sink, options=short, **options).await_termination(60)
+    sl.spark.follow(spark, log, sink, options=short, **options).await_termination(600)
     assert sink.cursor(log.log_id).next == 35
-    sl.spark.follow(spark, log, sink, **options).await_termination(60)
+    sl.spark.follow(spark, log, sink, **options).await_termination(600)
     assert latest_rows(tmp_path / "table") == truth(MANY_CHANGES)
     assert "set aside" not in caplog.text
 
@@ -322,7 +322,7 @@ def test_a_kept_checkpoint_goes_on_within_the_cold_tier(spark, log, tmp_path, ca
 def test_a_slot_may_begin_where_only_segments_are_and_pins_them(spark, log):
     sink = RowsSink()
     short = {"endingOffset": "30"}
-    sl.spark.follow(spark, log, sink, slot="s", start=20, trigger=NOW, options=short).await_termination(60)
+    sl.spark.follow(spark, log, sink, slot="s", start=20, trigger=NOW, options=short).await_termination(600)
     assert [row["offset"] for row in sink.rows] == list(range(20, 30))
     assert log.slot("s").position == 30
     expire(log)

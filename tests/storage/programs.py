@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PATIENCE = 60
+PATIENCE = 120
 
 
 def start_python(program: str, *arguments: str) -> subprocess.Popen[str]:

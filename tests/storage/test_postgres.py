@@ -70,7 +70,7 @@ def test_a_stopped_server_sends_its_clients_home_and_leaves_nothing(tmp_path: Pa
             while server.query("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'") == "0":
                 assert client.poll() is None
             server.stop()
-            client.wait(30)
+            client.wait(120)
         finally:
             client.kill()
             _, said = client.communicate()

@@ -65,7 +65,7 @@ def test_a_log_is_tiered_with_its_events_on_kafka(kafka_server: KafkaServer, tmp
     assert isinstance(log, sl.ObjectLog)
     with log.producer(linger=0.0) as producer:
         for number in range(10):
-            producer.append(value=b"%d" % number).result(30)
+            producer.append(value=b"%d" % number).result(120)
     sl.attach(log, events=events, partitions=2)
     with sl.tiering(log) as tierer:
         tierer.run_once(everything=True)

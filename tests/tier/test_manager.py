@@ -635,7 +635,7 @@ def test_who_waits_is_told_at_once_when_the_partition_is_taken_away_or_the_manag
     thread.start()
     assert clock.wait_until_blocked(1)
     interruption(manager)
-    thread.join(10)
+    thread.join(120)
     assert [type(failure) for failure in caught] == [error]
 
 
@@ -1013,7 +1013,7 @@ def test_writing_a_snapshot_stops_neither_readers_nor_the_follower(events, clock
             if not seen:
                 thread = threading.Thread(target=lambda: seen.append(found(settled_follower(), 1)))
                 thread.start()
-                thread.join(10)
+                thread.join(120)
             super().write_new(path, parts)
 
     def settled_follower() -> MetadataManager:

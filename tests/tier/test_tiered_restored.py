@@ -110,7 +110,7 @@ def test_a_write_ahead_log_restored_from_a_copy_of_its_folder_keeps_its_own_reco
     def append(log: WalLog, text: str) -> None:
         for number in range(5):
             value = [f"{text}-{number}".encode()]
-            log.append_batch(record_batch(timestamps=[0], ops=[Op.PUT], keys=[None], values=value)).result(10)
+            log.append_batch(record_batch(timestamps=[0], ops=[Op.PUT], keys=[None], values=value)).result(120)
 
     cold = (tmp_path / "cold").as_uri()
     with WalLog.open(str(folder), roll_bytes=0) as log:

@@ -425,7 +425,7 @@ def test_a_consumer_follows_across_the_seam_while_everything_runs(kind: Kind, se
             done = follow(log, sink, "billing", until=len(tiers.truth), holder="me")
         finally:
             stop.set()
-            keeper.join(60)
+            keeper.join(120)
     assert not failures
     assert done.next == len(tiers.truth)
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth

@@ -67,7 +67,7 @@ def batch_of(number: int, count: int = 20) -> pa.RecordBatch:
 
 def fill(log: Log, batches: int = BATCHES, first: int = 0) -> None:
     for number in range(first, first + batches):
-        log.append(batch_of(number), writer=WRITER, number=number).result(10)
+        log.append(batch_of(number), writer=WRITER, number=number).result(120)
 
 
 class HookedTopic:
@@ -280,7 +280,7 @@ def test_a_write_ahead_log_is_copied_with_its_terms_and_times(tmp_path: Path) ->
         times = []
         for number, term in enumerate([1, 1, 3, 3, 7]):
             times.append(clock.now())
-            log.append_batch(batch_of(number), term=term).result(10)
+            log.append_batch(batch_of(number), term=term).result(120)
             clock.advance(5)
         tierer = Tierer(log, manager, store, clock=clock, chance=SeededChance(3))
         (segment,) = tierer.run_once(everything=True).copied
@@ -434,7 +434,7 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
     def pause(call: Call) -> None:
         if call.name == "put" and call.stage == "after" and not copying.is_set():
             copying.set()
-            assert go_on.wait(30)
+            assert go_on.wait(120)
 
     faulty.hook(pause)
     thread = threading.Thread(target=lambda: rival.run_once(everything=True))
@@ -444,12 +444,12 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
     def asked(*arguments: Any) -> Any:  # the rival takes over, and is in the middle of a copy when the late one looks
         if not copying.is_set():
             thread.start()
-            assert copying.wait(30)
+            assert copying.wait(120)
         return ask(*arguments)
 
     def updated(*arguments: Any) -> None:  # and finishes it before the late one tells that it removes it
         go_on.set()
-        thread.join(30)
+        thread.join(120)
         update(*arguments)
 
     registry.current, registry.update = asked, updated
@@ -458,7 +458,7 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
             late.run_once(everything=True)
     finally:
         go_on.set()
-        thread.join(30)
+        thread.join(120)
     clean(world)
 
 

@@ -24,7 +24,7 @@ def append(log: Log, *values: bytes, writer: WriterId = SOMEBODY, number: int, e
     """Append puts with these values, and wait until they are durable."""
     count = len(values)
     batch = record_batch(timestamps=range(count), ops=[Op.PUT] * count, keys=[None] * count, values=values)
-    return log.append(batch, writer=writer, number=number, expect=expect).result(30.0)
+    return log.append(batch, writer=writer, number=number, expect=expect).result(120.0)
 
 
 class LogOwner(ABC):

@@ -20,7 +20,7 @@ from strandline.model.errors import InvalidInput, StrandlineError
 from strandline.storage.ambient import CLOCK
 from strandline.testing.stores import together
 
-SOON = 30.0
+SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 FOREVER = 3600.0

@@ -514,15 +514,15 @@ def test_a_broker_that_is_killed_and_started_again_loses_nothing_and_doubles_not
                 # Here and not in a thread: with the thread that starts a server, the server ends.
                 for _ in range(2):
                     flowing.clear()
-                    assert flowing.wait(60.0)
+                    assert flowing.wait(120.0)
                     server.kill()
                     server.revive()
                 flowing.clear()
-                assert flowing.wait(60.0)
+                assert flowing.wait(120.0)
             finally:
                 enough.set()
             for done in publishing:
-                done.result(60.0)
+                done.result(120.0)
         total = sum(map(len, published.values()))
         found = by_partition(collect(subscription, total, seconds=60.0))
         for partition in (0, 1):

@@ -16,7 +16,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix, Scope, Update, Updates
 from strandline.model.records import Op
 
-SOON = 30.0
+SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 KEYS: Final = (b"node.1", b"node.10", b"node.1.x", b"nope", b"other", b"route.a", b"node", b"a.b.c")

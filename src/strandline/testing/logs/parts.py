@@ -13,7 +13,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.testing.slots import append
 
-SOON = 30.0
+SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 

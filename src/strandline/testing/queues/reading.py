@@ -23,7 +23,7 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to_come, values
 
-_SOON = 30.0
+_SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 
