@@ -7,6 +7,9 @@ from pyspark.sql import SparkSession
 
 from tests.spark.helpers import quick_session
 
+collect_ignore = ["workers"]
+"""What Spark's Python processes import, and nobody else."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

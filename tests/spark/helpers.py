@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +38,19 @@ _PATIENCE = 600
 """Seconds for what takes one on a quiet machine. It guards against hanging, and says nothing about speed."""
 
 
+@functools.cache
+def fork_server() -> tuple[str, subprocess.Popen[str]]:
+    """A server that forks the processes of streaming sources, and its address. It ends with this process."""
+    address = f"{tempfile.mkdtemp(prefix='strandline-fork-server-')}/socket"
+    atexit.register(shutil.rmtree, os.path.dirname(address), ignore_errors=True)
+    command = [sys.executable, str(_WORKERS / "source_forkserver.py"), address]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # as Spark has it
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "ready\n"
+    return address, server
+
+
 def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSession:
     """A session for tests, whose Python processes start quickly."""
     quick = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -42,6 +61,7 @@ def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSess
     with pytest.MonkeyPatch.context() as patch:
         path = os.pathsep.join([str(_WORKERS), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
         patch.setenv("PYTHONPATH", path)
+        patch.setenv("STRANDLINE_TESTS_FORK_SERVER", fork_server()[0])
         return local_session(name, cores=cores, memory=memory, short_lived=True, log_level="OFF", **conf)
 
 
