@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from strandline.formats.arrow_header import MESSAGE_HEADER, check_message, find_field, follow, read_number
 from strandline.formats.unpacking import unpacked_limit
 from strandline.model.errors import CorruptData
 
@@ -23,7 +24,6 @@ _PLAIN_MARK: Final = -1
 """Where the length of a compressed buffer stands: this one is stored as it is."""
 
 # Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
-_MESSAGE_HEADER: Final = 2
 _BATCH_LENGTH: Final = 0
 _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
@@ -64,10 +64,12 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
     limit = budget = unpacked_limit(len(data)) if compressed else len(data)
     schema, width = layout
     try:
+        check_message(data)
         found = pa.ipc.read_schema(source)
         if not found.equals(schema):
             raise CorruptData(f"{where} is damaged: it does not hold {schema.names} but {str(found.names)[:200]}.")
         while source.tell() < len(data) - len(END):
+            check_message(data[source.tell() :])
             message = pa.ipc.read_message(source)
             if message.type != "record batch":
                 raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
@@ -117,15 +119,15 @@ def announced(message: pa.Message, where: str) -> Announced:
 
 def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
     table = memoryview(message.metadata).cast("B")
-    return table, _pointer(table, _field(table, _read(table, 0, "I"), _MESSAGE_HEADER))
+    return table, follow(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
 
 
 def _announced(table: memoryview, batch: int, where: str) -> Announced:
-    length = _field(table, batch, _BATCH_LENGTH)
-    rows = 0 if length is None else _read(table, length, "q")
+    length = find_field(table, batch, _BATCH_LENGTH)
+    rows = 0 if length is None else read_number(table, length, "q")
     if rows < 0:
         raise CorruptData(f"{where} is damaged: it announces {rows} records.")
-    return Announced(rows, _field(table, batch, _BATCH_COMPRESSION) is not None)
+    return Announced(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None)
 
 
 def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
@@ -146,7 +148,7 @@ def _unpacked(body: memoryview, start: int, length: int, where: str) -> int:
         return 0
     if length < 0 or start < 0 or start + length > len(body):
         raise CorruptData(f"{where} is damaged: a buffer of {length} bytes at {start} is not within its message.")
-    plain = _read(body, start, "q")
+    plain = read_number(body, start, "q")
     if plain < _PLAIN_MARK:
         raise CorruptData(f"{where} is damaged: a buffer announces {plain} bytes.")
     return length if plain == _PLAIN_MARK else plain
@@ -160,31 +162,7 @@ def _value_bits(kind: pa.DataType) -> int:
     return int(kind.bit_width)
 
 
-# --- flatbuffers -----------------------------------------------------------------------------------------------
-
-
 def _buffers(table: memoryview, batch: int) -> Iterator[tuple[int, int]]:
-    start = _pointer(table, _field(table, batch, _BATCH_BUFFERS))
-    for index in range(_read(table, start, "I")):
+    start = follow(table, find_field(table, batch, _BATCH_BUFFERS))
+    for index in range(read_number(table, start, "I")):
         yield struct.unpack_from("<qq", table, start + 4 + 16 * index)
-
-
-def _read(data: memoryview, at: int, kind: str) -> int:
-    if at < 0:
-        raise ValueError("an offset points before the message")
-    return int(struct.unpack_from("<" + kind, data, at)[0])
-
-
-def _field(table: memoryview, start: int, index: int) -> int | None:
-    """Where a flatbuffer table keeps its field, or None if it has none."""
-    directory = start - _read(table, start, "i")
-    if 4 + 2 * index + 2 > _read(table, directory, "H"):
-        return None
-    offset = _read(table, directory + 4 + 2 * index, "H")
-    return start + offset if offset else None
-
-
-def _pointer(table: memoryview, at: int | None) -> int:
-    if at is None:
-        raise ValueError("a message lacks a field")
-    return at + _read(table, at, "I")

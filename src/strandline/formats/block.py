@@ -11,6 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from strandline.formats.arrow_header import check_message
 from strandline.formats.arrow_stream import END, ArrowStream, Layout, damaged, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.model.errors import CorruptData, InvalidInput
@@ -165,6 +166,7 @@ def read_metadata(block: memoryview, where: str) -> Mapping[bytes, bytes]:
     if block[: len(_SCHEMA_MESSAGE)] == _PLAIN_SCHEMA:  # most have none, and this is a hundred times quicker
         return {}
     try:
+        check_message(block)
         schema = pa.ipc.read_schema(pa.BufferReader(pa.py_buffer(block)))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(error, where) from error

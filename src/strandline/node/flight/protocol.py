@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from strandline.formats.arrow_header import check_message
 from strandline.formats.arrow_stream import announced
 from strandline.formats.received import RECORD_BYTES
 from strandline.model.errors import CorruptData, InvalidInput
@@ -99,7 +100,7 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
     ``largest`` bytes hold: all of it judged by its header, before Arrow unpacks anything.
     """
     try:
-        found = pa.ipc.read_message(message)
+        found = _read_message(message)
         if found.type != "record batch":
             raise InvalidInput(f"A {found.type} message came among the records: send plain record batches.")
         rows, is_compressed = announced(found, "An Arrow batch")
@@ -118,9 +119,14 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
 def read_schema_message(message: pa.Buffer) -> pa.Schema:
     """The schema of an Arrow message; ``InvalidInput`` for any other."""
     try:
-        return pa.ipc.read_schema(pa.ipc.read_message(message))
+        return pa.ipc.read_schema(_read_message(message))
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise unreadable(error) from error
+
+
+def _read_message(message: pa.Buffer) -> pa.Message:
+    check_message(memoryview(message).cast("B"))
+    return pa.ipc.read_message(message)
 
 
 def unreadable(error: Exception) -> InvalidInput:

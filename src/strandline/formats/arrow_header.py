@@ -1,0 +1,127 @@
+"""What the header of an Arrow message makes of itself in memory, judged before Arrow reads it.
+
+The texts and tables of a flatbuffer may be shared: a header of 1 MB may name one text of half of that
+100,000 times, and Arrow copies it each time.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+LARGEST_HEADER: Final = 1 << 20
+"""No header of a message is larger."""
+
+_WRITTEN_OUT: Final = 4 << 20
+"""What a header may take once nothing in it is shared any more."""
+
+_SMALL: Final = 1 << 10
+"""A header of up to so many bytes takes a few MB at most, however it shares."""
+
+_TABLE_BYTES: Final = 512
+"""About so much memory is taken for a table of the header: a column, or a pair of texts."""
+
+# Positions of fields in the flatbuffer tables of Arrow's Message.fbs and Schema.fbs.
+_MESSAGE_KIND, MESSAGE_HEADER, _MESSAGE_PAIRS = 1, 2, 4
+_SCHEMA_KIND: Final = 1
+_SCHEMA_COLUMNS, _SCHEMA_PAIRS = 1, 2
+_COLUMN_NAME, _COLUMN_CHILDREN, _COLUMN_PAIRS = 0, 5, 6
+_PAIR: Final = (0, 1)
+
+
+_PREFIX: Final = struct.Struct("<II")
+_CONTINUATION: Final = 0xFFFFFFFF
+
+
+def check_message(data: memoryview) -> None:
+    """:func:`check_header` of the encapsulated message that these bytes begin with."""
+    if len(data) < _PREFIX.size:
+        raise ValueError("a message ends before its header")
+    mark, size = _PREFIX.unpack_from(data)
+    if mark != _CONTINUATION:
+        raise ValueError("a message does not begin as one")
+    check_header(data[_PREFIX.size : _PREFIX.size + size])
+
+
+def check_header(header: memoryview) -> None:
+    """``ValueError`` for the header of a message that is larger than any needs, or takes much more than its bytes."""
+    if len(header) <= _SMALL:
+        return
+    if len(header) > LARGEST_HEADER:
+        raise ValueError(f"a header of {len(header):,} bytes is larger than the {LARGEST_HEADER:,} that one may have")
+    try:
+        _Sizes(header).add_message()
+    except struct.error as error:
+        raise ValueError("a header points out of itself") from error
+
+
+class _Sizes:
+    """Adds up what the parts of a header take in memory, each as often as it is named."""
+
+    def __init__(self, header: memoryview) -> None:
+        self._header = header
+        self._left = _WRITTEN_OUT
+
+    def add_message(self) -> None:
+        message = read_number(self._header, 0, "I")
+        self._add_pairs(find_field(self._header, message, _MESSAGE_PAIRS))
+        kind = find_field(self._header, message, _MESSAGE_KIND)
+        if kind is None or read_number(self._header, kind, "B") != _SCHEMA_KIND:
+            return
+        schema = follow(self._header, find_field(self._header, message, MESSAGE_HEADER))
+        self._add_pairs(find_field(self._header, schema, _SCHEMA_PAIRS))
+        waiting = [find_field(self._header, schema, _SCHEMA_COLUMNS)]
+        while waiting:
+            for column in self._tables(waiting.pop()):
+                self._add_text(find_field(self._header, column, _COLUMN_NAME))
+                self._add_pairs(find_field(self._header, column, _COLUMN_PAIRS))
+                waiting.append(find_field(self._header, column, _COLUMN_CHILDREN))
+
+    def _add_pairs(self, at: int | None) -> None:
+        for pair in self._tables(at):
+            for text in _PAIR:
+                self._add_text(find_field(self._header, pair, text))
+
+    def _tables(self, at: int | None) -> list[int]:
+        """The tables that a vector names, if there is one."""
+        if at is None:
+            return []
+        vector = follow(self._header, at)
+        count = read_number(self._header, vector, "I")
+        self._add(count * _TABLE_BYTES)
+        return [follow(self._header, vector + 4 * (index + 1)) for index in range(count)]
+
+    def _add_text(self, at: int | None) -> None:
+        if at is not None:
+            self._add(read_number(self._header, follow(self._header, at), "I"))
+
+    def _add(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError(f"a header of {len(self._header):,} bytes takes more than {_WRITTEN_OUT:,} in memory")
+
+
+# --- flatbuffers -------------------------------------------------------------------------------------------------
+
+
+def read_number(data: memoryview, at: int, kind: str) -> int:
+    """A number of a flatbuffer, of a kind that ``struct`` knows; ``ValueError`` or ``struct.error`` outside of it."""
+    if at < 0:
+        raise ValueError("an offset points before the message")
+    return int(struct.unpack_from("<" + kind, data, at)[0])
+
+
+def find_field(data: memoryview, table: int, index: int) -> int | None:
+    """Where a flatbuffer table keeps its field, or None if it has none."""
+    directory = table - read_number(data, table, "i")
+    if 4 + 2 * index + 2 > read_number(data, directory, "H"):
+        return None
+    offset = read_number(data, directory + 4 + 2 * index, "H")
+    return table + offset if offset else None
+
+
+def follow(data: memoryview, at: int | None) -> int:
+    """Where an offset of a flatbuffer leads."""
+    if at is None:
+        raise ValueError("a message lacks a field")
+    return at + read_number(data, at, "I")
