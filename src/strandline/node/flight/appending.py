@@ -87,7 +87,14 @@ def collect(
         take(taken)
 
     pieces = bytearray()
+    messages = 0
     while (message := receive()) is not None:
+        messages += 1
+        if messages > limits.append_batches:
+            raise InvalidInput(
+                f"An append in more than {limits.append_batches} messages is over the node's limit: send larger ones, "
+                "or append it in parts."
+            )
         data = read_flight_data(message)
         if data.header:
             if pieces:

@@ -28,7 +28,9 @@ class Door:
         self.turnstile = Turnstile(limits, clock=clock)
         self._security = security
         self.limits = limits
-        self.received = MemoryBudget("messages", limits.receive_bytes, limits.receive_bytes // 2)
+        kept = limits.receive_bytes // 4
+        self._received = MemoryBudget("messages", limits.receive_bytes - kept, limits.receive_bytes // 2)
+        self._received_kept = MemoryBudget("messages of replicas and administrators", kept, kept // 2)
         self.reports = MemoryBudget("reports", limits.receive_bytes, limits.feeds_each * limits.message_bytes)
 
     @contextlib.contextmanager
@@ -40,7 +42,7 @@ class Door:
         name = None if grant is None else grant.name
         place = self.turnstile.enter(name, is_reserved=is_reserved, end=call.end)
         try:
-            yield Visit(self, call, Session(grant), place)
+            yield Visit(self, call, Session(grant), place, self._received_kept if is_reserved else self._received)
         finally:
             self.turnstile.leave(place)
 
@@ -64,14 +66,15 @@ class Door:
 class Visit:
     """A call that was let in."""
 
-    def __init__(self, door: Door, call: Call, session: Session, place: Place) -> None:
-        """Nothing of it was received yet."""
+    def __init__(self, door: Door, call: Call, session: Session, place: Place, received: MemoryBudget) -> None:
+        """Nothing of it was received yet; ``received`` has the room for its messages."""
         self.session = session
         self.who = place.who or call.address
         self._door = door
         self._call = call
         self._place = place
         self._share = place.who or call.connection
+        self._received = received
 
     @property
     def is_wanted(self) -> bool:
@@ -95,7 +98,7 @@ class Visit:
 
     def receive(self) -> bytes | None:
         """Its next message, once there is room for one; None if there are no more."""
-        with self._door.received.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE):
+        with self._received.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE):
             return self._call.receive()
 
     def receive_report(self) -> bytes | None:

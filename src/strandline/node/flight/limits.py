@@ -39,8 +39,9 @@ class ServerLimits:
     append_bytes: int = 256 << 20
     """All Arrow batches of one append."""
     append_batches: int = 4096
+    """The same in batches, and in messages, whatever they carry."""
     append_seconds: float = 600.0
-    """How long an append may ask to wait for its policy."""
+    """How long an append may take until all of it has come, and how long it may ask to wait for its policy."""
     memory_bytes: int = 384 << 20
     """All appends that are under way, of all callers."""
     memory_bytes_each: int = 256 << 20
@@ -53,7 +54,10 @@ class ServerLimits:
     reading_bytes_each: int = 128 << 20
     """The same for one caller; a single batch of the log may be larger."""
     receive_bytes: int = 256 << 20
-    """Messages that are being received: so many of the largest size at a time, of one caller half of that."""
+    """Messages that are being received: so many of the largest size at a time, of one caller half of that.
+
+    A quarter is kept for replicas and administrators; where callers have no names, for small calls.
+    """
     connections: int = 512
     connection_idle_seconds: float = 60.0
     """How long a connection may stay without a call."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from strandline.formats.arrow_header import check_message
 from strandline.formats.arrow_stream import announced
+from strandline.formats.json_fields import LARGEST_REQUEST as LARGEST_JSON
 from strandline.formats.received import RECORD_BYTES
 from strandline.model.errors import CorruptData, InvalidInput
 
@@ -24,6 +25,12 @@ _SEVEN_BITS, _MORE_BITS = 0x7F, 0x80
 _ALIGNMENT: Final = 8
 _PREFIX: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFFFFFF
+
+LARGEST_REQUEST: Final = 2 * LARGEST_JSON
+"""A request with more bytes is refused unread: its fields may take a hundred times as much in memory."""
+
+_MOST_FIELDS: Final = 64
+"""No message has nearly as many, and each takes time to find."""
 
 Piece = bytes | memoryview
 
@@ -45,8 +52,11 @@ def read_flight_data(message: bytes) -> FlightData:
     """
     found: dict[int, memoryview] = {}
     view = memoryview(message)
-    at = 0
+    at = count = 0
     while at < len(message):
+        count += 1
+        if count > _MOST_FIELDS:
+            raise InvalidInput(f"What was sent is no message of Flight: it has more than {_MOST_FIELDS} fields.")
         key, at = _read_varint(message, at)
         kind = key & 7
         if kind == _BYTES:
@@ -62,6 +72,15 @@ def read_flight_data(message: bytes) -> FlightData:
         else:
             raise InvalidInput("What was sent is no message of Flight: it has a field of no known kind.")
     return FlightData(*(found.get(number, b"") for number in (_DESCRIPTOR, _HEADER, _METADATA, _BODY)))
+
+
+def check_request(request: Piece) -> bytes:
+    """The bytes of a request: of an action, a ticket or a descriptor; ``InvalidInput`` if they are too many."""
+    if len(request) > LARGEST_REQUEST:
+        raise InvalidInput(
+            f"A request of {len(request):,} bytes is larger than the {LARGEST_REQUEST:,} that one may have."
+        )
+    return bytes(request)
 
 
 def write_flight_data(message: Piece | pa.Buffer, *, metadata: bytes = b"") -> bytes:

@@ -26,6 +26,7 @@ from strandline.node.flight.door import Door, Visit
 from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
 from strandline.node.flight.protocol import (
     SERVICE,
+    check_request,
     read_flight_data,
     write_action_type,
     write_flight_data,
@@ -206,7 +207,7 @@ class _Service:
             yield write_action_type(name, action.what)
 
     def _do_action(self, visit: Visit) -> Iterator[bytes]:
-        action = fl.Action.deserialize(visit.first())
+        action = fl.Action.deserialize(check_request(visit.first()))
         visit.named()
         for answer in act(self._served, visit.session, action.type, action.body.to_pybytes()):
             yield fl.Result(pa.py_buffer(answer)).serialize()
@@ -228,7 +229,7 @@ class _Service:
         message = visit.first()
         visit.named()
         visit.session.need(*_EVERYBODY)
-        return fl.FlightDescriptor.deserialize(message)
+        return fl.FlightDescriptor.deserialize(check_request(message))
 
     def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
         log = self._served.reading()
@@ -248,7 +249,7 @@ class _Service:
 
     def _do_get(self, visit: Visit) -> Iterator[bytes]:
         live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
-        match decode_ticket(fl.Ticket.deserialize(visit.first()).ticket):
+        match decode_ticket(fl.Ticket.deserialize(check_request(visit.first())).ticket):
             case ReadTicket() as asked:
                 visit.named()
                 visit.session.need(*_EVERYBODY)
@@ -278,9 +279,22 @@ class _Service:
         visit.session.need(Role.CLIENT, Role.ADMIN)
         command = read_command(_command(first.descriptor), self._limits)
         with self._appended.held_by(visit.who) as hold:
-            records = collect(first, visit.receive, self._limits, hold)
+            records = collect(first, self._in_time(visit.receive), self._limits, hold)
             commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
         yield write_put_result(write_commit(commit))
+
+    def _in_time(self, receive: Callable[[], bytes | None]) -> Callable[[], bytes | None]:
+        """The same, until an append has taken so long that it would hold its share of the memory for ever."""
+        longest = self._limits.append_seconds
+        end = self._clock.monotonic() + longest
+
+        def receive_in_time() -> bytes | None:
+            message = receive()
+            if self._clock.monotonic() > end:
+                raise InvalidInput(f"The append has taken more than {longest:g} s to be sent: append it in parts.")
+            return message
+
+        return receive_in_time
 
     # --- streams of replicas -----------------------------------------------------------------------------------
 
@@ -312,6 +326,7 @@ class _Service:
     def _hear(self, visit: Visit, name: str) -> Iterator[bytes]:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
         where = f"replica {name!r}"
+        visit.session.replica(name, 0)  # before it takes the room that is kept for replicas, however little it says
         caller = Caller(name, -1)
         with visit.reporting():
             while (message := visit.receive_report()) is not None:
@@ -345,7 +360,7 @@ def _command(descriptor: bytes | memoryview) -> bytes:
     """The command of a descriptor; nothing if it has none."""
     if not descriptor:
         return b""
-    command: bytes | None = fl.FlightDescriptor.deserialize(bytes(descriptor)).command
+    command: bytes | None = fl.FlightDescriptor.deserialize(check_request(descriptor)).command
     return command or b""
 
 
