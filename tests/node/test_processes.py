@@ -170,7 +170,7 @@ class TestBootstrap:
             recorder.acknowledge(writer, number, append(cluster.clients["a"], writer, number, count=4, size=MIB))
         return cluster, recorder
 
-    @pytest.mark.parametrize("killed", ["a", "b"])
+    @pytest.mark.parametrize("killed", [pytest.param("a", marks=pytest.mark.matrix), "b"])
     def test_goes_on_where_it_was_when_one_of_the_two_is_killed(self, pair, killed):
         cluster, recorder = pair
         line = cluster.lines["a"]
@@ -224,7 +224,7 @@ class TestBootstrap:
 
 
 class TestTheNetwork:
-    @pytest.mark.parametrize("how", ["cut", "hold"])
+    @pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.matrix), "hold"])
     def test_a_primary_that_nobody_reaches_acknowledges_nothing_until_it_heals(self, start, how):
         cluster = start()
         leader = cluster.begin()
@@ -316,7 +316,7 @@ def go_its_own_way(cluster: ClusterOfProcesses, name: str, writer: WriterId, num
 
 
 class TestACopyThatDiverged:
-    @pytest.mark.parametrize("behind", [False, True])
+    @pytest.mark.parametrize("behind", [pytest.param(False, marks=pytest.mark.matrix), True])
     def test_stops_until_it_is_built_again_and_a_restart_does_not_change_that(self, start, behind):
         cluster = start(names="ab", policy="local", lease_seconds=15.0)  # all in one term: a failover would explain it
         leader = cluster.begin()

@@ -117,6 +117,7 @@ def topic(on_mock: Ahead) -> Iterator[KafkaTopic]:
         yield topic
 
 
+@pytest.mark.matrix
 class TestOnTheMockCluster(TopicContract):
     publishes = 12
 

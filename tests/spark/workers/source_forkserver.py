@@ -17,7 +17,8 @@ import threading
 import pyspark.sql.streaming.python_streaming_source_runner as source
 from sitecustomize import give_later
 
-import strandline.spark.source  # noqa: F401 - so that children have it
+import strandline.spark.source
+import strandline.tier.front  # noqa: F401 - children have what a source imports when it needs it
 
 
 def received(asking: socket.socket) -> tuple[dict, list[int]]:
