@@ -72,6 +72,10 @@ def test_a_demo_without_java_says_so_in_one_sentence(
     assert (process.returncode, out) == (1, "")
     assert "Java 17 or 21" in err
     assert len(err.splitlines()) == 1
+    (home,) = tmp_path.glob("strandline-demo-*")
+    (told,) = [path for path in home.rglob("*") if path.is_file() and str(path) in err]
+    assert told.read_text(), "where it is said, it can be read"
+    assert sorted(path.name for path in home.iterdir()) == ["output"], "and nothing else is left"
 
 
 def test_what_cannot_be_run_is_wrong_usage(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.demo import command
+from strandline.cli.demo.children import Family, failure_in
 from strandline.cli.demo.generator import Change, Shape, changes, producer_of
 from strandline.cli.demo.plot import Band, Mark, Series, line_plot
 from strandline.cli.demo.producer import table
@@ -32,6 +34,7 @@ from strandline.cli.demo.truth import (
     truth,
 )
 from strandline.cli.lag import Lag, SlotLag
+from strandline.model.errors import StrandlineError
 from tests.cli.conftest import Run
 
 SMALL = Shape(records=6000, keys=400, producers=3, seed=7)
@@ -290,3 +293,49 @@ def test_a_story_is_json() -> None:
 def test_an_empty_plot_is_still_a_plot() -> None:
     svg = ET.fromstring(line_plot("t", [Series("a", "ours", [])], marks=[Mark(1, "<m>", "kill")], bands=[Band(0, 1)]))
     assert "<m>" in "".join(svg.itertext())
+
+
+# --- what went wrong -----------------------------------------------------------------------------------------------
+
+JAVA = """Setting default log level to "WARN".
+Traceback (most recent call last):
+  File "/usr/lib/pipeline.py", line 9, in <module>
+    query.start()
+pyspark.errors.exceptions.captured.StreamingQueryException: [STREAM_FAILED] Query terminated with exception: no space
+
+JVM stacktrace:
+org.apache.spark.sql.streaming.StreamingQueryException
+\tat org.apache.spark.sql.execution.streaming.StreamExecution.runStream(StreamExecution.scala:1)
+Caused by: java.io.IOException: No space left on device
+\tat java.base/sun.nio.ch.FileDispatcherImpl.write0(Native Method)
+\t... 24 more
+"""
+
+
+@pytest.mark.parametrize(
+    ("printed", "why"),
+    [
+        (JAVA, "Caused by: java.io.IOException: No space left on device."),
+        ("Traceback (most recent call last):\n  File 'x'\nValueError: wrong\n", "ValueError: wrong."),
+        ("Traceback\nstrandline.model.errors.Gap: There is a gap.\n\tat a.b(c)\n", "There is a gap."),
+        ("one\ntwo\n", "two."),
+        ("", "it printed nothing."),
+    ],
+)
+def test_a_process_that_failed_tells_its_error_and_no_line_of_a_trace(printed: str, why: str) -> None:
+    assert failure_in(printed) == why
+
+
+def test_a_child_that_fails_says_why_in_one_sentence_and_where_all_it_printed_is(tmp_path: Path) -> None:
+    module = tmp_path / "fails.py"
+    module.write_text(f"import sys\nsys.stderr.write({JAVA!r})\nsys.exit(3)\n")
+    with Family() as family, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+        child = family.start("spark", "fails", [], tmp_path / "spark.txt")
+        child._process.wait(30)
+        with pytest.raises(StrandlineError) as failed:
+            family.check()
+    assert str(failed.value) == (
+        "The demo's process 'spark' ended with status 3: Caused by: java.io.IOException: No space left on device. "
+        f"All that it printed is in {tmp_path / 'spark.txt'}."
+    )

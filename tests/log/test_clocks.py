@@ -76,6 +76,23 @@ def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: flo
 
 
 @SKEWS
+@pytest.mark.parametrize("retention", ["consumed", "age:7d"])
+def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_behind(skew: float, retention: str):
+    world = World(retention=retention)
+    world.append(world.log, 3)
+    world.append(world.machine(-skew), 1)
+    world.log.create_slot("done", 3)
+    wrong = world.machine(skew)
+    before = dict(world.store._objects)
+    planned = wrong.collect(dry_run=True)
+    assert world.store._objects == before
+    done = wrong.collect()
+    assert planned.clocks.warnings() == done.clocks.warnings() != []
+    assert (planned.trimmed_records, planned.floor) == (done.trimmed_records, done.floor)
+    assert (planned.clocks.skew != 0) is True
+
+
+@SKEWS
 def test_what_a_collector_with_a_wrong_clock_trimmed_is_deleted_a_grace_period_later_and_not_before(skew: float):
     world = World()
     world.append(world.log, 3)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.follow.sink import RestorableSink, Sink
 from strandline.log.contract import READING, SLOTS, Log, Slot, require
-from strandline.log.heartbeat import SlotToucher
+from strandline.log.heartbeat import NewcomerSlots, SlotToucher
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.errors import (
     AlreadyExists,
@@ -113,7 +113,7 @@ class Committer:
         known = self._state(name)
         if known is None:
             with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
-                created = self._log.create_slot(name, self.start.next)
+                created = self._created(name)
                 if not self._has_stored:
                     self._unclaimed, self._undo = created, lambda: self._log.drop_slot(name)
                     return
@@ -125,6 +125,17 @@ class Committer:
                 return
         self._slot = self._taken(name)
         self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
+
+    def _created(self, name: str) -> SlotState:
+        if not self._has_stored and isinstance(self._log, NewcomerSlots):
+            return self._log.create_newcomer_slot(name, self.start.next)
+        return self._log.create_slot(name, self.start.next)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether its slot was made for it and goes, unless it is seen, since nothing is stored yet."""
+        unclaimed = self._unclaimed
+        return unclaimed is not None and unclaimed.expires is not None
 
     def _state(self, name: str) -> SlotState | None:
         return next((state for state in self._log.slots() if state.name == name), None)

@@ -11,12 +11,16 @@ from typing import Final, Protocol, Self, final, runtime_checkable
 from strandline.model.cursor import Cursor
 from strandline.model.errors import StorageError, StrandlineError
 from strandline.model.retention import SlotLimits
+from strandline.model.slots import SlotState
 from strandline.storage.ambient import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)
 
 MOST: Final = 60.0
 """Seconds between two heartbeats at most; so it is where nothing is known of a limit."""
+
+_LOOK: Final = 20.0
+"""Seconds between two looks at limits of which none is for idle slots: one may be set at any time."""
 
 _TICK: Final = 0.25
 """Real seconds between two looks at the clock."""
@@ -48,13 +52,32 @@ class SlotToucher(Protocol):
         """Say that a slot is needed; ``Fenced`` if it is of another epoch, ``SlotInvalid``, ``NotFound``."""
 
 
+@runtime_checkable
+class NewcomerSlots(Protocol):
+    """A log that makes slots for consumers which have stored nothing yet."""
+
+    def create_newcomer_slot(self, name: str, position: int) -> SlotState:
+        """Create a slot that goes after a while, unless it is claimed or touched."""
+
+
+@runtime_checkable
+class Provisional(Protocol):
+    """A claimed slot, or what stands for one, that knows whether it pins for a while only."""
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether nobody has claimed it yet, so that it goes unless its consumer is seen."""
+
+
 def heartbeat_interval(limits: SlotLimits) -> float:
     """Seconds between two heartbeats: a third of the idle limit, and a minute at most.
 
+    Without a limit it is what passes between two looks whether there is one now.
+
     >>> heartbeat_interval(SlotLimits(idle_seconds=30)), heartbeat_interval(SlotLimits())
-    (10.0, 60.0)
+    (10.0, 20.0)
     """
-    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else MOST
+    return min(MOST, limits.idle_seconds / 3) if limits.idle_seconds else _LOOK
 
 
 @final
@@ -75,7 +98,8 @@ class SlotHeartbeat:
         self._is_alive = is_alive
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._every = self._interval()
+        limits = self._limits()
+        self._every = MOST if limits is None else heartbeat_interval(limits)
         self._seen = clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="strandline-heartbeat", daemon=True)
 
@@ -93,16 +117,24 @@ class SlotHeartbeat:
         """Say so if it is time."""
         if self._clock.monotonic() - self._seen >= self._every and self._is_alive():
             with self._lock:
-                self._every = self._interval()
-                self._touch()
+                limits = self._limits()
+                self._every = MOST if limits is None else heartbeat_interval(limits)
+                if limits is None or limits.idle_seconds or self._is_provisional():
+                    self._touch()
+                else:
+                    self._seen = self._clock.monotonic()  # nobody asks when it was seen: nothing is written
+
+    def _is_provisional(self) -> bool:
+        return isinstance(self._slot, Provisional) and self._slot.is_provisional
 
     def _touch(self) -> None:
         now = self._clock.monotonic()  # before it is written, which may take long: the next one must be in time
         self._slot.touch()
         self._seen = now
 
-    def _interval(self) -> float:
-        return heartbeat_interval(self._log.slot_limits()) if isinstance(self._log, Limited) else MOST
+    def _limits(self) -> SlotLimits | None:
+        """The limits as they are now; None if the log does not tell."""
+        return self._log.slot_limits() if isinstance(self._log, Limited) else None
 
     def _run(self) -> None:
         while not self._stop.wait(_TICK):

@@ -32,7 +32,7 @@ def check_position(position: int, bounds: Bounds, retained_from: int | None = No
 
 
 def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> SlotState:
-    """The holder's slot: idempotent for the same holder, one epoch higher for a new one.
+    """The holder's slot: idempotent for the same holder, one epoch higher for a new one. It expires no more.
 
     ``hot`` says that this holder cannot read the cold tier.
     """
@@ -41,7 +41,7 @@ def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> Slot
     _check_listed(state)
     if state.holder == holder:
         return state if state.hot is hot else replace(state, hot=hot)
-    return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot)
+    return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot, expires=None)
 
 
 def advance(state: SlotState, *, epoch: int, to: int, now: int, fingerprint: int | None = None) -> SlotState:
@@ -69,7 +69,12 @@ def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
 
 def _heard(state: SlotState, now: int) -> SlotState:
     """The slot of a holder that did something now, by its own clock: one that was ahead before is forgotten."""
-    return replace(state, last_seen=now, suspected=None)
+    return replace(state, last_seen=now, suspected=None, expires=_until(state, now))
+
+
+def _until(state: SlotState, now: int) -> int | None:
+    """When a slot that expires does so, if its time begins now."""
+    return None if state.expires is None else now + max(0, state.expires - state.last_seen)
 
 
 def check_valid(state: SlotState) -> None:
@@ -86,14 +91,18 @@ def _check_listed(state: SlotState) -> None:
         raise SlotInvalid(f"Slot {state.name!r} was dropped and pins nothing: create it again.")
 
 
-def reset(state: SlotState, before: SlotState, position: int, now: int, born: int = 0) -> SlotState:
+def reset(
+    state: SlotState, before: SlotState, position: int, now: int, born: int = 0, *, expires: int | None = None
+) -> SlotState:
     """The slot put elsewhere, back or ahead, valid again and held by nobody; refused if it moved since ``before``.
 
-    The epoch grows: whoever held it, or was about to put it elsewhere, is fenced. ``born`` marks the pin behind it.
+    The epoch grows: whoever held it, or was about to put it elsewhere, is fenced. ``born`` marks the pin behind it;
+    ``expires`` is when one that is made anew does.
     """
     if (state.epoch, state.position, state.dropped) != (before.epoch, before.position, before.dropped):
         raise Fenced(f"Slot {state.name!r} was moved by someone else while it was being reset.")
-    return SlotState(state.name, position, None, state.epoch + 1, now, expires=state.expires, born=born)
+    expires = _until(state, now) if expires is None else expires
+    return SlotState(state.name, position, None, state.epoch + 1, now, expires=expires, born=born)
 
 
 def put_at(state: SlotState, position: int) -> SlotState:
@@ -114,7 +123,7 @@ def renew(state: SlotState, *, position: int, expires: int, now: int) -> SlotSta
 
 
 def has_expired(state: SlotState, now: int) -> bool:
-    """Whether a hold has outlasted its time since a collector first saw it as it is.
+    """Whether a hold, or a slot that nobody claimed, has outlasted its time since a collector first saw it as it is.
 
     When its reader made or renewed it is not asked: that is told by another clock. How long it lasts, by the same one.
     """

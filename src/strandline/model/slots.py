@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+NEWCOMER_SECONDS: Final = 600.0
+"""How long the slot of a newcomer pins unless it is claimed or its consumer is seen: then it died before it began."""
+
 TIER_SLOT: Final = "strandline-tier"
 """The slot of a log's tierer: everything below it is in the cold tier too, so that the hot one may forget it."""
 
@@ -31,7 +34,8 @@ class SlotState:
     """What a slot's cell holds.
 
     ``position`` is the next offset its consumer needs; ``epoch`` grows with each new holder and each reset, and is 0
-    while nobody has claimed the slot. A *hold* is a slot that ``expires``, for readers that store nothing. A dropped
+    while nobody has claimed the slot. A *hold* is a slot that ``expires``, for readers that store nothing; so does that
+    of a newcomer that has stored nothing yet, until it is claimed. A dropped
     slot pins nothing and is no longer listed; its cell stays, so that the epochs of its name go on growing.
     A *hot* one is held by a consumer that cannot read the cold tier: it pins the hot one.
     ``born`` is the mark of the pin by which the slot got to its place: it tells a slot from an older one of its name.

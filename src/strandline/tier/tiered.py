@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar, final
+from typing import Any, Final, Protocol, Self, TypeVar, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -46,6 +46,14 @@ class Hot(Log, Protocol):
 
     def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Put a slot elsewhere."""
+
+
+@runtime_checkable
+class NewcomerSlots(Protocol):
+    """A log whose slots can be made for consumers that have stored nothing yet."""
+
+    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Create a slot that goes after a while, unless it is claimed or touched."""
 
 
 @bound_to_process(keep=("log_id",))
@@ -264,6 +272,17 @@ class TieredLog:
         return self._pin(
             position,
             lambda first: hot.create_slot(name, position, retained_from=first),
+            lambda _: hot.drop_slot(name),
+        )
+
+    def create_newcomer_slot(self, name: str, position: int) -> SlotState:
+        """The same for a consumer that has stored nothing yet: unclaimed and untouched it goes after a while."""
+        hot = self._hot
+        if not isinstance(hot, NewcomerSlots):
+            return self.create_slot(name, position)
+        return self._pin(
+            position,
+            lambda first: hot.create_newcomer_slot(name, position, retained_from=first),
             lambda _: hot.drop_slot(name),
         )
 

@@ -15,6 +15,11 @@ from typing import Final, Self
 from strandline.model.errors import StrandlineError
 
 _SESSION_FIELD: Final = 3
+_LONGEST: Final = 500
+_TRACE: Final = re.compile(r"\s+(at |\.\.\. \d+ more|File |\^|~)|Traceback |JVM stacktrace:|\s*$")
+"""The lines of traces, of Java and of Python."""
+_ERROR: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w$]*(\.[\w$]+)*(Error|Exception|Failure|[a-z]): \S")
+"""The line of an error: its class and what it says."""
 _ERROR_NAME: Final = re.compile(r"^strandline\.model\.errors\.\w+: ")
 
 
@@ -67,9 +72,21 @@ class Child:
         """Raise what it said last if it has failed."""
         code = self._process.poll()
         if code not in (None, 0):
-            lines = self._output.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            said = _ERROR_NAME.sub("", lines[-1])
-            raise StrandlineError(f"The process {self.name!r} failed (status {code}) and said: {said}")
+            why = failure_in(self._output.read_text(errors="replace"))
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise StrandlineError(
+                f"The demo's process {self.name!r} {how}: {why} All that it printed is in {self._output}."
+            )
+
+
+def failure_in(printed: str) -> str:
+    """What a process that failed says of why, in one sentence: its last error, and no line of a trace."""
+    lines = [line.rstrip() for line in printed.splitlines() if line.strip() and not _TRACE.match(line)]
+    errors = [line for line in lines if _ERROR.match(line)]
+    own = [line for line in errors if _ERROR_NAME.match(line)]
+    last = (own or errors or lines or ["it printed nothing"])[-1].strip()
+    said = _ERROR_NAME.sub("", last)[:_LONGEST]
+    return said if said.endswith(".") else f"{said}."
 
 
 def _groups_of_session(session: int) -> set[int]:

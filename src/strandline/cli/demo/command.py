@@ -19,13 +19,13 @@ from strandline.cli import show
 from strandline.cli.demo.children import Family
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.orchestrate import Demo
-from strandline.cli.demo.places import Places
+from strandline.cli.demo.places import OUTPUT, Places
 from strandline.cli.demo.report import page
 from strandline.cli.demo.screen import Screen
 from strandline.cli.demo.story import Results, Story
 from strandline.cli.frame import Debug, Json, guarded
 from strandline.cli.lag import rendered
-from strandline.model.errors import MissingExtra
+from strandline.model.errors import MissingExtra, StrandlineError
 
 
 @guarded
@@ -52,15 +52,22 @@ def demo(
         raise typer.BadParameter(f"--dir {dir} is not empty.")
     _check_extras()
     shape = Shape(records, keys, producers, seed)
-    home, report = _own_folder(dir), None
+    home = _own_folder(dir)
     try:
         with _terminated_like_interrupted():
             story = _play(shape, home, quiet=json)
         report = home / "report.html"
         report.write_text(page(story), encoding="utf-8")
-    finally:
+    except StrandlineError:
         if dir is None and not keep:
-            _leave(home, report)
+            _leave(home, home / OUTPUT)  # where it is told what went wrong
+        raise
+    except BaseException:
+        if dir is None and not keep:
+            shutil.rmtree(home, ignore_errors=True)
+        raise
+    if dir is None and not keep:
+        _leave(home, report)
     if json:
         show.document({**story.fields(), "report": str(report)})
     else:
@@ -81,15 +88,14 @@ def _own_folder(asked: Path | None) -> Path:
     return home
 
 
-def _leave(home: Path, report: Path | None) -> None:
-    """Remove all but the report."""
-    if report is None:
-        shutil.rmtree(home, ignore_errors=True)
-        return
+def _leave(home: Path, kept: Path) -> None:
+    """Remove all but one file or folder."""
     for found in home.iterdir():
+        if found == kept:
+            continue
         if found.is_dir() and not found.is_symlink():
             shutil.rmtree(found, ignore_errors=True)
-        elif found != report:
+        else:
             found.unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from strandline.cli.demo.children import Child, Family
 from strandline.cli.demo.generator import Shape
-from strandline.cli.demo.places import LATE_SLOT, SLOT, STALLED_SLOT, Places, ask, tell
+from strandline.cli.demo.places import LATE_SLOT, OUTPUT, SLOT, STALLED_SLOT, Places, ask, tell
 from strandline.cli.demo.results import compare
 from strandline.cli.demo.screen import Screen
 from strandline.cli.demo.story import Event, Sample, Story
@@ -196,6 +196,7 @@ class Demo:
             self._family.check()
             if time.monotonic() > deadline:
                 raise NotReady(
-                    f"The demo waited {_PATIENCE:.0f} seconds for {what}, in vain; is the machine very busy?"
+                    f"The demo waited {_PATIENCE:.0f} seconds for {what}, in vain; is the machine very busy? What "
+                    f"its processes printed is in {self._places.home / OUTPUT}."
                 )
             time.sleep(_LOOK)

@@ -14,6 +14,8 @@ from typing import Any, Final
 SLOT: Final = "orders-table"
 LATE_SLOT: Final = "late-history"
 STALLED_SLOT: Final = "stalled-report"
+OUTPUT: Final = "output"
+"""The folder of what the demo's processes print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ class Places:
 
     def output(self, child: str) -> Path:
         """What a child process prints."""
-        return self.home / "output" / f"{child}.txt"
+        return self.home / OUTPUT / f"{child}.txt"
 
     def prepare(self) -> None:
         """Make the folders that nobody else makes."""
-        for folder in ("markers", "output", "checkpoints", "tables"):
+        for folder in ("markers", OUTPUT, "checkpoints", "tables"):
             (self.home / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 

@@ -21,6 +21,9 @@ from strandline.storage.store_clock import has_own_clock, measure_skew
 NOTE: Final = "clock/note.json"
 """Where a round writes what is in doubt, or nothing, so that the store says when that was."""
 
+PROBE: Final = "clock/dry-run"
+"""What a dry run writes and deletes, to see when the store says that it did."""
+
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
@@ -87,13 +90,14 @@ class Clocks:
 def look_at_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
     """Hold the clocks against each other: two requests of a store that has a clock of its own.
 
-    A dry run writes nothing, and so knows nothing of the store's clock. Nor does one whose writing fails.
+    A dry run asks the store's clock, too, by an object of its own, and leaves nothing behind. One whose writing fails
+    knows nothing of that clock.
     """
     skew, doubt = None, NO_DOUBT
     is_witnessed = has_own_clock(store.url)
-    if is_witnessed and not dry_run:
+    if is_witnessed:
         with contextlib.suppress(StorageError):
-            skew = measure_skew(store, NOTE, encode_note(doubt), clock=clock)
+            skew = _probe(store, clock) if dry_run else measure_skew(store, NOTE, encode_note(doubt), clock=clock)
     present = Present(clock.now(), skew, is_witnessed)
     if not is_witnessed:
         before = _read_note(store)
@@ -108,6 +112,13 @@ def look_at_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: boo
         ahead / SECOND if ahead > TOLERANCE else 0.0,
         may_set_back(present, doubt, listed=head.listed),
     )
+
+
+def _probe(store: ObjectStore, clock: Clock) -> int | None:
+    try:
+        return measure_skew(store, PROBE, b"", clock=clock)
+    finally:
+        store.delete(PROBE)
 
 
 def _read_note(store: ObjectStore) -> Doubt:

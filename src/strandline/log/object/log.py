@@ -44,7 +44,7 @@ from strandline.model.errors import (
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, default_limits, parse_retention
-from strandline.model.slots import SlotState
+from strandline.model.slots import NEWCOMER_SECONDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
@@ -316,6 +316,13 @@ class ObjectLog:
         ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
         """
         return self._keeper.create(name, position, retained_from=retained_from)
+
+    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
+
+        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
+        """
+        return self._keeper.create(name, position, lifetime=NEWCOMER_SECONDS, retained_from=retained_from)
 
     def claim_slot(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
         """Become the slot's holder; a former holder is fenced from now on.

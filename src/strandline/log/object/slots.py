@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -24,6 +24,7 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.store import ObjectStore
 
 _FOLDER: Final = "slots/"
+_HOLD: Final = "hold-"
 _RESETS: Final = 8
 """How often a reset begins again because the slot moved meanwhile."""
 
@@ -95,10 +96,11 @@ class SlotKeeper:
     # --- creating and claiming ---------------------------------------------------------------------------------
 
     def create(
-        self, name: str, position: int, *, expires: int | None = None, retained_from: int | None = None
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
     ) -> SlotState:
-        """Create a slot that pins everything from ``position`` on."""
+        """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed."""
         cell, op = self.cell(name), self._op()
+        expires = None if lifetime is None else self._until(lifetime)
         try:
             slots = self._head.update(
                 op, lambda head: pin_slot(head, name, position, retained_from), role="consumer"
@@ -133,9 +135,10 @@ class SlotKeeper:
                 # Someone finished for us what we had pinned, and may have claimed and moved it since: it stays there.
                 return found
             # The name was used before. Its epochs go on, so that whoever held the old slot stays fenced.
-            edit = partial(rules.reset, before=found, position=pin.position, now=now, born=pin.mark)
             with contextlib.suppress(Fenced):
-                return cell.update(op, edit)
+                return cell.update(
+                    op, partial(_renewed, before=found, position=pin.position, now=now, born=pin.mark, expires=expires)
+                )
 
     def _settle(self, name: str, pin: Pin) -> None:
         self._head.update(self._op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
@@ -203,8 +206,8 @@ class SlotKeeper:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
         if seconds <= 0:
             raise InvalidInput(f"Nothing can be held for {seconds} seconds.")
-        name = f"hold-{self._chance.uuid().hex}"
-        self.create(name, position, expires=self._until(seconds), retained_from=retained_from)
+        name = f"{_HOLD}{self._chance.uuid().hex}"
+        self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:
@@ -231,7 +234,8 @@ class SlotKeeper:
             if not self.cell(name).update(self._op(), end).dropped:
                 return False
         self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
-        self._store.delete(f"{_FOLDER}{name}.json")
+        if name.startswith(_HOLD):  # the epochs of any other name go on
+            self._store.delete(f"{_FOLDER}{name}.json")
         return True
 
     def _until(self, seconds: float) -> int:
@@ -308,6 +312,11 @@ class ObjectSlot:
     def touch(self) -> None:
         """Durably say that the holder is alive although it has nothing to acknowledge."""
         self.keeper.seen(self.cell, self.epoch)
+
+
+def _renewed(state: SlotState, before: SlotState, position: int, now: int, born: int, expires: int | None) -> SlotState:
+    """A slot whose name was used before, made anew."""
+    return rules.reset(replace(state, expires=None), before, position, now, born, expires=expires)
 
 
 def _known(cell: StoreCell[SlotState]) -> SlotState | None:

@@ -131,7 +131,7 @@ class OwnQueue:
             else:
                 return
         try:
-            self._log.create_slot(self._name, self._log.position_of(self._start) if behind is None else behind)
+            self._log.create_newcomer_slot(self._name, self._log.position_of(self._start) if behind is None else behind)
         except AlreadyExists:
             self._check_valid(self._log.slot(self._name))  # someone was faster
 

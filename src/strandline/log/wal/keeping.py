@@ -11,7 +11,7 @@ from strandline.log.slots import retained_first
 from strandline.log.wal.reading import WalReading
 from strandline.log.wal.slots import WalSlots
 from strandline.model.retention import NO_LIMITS, SlotLimits
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.slots import NEWCOMER_SECONDS, InvalidReason, SlotState
 from strandline.storage.ambient import Clock
 from strandline.storage.metrics import INVALIDATIONS
 
@@ -30,6 +30,13 @@ class WalKeeping(WalReading):
         ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
         """
         return self._slots.create(name, position, retained_from)
+
+    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
+
+        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
+        """
+        return self._slots.create(name, position, retained_from, lifetime=NEWCOMER_SECONDS)
 
     def claim_slot(self, name: str, holder: str) -> Slot:
         """Durably become the slot's holder."""
@@ -64,11 +71,16 @@ class WalKeeping(WalReading):
         return self._slots.floor()
 
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
-        """Durably invalidate the slots that break a limit, loudly; returns them.
+        """Durably invalidate the slots that break a limit, loudly; returns them. Those that expired are dropped.
 
         A slot is idle since it was last seen, or since the log was opened: nobody could be seen before. That is
         counted on a clock that never jumps, whatever the wall clock does, and that stands still with the machine.
         """
+        for state in self._slots.expire_silent():
+            _LOGGER.warning(
+                "Slot %r of %s was dropped: its consumer has not claimed it, and was not seen for %g minutes.",
+                state.name, self.folder, NEWCOMER_SECONDS / 60,
+            )  # fmt: skip
         return _enforce(self, self._slots, limits)
 
 

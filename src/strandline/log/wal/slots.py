@@ -14,7 +14,7 @@ from strandline.log import slots as rules
 from strandline.log.retention import invalidate
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.cold import COLD_FILE
-from strandline.model.cursor import Bounds, Cursor
+from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.errors import AlreadyExists, NotFound
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import Clock
@@ -119,8 +119,10 @@ class WalSlots:
 
     # --- changing ----------------------------------------------------------------------------------------------
 
-    def create(self, name: str, position: int, retained_from: int | None) -> SlotState:
-        """Durably create a slot."""
+    def create(
+        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
+    ) -> SlotState:
+        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen."""
         with self._changing():
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
@@ -128,7 +130,24 @@ class WalSlots:
             rules.check_position(position, self._retained(), retained_from)
             epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
             self._hear(name)
-            return self._store(SlotState(name, position, None, epoch, self._clock.now()))
+            now = self._clock.now()
+            expires = None if lifetime is None else now + int(lifetime * SECOND)
+            return self._store(SlotState(name, position, None, epoch, now, expires=expires))
+
+    def expire_silent(self) -> list[SlotState]:
+        """Durably drop the slots that expire, and whose consumers were not seen for their whole time; returns them."""
+        with self._changing():
+            gone = [
+                state
+                for state in self._slots.values()
+                if state.expires is not None
+                and not state.dropped
+                and self.silence(state.name) * SECOND >= state.expires - state.last_seen
+            ]
+            if gone:
+                dropped = {state.name: rules.drop(state, state.epoch) for state in gone}
+                self._write(self._start, {**self._slots, **dropped})
+            return gone
 
     def claim(self, name: str, holder: str) -> WalSlot:
         """Durably become the slot's holder."""

@@ -1,0 +1,153 @@
+"""Slots of newcomers: one that dies before it has stored anything pins nothing for good, one that lives is kept."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import strandline as sl
+from strandline.follow.committer import begin
+from strandline.follow.run import follow
+from strandline.log import heartbeat
+from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import SECOND
+from strandline.model.retention import Consumed, SlotLimits
+from strandline.model.slots import NEWCOMER_SECONDS, SlotState
+from strandline.testing.clock import ManualClock
+from strandline.testing.plain import PlainStore
+from strandline.testing.simdisk import SimulatedDisk
+from tests.follow.test_heartbeat import Fickle, Slow, wait_for
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    monkeypatch.setattr(heartbeat, "_TICK", 0.01)
+    return ManualClock()
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> ObjectLog:
+    """A queue, without a limit for idle slots."""
+    store = PlainStore(clock=clock)
+    log = open_log(store, create=True, retention="consumed", limits=SlotLimits(), clock=clock)
+    with log.producer() as producer:
+        producer.produce([b"one"])
+    return log
+
+
+def killed(log: sl.Log, name: str = "billing") -> SlotState:
+    """A newcomer that is killed before it has stored its first range: nothing of it runs any more."""
+    begin(log, Slow(), name, start="beginning", holder="newcomer")
+    (state,) = [state for state in log.slots() if state.name == name]
+    assert (state.holder, state.position) == (None, 0)
+    return state
+
+
+def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
+    """Collect, and again after some time: only what a collector saw stand still counts."""
+    log.collect()
+    clock.advance(seconds)
+    log.collect()
+
+
+def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
+    log.claim_slot(log.create_slot("other", 0).name, "reader").advance(log.end())
+    killed(log)
+    collect(log, clock, NEWCOMER_SECONDS - 1)
+    assert (log.floor(), log.bounds().first) == (0, 0)
+    collect(log, clock, 2)
+    assert [state.name for state in log.slots()] == ["other"]
+    log.collect()
+    assert log.bounds().first == 1
+
+
+def test_the_name_can_be_used_again_and_its_epochs_go_on(log: ObjectLog, clock: ManualClock) -> None:
+    log.create_slot("billing", 0)
+    former = log.claim_slot("billing", "former")
+    log.drop_slot("billing")
+    killed(log)
+    collect(log, clock, NEWCOMER_SECONDS + 1)
+    assert log.slots() == []
+    killed(log)
+    assert log.claim_slot("billing", "later").epoch > former.epoch
+    collect(log, clock, 10 * NEWCOMER_SECONDS)
+    assert [state.holder for state in log.slots()] == ["later"], "whoever has claimed it keeps it"
+
+
+def test_a_newcomer_that_is_busy_with_its_first_batch_keeps_its_slot(log: ObjectLog, clock: ManualClock) -> None:
+    sink, stop = Slow(), threading.Event()
+    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "clock": clock})
+    thread.start()
+    try:
+        assert sink.busy.wait(10)
+        for _ in range(40):
+            clock.advance(NEWCOMER_SECONDS / 10)
+            wait_for(lambda: clock.now() - log.slot("busy").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
+            log.collect()
+    finally:
+        stop.set()
+        sink.go_on.set()
+        clock.advance(1)
+        thread.join(20)
+    state = log.slot("busy")
+    assert (state.position, state.expires, state.holder is not None) == (1, None, True)
+
+
+def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clock: ManualClock) -> None:
+    killed(log)
+    sink = Slow()
+    sink.go_on.set()
+    follow(log, sink, "billing", until="end", clock=clock)
+    collect(log, clock, 10 * NEWCOMER_SECONDS)
+    assert log.slot("billing").position == 1
+
+
+def test_a_slot_that_somebody_created_waits_for_its_consumer_for_ever(log: ObjectLog, clock: ManualClock) -> None:
+    log.create_slot("planned", 0)
+    collect(log, clock, 1000 * NEWCOMER_SECONDS)
+    assert [state.name for state in log.slots()] == ["planned"]
+    assert log.bounds().first == 0
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> None:
+    disk = SimulatedDisk()
+    log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
+    log.append_value(b"one").result(10)
+    log.create_slot("planned", 1)
+    killed(log)
+    if reopened:
+        disk.kill()
+        log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
+    clock.advance(NEWCOMER_SECONDS - 1)
+    assert log.sweep(Consumed()) == 0
+    clock.advance(2)
+    assert log.sweep(Consumed()) == 1
+    assert [state.name for state in log.slots()] == ["planned"]
+    log.close()
+
+
+# --- heartbeats ------------------------------------------------------------------------------------------------
+
+
+def test_without_an_idle_limit_a_heartbeat_writes_nothing(log: ObjectLog, clock: ManualClock) -> None:
+    with sl.Consumer(log, slot="queue", collect_every=None, clock=clock) as consumer:
+        consumer.next_batch()
+        before = log.slot_cell("queue").read()
+        for _ in range(20):
+            clock.advance(60)
+            wait_for(lambda: clock.monotonic() - consumer._heartbeat._seen < 60)
+        assert log.slot_cell("queue").read() == before
+        log.set_retention("consumed", SlotLimits(idle_seconds=90))
+        clock.advance(20)
+        wait_for(lambda: log.slot("queue").last_seen == clock.now())
+
+
+def test_a_log_that_does_not_tell_its_limits_gets_heartbeats(clock: ManualClock) -> None:
+    slot = Fickle()
+    with SlotHeartbeat(slot, object(), clock=clock):
+        clock.advance(60)
+        wait_for(lambda: slot.touched == 1)
