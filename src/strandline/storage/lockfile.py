@@ -55,7 +55,8 @@ class LockFile:
         file.close()
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_file"):  # else it was interrupted when it was made
+            self.close()
 
     def __enter__(self) -> Self:
         return self

@@ -84,7 +84,9 @@ class SlotKeeper:
         states = []
         for name, pin in sorted(head.slots.items()):
             try:
-                states.append(self.cell(name).read().value)
+                state = self.cell(name).read().value
+                if not state.dropped:  # else that is a former slot of the name, and this one is being created
+                    states.append(state)
             except NotFound as error:
                 # It is being created, or was dropped since the head was read; otherwise its cell must be there.
                 if pin is None and self._read_head().slots.get(name, _NOT_LISTED) is None:
@@ -149,9 +151,7 @@ class SlotKeeper:
         head = self._read_head()
         if name not in head.slots:
             raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
-        before = _known(cell)
-        if before is None:
-            raise NotFound(f"Slot {name!r} of {self._store.url} is still being created: create it to finish that.")
+        before = self._finished(cell, name, head.slots[name])
         state = cell.update(self._op(), lambda slot: rules.claim(slot, holder, self._clock.now(), hot=hot))
         if state.holder != holder:
             # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
@@ -161,6 +161,20 @@ class SlotKeeper:
             # Whoever pinned it died, or is fenced by the new epoch: its position will never be written.
             self._settle(name, pin)
         return cell, state.epoch
+
+    def _finished(self, cell: StoreCell[SlotState], name: str, pin: Pin | None) -> SlotState:
+        """The slot, whose creation is finished if whoever began it died before its cell was written.
+
+        Until then there is no cell, or that of a former slot of the same name, which was dropped.
+        """
+        known = _known(cell)
+        if known is not None and not known.dropped:
+            return known
+        if pin is None and known is None:
+            raise CorruptData(f"{cell.where} is missing although the head names it: restore the object.")
+        if pin is None:
+            raise SlotInvalid(f"Slot {name!r} of {self._store.url} was dropped by someone else: create it again.")
+        return self._first_state(cell, self._op(), name, pin, None)
 
     # --- moving and dropping -----------------------------------------------------------------------------------
 

@@ -1,0 +1,53 @@
+"""Whoever creates a slot may die at any moment: the next one who wants it finishes what was begun."""
+
+import itertools
+
+import pytest
+
+import strandline as sl
+from tests.interrupts import interruptions
+
+
+def claimed(log):
+    return log.claim_slot("s", "me").state().position
+
+
+def consumed(log):
+    with sl.Consumer(log, slot="s", collect_every=None) as consumer:
+        return [batch.entries for batch in consumer.batches(parallel=1)]
+
+
+def followed(log):
+    return sl.follow(log, sl.MemoryStore(), "s", until="end").next
+
+
+USES = {"claim_slot": (claimed, 0), "consumer": (consumed, [[b"v"]]), "follow": (followed, 1)}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some places are in __del__
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("was_there", [False, True], ids=["new name", "name of a dropped slot"])
+def test_a_slot_whose_creator_died_anywhere_can_be_used(use, was_there):
+    names = itertools.count()
+    call, answer = USES[use]
+
+    def fresh():
+        log = sl.open(f"memory://slot-creation-{use}-{was_there}-{next(names)}", create=True)
+        with log.producer() as producer:
+            producer.append(key=b"k", value=b"v")
+        if was_there:
+            log.create_slot("s", 1)
+            log.claim_slot("s", "somebody")
+            log.drop_slot("s")
+        return log
+
+    now, listed = [fresh()], 0
+    for place in interruptions(lambda: now[0].create_slot("s", 0), within="strandline.log.object.slots"):
+        log = now[0]
+        if "s" in log.head().slots:
+            listed += 1
+            assert all(not state.dropped for state in log.slots())
+            assert log.floor() == 0, f"died at {place}"
+            assert call(log) == answer, f"died at {place}"
+        now[0] = fresh()
+    assert listed > 2
