@@ -35,6 +35,8 @@ class Cursor:
     fingerprint: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if type(self.next) is not int or type(self.term) is not int:
+            raise InvalidInput(f"A cursor has whole numbers, not next={self.next!r}, term={self.term!r}.")
         if self.next < 0 or self.term < 0:
             raise InvalidInput(f"A cursor cannot be negative: next={self.next}, term={self.term}.")
         if self.fingerprint is not None and not 0 <= self.fingerprint <= LARGEST_FINGERPRINT:

@@ -6,12 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from strandline.model.arguments import shown, whole_number
 from strandline.model.errors import InvalidInput
 
 DEFAULT_LAG: Final = 64 << 30
 """How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""
 
 
+_MOST: Final = 10**18 - 1
+"""A policy is written as text, and read with as many digits."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -38,8 +41,7 @@ class MaxAge:
     seconds: int
 
     def __post_init__(self) -> None:
-        if self.seconds < 1:
-            raise InvalidInput(f"Batches cannot be kept for {self.seconds} seconds: use at least 1.")
+        whole_number(self.seconds, "How many seconds batches are kept", least=1, most=_MOST)
 
     def __str__(self) -> str:
         unit, length = next((unit, _SECONDS[unit]) for unit in "dhms" if self.seconds % _SECONDS[unit] == 0)
@@ -53,8 +55,7 @@ class MaxBytes:
     bytes: int
 
     def __post_init__(self) -> None:
-        if self.bytes < 1:
-            raise InvalidInput(f"A log cannot be kept within {self.bytes} bytes: use at least 1.")
+        whole_number(self.bytes, "Within how many bytes a log is kept", least=1, most=_MOST)
 
     def __str__(self) -> str:
         return f"bytes:{self.bytes}"
@@ -89,6 +90,25 @@ def parse_retention(text: str) -> Retention:
     raise InvalidInput(f"{text!r} is no retention policy: use 'forever', 'consumed', 'age:7d' or 'bytes:100GiB'.")
 
 
+def as_retention(policy: str | Retention) -> Retention:
+    """The policy, given as a value or as text; anything else is :class:`InvalidInput`."""
+    if isinstance(policy, str):
+        return parse_retention(policy)
+    if not isinstance(policy, Retention):
+        raise InvalidInput(
+            f"A retention policy is a text such as 'age:7d', or a value of strandline.model.retention, not "
+            f"{shown(policy)}."
+        )
+    return policy
+
+
+def as_limits(limits: SlotLimits) -> SlotLimits:
+    """The limits; anything else is :class:`InvalidInput`."""
+    if not isinstance(limits, SlotLimits):
+        raise InvalidInput(f"Limits of slots are SlotLimits of strandline.model.retention, not {shown(limits)}.")
+    return limits
+
+
 def parse_seconds(text: str) -> int:
     """Seconds from a text such as ``90s``, ``10m``, ``12h``, ``7d`` or ``2w``."""
     return _quantity(text, _SECONDS, "a time: use a number with s, m, h, d or w, such as 10m")
@@ -118,8 +138,8 @@ class SlotLimits:
     idle_seconds: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.lag_bytes, self.idle_seconds) < 0:
-            raise InvalidInput("A slot's limits cannot be negative; 0 switches one off.")
+        for limit in (self.lag_bytes, self.idle_seconds):
+            whole_number(limit, "A limit of slots, in bytes or seconds, where 0 switches it off,")
 
 
 NO_LIMITS: Final = SlotLimits()

@@ -43,7 +43,15 @@ from strandline.model.errors import (
 )
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, default_limits, parse_retention
+from strandline.model.retention import (
+    FOREVER,
+    NO_LIMITS,
+    Retention,
+    SlotLimits,
+    as_limits,
+    as_retention,
+    default_limits,
+)
 from strandline.model.slots import NEWCOMER_SECONDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
@@ -76,8 +84,10 @@ def open_log(
     ``NotALog`` if there is none, ``UnsupportedVersion`` if it is newer than this program. Opening writes nothing
     unless it creates.
     """
-    policy = parse_retention(retention) if isinstance(retention, str) else retention
-    if limits is None and policy is not None:
+    policy = None if retention is None else as_retention(retention)
+    if limits is not None:
+        as_limits(limits)
+    elif policy is not None:
         limits = default_limits(policy)
     store = store_at(place, options)
     try:
@@ -372,8 +382,9 @@ class ObjectLog:
 
     def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
         """Change what the log may forget, durably; the next collection goes by it."""
-        policy = parse_retention(retention) if isinstance(retention, str) else retention
-        wanted = replace(self._identity, retention=policy, limits=limits or default_limits(policy))
+        policy = as_retention(retention)
+        within = default_limits(policy) if limits is None else as_limits(limits)
+        wanted = replace(self._identity, retention=policy, limits=within)
         for attempt in range(self._retries.attempts):
             found = self._store.get(_IDENTITY)
             if decode_identity(found.data, f"{self.url}/{_IDENTITY}") == wanted:

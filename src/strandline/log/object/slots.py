@@ -14,6 +14,7 @@ from strandline.log import slots as rules
 from strandline.log.object.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
 from strandline.log.object.index import Chunks, entries_from
 from strandline.log.planning import entries_after
+from strandline.model.arguments import is_number, shown
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import Head, Pin
@@ -27,6 +28,9 @@ _FOLDER: Final = "slots/"
 _HOLD: Final = "hold-"
 _RESETS: Final = 8
 """How often a reset begins again because the slot moved meanwhile."""
+
+_LONGEST_HOLD: Final = 100 * 366 * 86400
+"""A hold is for one reading; its end has to fit the times of a slot."""
 
 _NOT_LISTED: Final = Pin(0, 0)
 
@@ -218,8 +222,11 @@ class SlotKeeper:
 
     def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
-        if seconds <= 0:
-            raise InvalidInput(f"Nothing can be held for {seconds} seconds.")
+        if not is_number(seconds, above=0, most=_LONGEST_HOLD):
+            raise InvalidInput(
+                f"Nothing can be held for {shown(seconds)} seconds: say a number up to {_LONGEST_HOLD:,}, or create a "
+                "slot."
+            )
         name = f"{_HOLD}{self._chance.uuid().hex}"
         self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)

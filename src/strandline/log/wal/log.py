@@ -28,6 +28,7 @@ from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Tail
 from strandline.log.wal.verify import Told, Verification, verify
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import shown
 from strandline.model.batch import LogBatch
 from strandline.model.errors import InvalidInput, LogClosed
 from strandline.model.head import WriterId
@@ -320,6 +321,8 @@ class WalLog(WalShowing):
         reads. Slots that break a limit are invalidated first; with ``beyond_slots`` those that need more are, too, and
         it goes on.
         """
+        if type(upto) is not int:
+            raise InvalidInput(f"A log is pruned up to a whole number, not {shown(upto)}; nothing was changed.")
         self.enforce(limits)
         with self._pruning:
             self._slots.check_open()
