@@ -27,7 +27,7 @@ def _follow(spark, folder: str, number: int) -> str:
         following = sl.spark.follow(
             spark, f"{folder}/log-{number}", sink, slot=slot, trigger={"availableNow": True}, options=options
         )
-        following.await_termination(300)
+        assert following.await_termination(600), "it goes on and on"
 
     try:
         until_its_source_starts(once)

@@ -298,7 +298,8 @@ def test_the_twin_that_counts_batch_ids_is_caught(spark, log, monkeypatch):
 DRIVER = """
 import os, signal, sys
 import strandline as sl
-from strandline.spark import follow, local_session
+from strandline.spark import follow
+from tests.spark.helpers import quick_session
 
 url, table, mode, point, step = sys.argv[1:]
 seen = []
@@ -308,7 +309,7 @@ def die(now):
     if seen.count(step) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-spark = local_session(short_lived=True, log_level="OFF")
+spark = quick_session("driver")
 follow(
     spark, url, sl.DeltaSink(table, mode=mode), slot="s", trigger={"availableNow": True},
     checkpoint=point, options={"maxBatchesPerTrigger": "2"}, on_step=die,
@@ -328,7 +329,7 @@ follow(
 def test_a_driver_killed_by_signal_is_continued_by_the_next(spark, log, table, tmp_path, mode, step):
     point = tmp_path / "point"
     arguments = [log.url, str(table), mode, str(point), step]
-    done = subprocess.run([sys.executable, "-c", DRIVER, *arguments], capture_output=True, timeout=110, check=False)
+    done = subprocess.run([sys.executable, "-c", DRIVER, *arguments], capture_output=True, timeout=600, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     sink = sl.DeltaSink(str(table), mode=mode)
     check_slot_is_not_ahead(log, sink)

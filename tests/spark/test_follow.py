@@ -50,7 +50,7 @@ def run(spark, log, sink, **options) -> Following:
 
     def once() -> Following:
         following = follow(spark, log, sink, trigger=NOW, **options)
-        following.await_termination(600)
+        assert following.await_termination(600), "it goes on and on"
         return following
 
     return until_its_source_starts(once)
