@@ -439,7 +439,6 @@ def test_a_newer_version_says_to_upgrade_and_an_older_one_never_was():
             decode_manifest(manifest_bytes()[:-2] + version.to_bytes(2, "little"), "it")
 
 
-@pytest.mark.timeout(60)
 def test_a_manifest_that_announces_billions_of_items_is_refused_at_once():
     data = manifest_bytes()
     for at in range(len(data) - 4):

@@ -286,7 +286,6 @@ def test_killing_producers_consumers_and_collectors_of_a_log_loses_and_doubles_n
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_killing_many_more_of_them_loses_and_doubles_nothing(tmp_path: Path, s3_url: str, s3_server: S3Server) -> None:
     story = kill_on_a_log(tmp_path, s3_url, s3_server, kills=30, seed=2)
     assert min(story.killed[role] for role in OWN) > 3, story.killed

@@ -175,7 +175,6 @@ def test_pruning_beside_appending_and_reading_loses_nothing_on_a_disk_that_syncs
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(4))
 def test_pruning_beside_appending_and_reading_loses_nothing_for_long(tmp_path: Path, seed: int):
     options = {"tail_bytes": [0, 3000, 20_000][seed % 3], "roll_bytes": [0, 1000, 9000][seed % 3]}

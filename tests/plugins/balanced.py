@@ -13,7 +13,23 @@ import pytest
 TOGETHER = {"tests/spark/": "spark"}
 """Whatever begins like this is one piece of work."""
 
-LONGEST = ("spark",)
+LONGEST = (
+    "spark",
+    "tests/node/test_processes.py",
+    "tests/log/topic/test_kafka.py",
+    "tests/fuzz/test_fuzz.py",
+    "tests/log/test_kill.py",
+    "tests/cli/test_node.py",
+    "tests/cli/test_tier.py",
+    "tests/model/test_watch_model.py",
+    "tests/node/test_simulation.py",
+    "tests/log/test_verify.py",
+    "tests/storage/test_wire.py",
+    "tests/storage/test_on_servers.py",
+    "tests/tier/test_tiered_seam.py",
+    "tests/tier/test_cold.py",
+    "tests/log/test_collector.py",
+)
 """The pieces that take longest, as measured. An order that is out of date costs some time, and nothing else."""
 
 
