@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from strandline.model.records import RECORD_SCHEMA
@@ -140,6 +141,30 @@ def test_silent_calls_of_all_clients_leave_room_for_replicas_and_administrators(
             replica.register(Caller("replica-1"), region=None)
             replica.acknowledge(Caller("replica-1", 1), Progress(0, 0))
         victim.act("status", {}, token=OPS)
+
+
+@pytest.mark.slow
+def test_feeds_that_are_not_read_hold_a_bounded_share(nest: Nest, tmp_path: Path) -> None:
+    limits = {"reading_bytes": 48 * MIB, "reading_bytes_each": 32 * MIB, "idle_seconds": 4.0}
+    with ExitStack() as opened:
+        victim = opened.enter_context(Victim(nest, tmp_path, token=OTHER, tokens=TOKENS, server_limits=limits))
+        with victim.connect(timeout=60) as log:
+            log_id = log.log_id
+            for _ in range(3):
+                log.append(pa.table({"value": pa.array([bytes(40 * MIB)], pa.binary())}), timeout=60).ensure()
+        with FlightUpstream(victim.url, security=ClientSecurity(token=REPLICA), timeout=10) as replica:
+            replica.register(Caller("replica-1"), region=None)
+        command = f'{{"replica": "replica-1", "term": 1, "since": "{log_id}/0/0"}}'.encode()
+        victim.forget_peak()
+        before = victim.resident()
+        raws = [opened.enter_context(RawGrpc(victim.url, receive=1000)) for _ in range(8)]
+        streams = [raw.call("DoExchange", token=REPLICA) for raw in raws]
+        for raw, stream in zip(raws, streams, strict=True):
+            raw.send(stream, flight_data(b"", command=command))
+        answers = [ended(raw, stream) for raw, stream in zip(raws, streams, strict=True)]
+        assert sum(b"no room for" in found for found in answers) >= 6
+        assert victim.peak() - before < 240 * MIB
+        victim.check_serves()
 
 
 @pytest.mark.parametrize("message", [b"", field(3, b"\0")], ids=["nothing", "pieces of nothing"])

@@ -202,6 +202,13 @@ class Feed(Protocol):
     def beat(self) -> Beat | None:
         """The primary's latest word; None before the first."""
 
+    def wait(self, timeout: float) -> int:
+        """How many bytes the next take reads from a disk, which is asked before they are read: memory is bounded.
+
+        0 if there is nothing, or it is in memory already. It may wait for up to ``timeout`` seconds; the next take does
+        not wait again then.
+        """
+
     def take(self, timeout: float) -> Sequence[LogBatch]:
         """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat.
 

@@ -329,6 +329,10 @@ class RemoteFeed:
         """The primary's latest word; None before the first."""
         return self._beat
 
+    def wait(self, timeout: float) -> int:
+        """0: what has come is in memory, and bounded there."""
+        return 0
+
     def take(self, timeout: float) -> Sequence[LogBatch]:
         """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat."""
         taken = self._receiver.take(timeout)

@@ -313,15 +313,15 @@ class _Service:
         """Log batches for a replica."""
         caller = _replica(visit, asked)
         live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
+
+        def hold(size: int) -> AbstractContextManager[None]:
+            return self._fed.waited_for(caller.name, size, _READ_PATIENCE)
+
         with self._door.turnstile.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(feeding(self._served, asked, caller, live, pace)) as parts:
+            with contextlib.closing(feeding(self._served, asked, caller, live, pace, hold)) as parts:
                 for batch, note in parts:
-                    if batch is None:
-                        yield write_flight_data(b"", metadata=note)
-                    else:
-                        with self._fed.waited_for(caller.name, batch.nbytes, _READ_PATIENCE):
-                            yield write_flight_data(batch.serialize(), metadata=note)
+                    yield write_flight_data(b"" if batch is None else batch.serialize(), metadata=note)
 
     def _hear(self, visit: Visit, name: str) -> Iterator[bytes]:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""

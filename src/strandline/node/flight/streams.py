@@ -117,17 +117,25 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace
+    served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace, hold: Hold
 ) -> Generator[Part | Word, None, None]:
-    """Log batches without an end, and beats: while there is nothing, and when one says more than what went before."""
+    """Log batches without an end, and beats: while there is nothing, and when one says more than what went before.
+
+    There is room for what is read before it is read, and until it was sent.
+    """
     with contextlib.closing(served.feed(caller, ticket.since)) as feed:
         told: Beat | None = None
         turn = TURN
         while live():
-            batches = feed.take(turn)
-            for batch in batches:
-                told = feed.beat
-                yield from parts(batch, told)
+            size = feed.wait(turn)
+            with hold(size) if size else contextlib.nullcontext():
+                batches = feed.take(turn)
+                for batch in batches:
+                    told = feed.beat
+                    for part, note in parts(batch, told):
+                        # What all feeds have in memory together is copied for each that sends it.
+                        with contextlib.nullcontext() if size else hold(part.nbytes):
+                            yield part, note
             beat = feed.beat
             is_news = beat is not None and (beat != told or (pace.is_due() and not batches))
             if beat is not None and is_news:
