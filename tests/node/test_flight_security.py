@@ -8,7 +8,14 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, InvalidInput, Overloaded, StrandlineError, TransientStorageError
+from strandline.model.errors import (
+    Fenced,
+    InvalidInput,
+    Overloaded,
+    StorageError,
+    StrandlineError,
+    TransientStorageError,
+)
 from strandline.node.contract import Caller
 from strandline.node.flight.client import FlightUpstream
 from strandline.node.flight.limits import ServerLimits
@@ -192,6 +199,15 @@ def test_without_security_only_this_machine_is_let_in(node):
         remote.bounds()
     for host in ("localhost", "127.0.0.1"):
         with FlightNode(node, host=host) as server, RemoteLog(server.url) as remote:
+            remote.bounds()
+
+
+@pytest.mark.parametrize(("first", "second"), [("127.0.0.1", "localhost"), ("localhost", "127.0.0.1")])
+def test_a_port_of_which_another_node_has_one_address_is_taken(node, first, second):
+    with FlightNode(node, host=first) as server:
+        with pytest.raises(StorageError, match="another program has that port"):
+            FlightNode(node, host=second, port=server.port)
+        with RemoteLog(server.url) as remote:
             remote.bounds()
 
 

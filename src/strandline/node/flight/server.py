@@ -89,7 +89,7 @@ class FlightNode:
         self._turnstile = door.turnstile
         service = _Service(served, door, stop=self._stop, beat_seconds=beat_seconds, clock=clock)
         self._server = GrpcServer(
-            f"{self._host}:{port}", SERVICE, service.methods, security=security, limits=limits, clock=clock
+            self._host, port, SERVICE, service.methods, security=security, limits=limits, clock=clock
         )
         self._watch = Watch(self, FlightNode._look)
         self._clock = clock

@@ -7,8 +7,10 @@ refused by its length, before it is received, and compressed ones are refused by
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
 import sys
 import threading
 import weakref
@@ -160,7 +162,8 @@ class GrpcServer:
 
     def __init__(
         self,
-        address: str,
+        host: str,
+        port: int,
         service: str,
         serve: Mapping[str, Serve],
         *,
@@ -168,7 +171,7 @@ class GrpcServer:
         limits: ServerLimits,
         clock: Clock,
     ) -> None:
-        """Begin to listen at ``host:port``; ``StorageError`` if that cannot be done."""
+        """Begin to listen at every address of a host, at a free port for 0; ``StorageError`` if that cannot be done."""
         grpc = _grpc()
         self._limits = limits
         self._clock = clock
@@ -179,14 +182,18 @@ class GrpcServer:
         }
         self._server = grpc.server(_DaemonThreads(limits.calls + _REFUSING), options=_options(limits))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self.port = port
         try:
-            if security.certificate is None:
-                self.port: int = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, _credentials(security))
+            credentials = None if security.certificate is None else _credentials(security)
+            for address in _addresses(host):
+                place = f"{address}:{self.port}"
+                if credentials is None:
+                    self.port = self._server.add_insecure_port(place)
+                else:
+                    self.port = self._server.add_secure_port(place, credentials)
         except (RuntimeError, ValueError) as error:
             raise StorageError(
-                f"Nothing can be served at {address} ({str(error)[:200]}): another program has that port, or the "
+                f"Nothing can be served at {host}:{port} ({str(error)[:200]}): another program has that port, or the "
                 "certificate and its key do not fit, or it is no address of this machine."
             ) from error
         self._server.start()
@@ -237,6 +244,24 @@ def _options(limits: ServerLimits) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", _PING_SECONDS[0] * 1000),
         ("grpc.keepalive_timeout_ms", _PING_SECONDS[1] * 1000),
     ]
+
+
+def _addresses(host: str) -> list[str]:
+    """The addresses of a name that this machine has: gRPC is content with one of them, and others may have the rest.
+
+    >>> _addresses("127.0.0.1"), _addresses("[::1]")
+    (['127.0.0.1'], ['[::1]'])
+    """
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.strip("[]"))
+        return [host]
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, (name, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as tried:
+                tried.bind((name, 0))  # a name may have addresses of a family that this machine has not
+                found.append(f"[{name}]" if family == socket.AF_INET6 else str(name))
+    return list(dict.fromkeys(found)) or [host]
 
 
 def _credentials(security: ServerSecurity) -> Any:
