@@ -13,6 +13,8 @@ Address: TypeAlias = str | os.PathLike[str]
 
 _COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
+_SCHEME: Final = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*://")
+
 _SECRET_PARAMETER: Final = re.compile(
     r"(?:^|[&;])(?:[\w.-]*(?:secret|passw(?:or)?d|token|signature|credential|access[_-]?key|api[_-]?key)[\w.-]*|sig|pwd)=",
     re.IGNORECASE,
@@ -40,6 +42,24 @@ def as_address(place: Address) -> str:
         raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
     if text is not place and _COLLAPSED.match(text):
         raise InvalidInput(f"A path object cannot hold an address, it has made {text!r} of it: give that as text.")
+    return text
+
+
+def as_folder(place: Address) -> str:
+    """The path of a folder of this machine as text; ``InvalidInput`` as :func:`as_address`, and for an address.
+
+    An address would be taken for a path, and something empty would begin in a folder called ``s3:`` or ``file:``.
+
+    >>> as_folder("data/orders")
+    'data/orders'
+    >>> as_folder("file:///data/orders")
+    Traceback (most recent call last):
+    strandline.model.errors.InvalidInput: This needs a folder of this machine, and file://… is an address: give a path.
+    """
+    text = as_address(place)
+    if found := _SCHEME.match(text):
+        # Not the whole of it: addresses may hold credentials.
+        raise InvalidInput(f"This needs a folder of this machine, and {found[0].strip()}… is an address: give a path.")
     return text
 
 

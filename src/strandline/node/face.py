@@ -8,7 +8,7 @@ from typing import Any, Final, Self, final
 
 import pyarrow as pa
 
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import NotReady
 from strandline.model.head import WriterId
@@ -119,14 +119,14 @@ class Primary(_Face):
         """
         running = RunningNode(
             NodeConfig(
-                folder=as_address(folder),
+                folder=as_folder(folder),
                 name=name,
                 policy=str(policy),
                 lease=lease,
                 lead=lease is None,
                 listen=listen,
                 create=create,
-                take_over=None if take_over is None else as_address(take_over),
+                take_over=None if take_over is None else as_folder(take_over),
                 region=region,
                 nodes=nodes or {},
                 retention=parse_retention(retention),
@@ -270,7 +270,7 @@ class Replica(_Face):
         super().__init__(
             RunningNode(
                 NodeConfig(
-                    folder=as_address(folder),
+                    folder=as_folder(folder),
                     name=name,
                     upstream=upstream,
                     lease=lease,

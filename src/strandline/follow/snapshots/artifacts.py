@@ -27,7 +27,7 @@ from strandline.follow.snapshots.staging import scratch_folder, staged
 from strandline.follow.store import Standing
 from strandline.formats.manifest import decode_snapshot
 from strandline.formats.pointer import PointerCodec
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.errors import (
@@ -149,7 +149,7 @@ class Artifacts:
         published is of another log, unless ``replace``. ``CorruptData`` if a file is not what the manifest says: then
         the pointer stays. ``guard`` is called before the pointer moves, each time that is tried, and may refuse.
         """
-        folder = as_address(folder)
+        folder = as_folder(folder)
         snapshot = read_snapshot(folder, disk=self._disk)
         manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
         op = self._op()
@@ -232,7 +232,7 @@ class Artifacts:
         whoever loses it does not move the pointer (``Fenced``). The snapshot is sealed in a folder of its own below
         ``scratch``, which is removed again.
         """
-        scratch = as_address(scratch)
+        scratch = as_folder(scratch)
         if lease is None:
             return self._export(store, None, scratch, pause=pause, replace=replace)
         if not lease.try_acquire():
@@ -271,7 +271,7 @@ class Artifacts:
         ``NotFound`` if nothing is published, ``AlreadyExists`` unless ``dest`` is absent or empty, ``CorruptData`` if
         an object is not what it was.
         """
-        dest = as_address(dest)
+        dest = as_folder(dest)
         for _ in range(_TRIES):
             artifact = self.newest()
             if artifact is None:

@@ -13,7 +13,7 @@ from strandline.follow.snapshots.sealed import MANIFEST, check_snapshot, newest_
 from strandline.follow.snapshots.staging import check_free, scratch_folder
 from strandline.follow.store import Standing
 from strandline.log.contract import READING, SLOTS, Log, require
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import (
     AlreadyExists,
@@ -83,8 +83,8 @@ def bootstrap(
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
     if log is not None:
         require(log, "followed", *READING, *(() if slot is None else SLOTS))
-    dest = as_address(dest)
-    source = source if isinstance(source, Artifacts) else as_address(source)
+    dest = as_folder(dest)
+    source = source if isinstance(source, Artifacts) else as_folder(source)
     there = _is_there(dest, disk)
     if there and not replace:
         store = _usable(dest, into, log, slot, options)

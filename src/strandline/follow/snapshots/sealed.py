@@ -17,7 +17,7 @@ from typing import Final
 
 from strandline.follow.snapshots.staging import files_below, set_aside, staged, sweep
 from strandline.formats.manifest import decode_snapshot, encode_snapshot
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     CorruptData,
@@ -87,7 +87,7 @@ def seal(
 
 def read_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot:
     """What the manifest says; the files are not looked at. ``NotFound`` if there is no snapshot."""
-    folder = as_address(folder)
+    folder = as_folder(folder)
     path = f"{folder}/{MANIFEST}"
     try:
         data = disk.read(path, 0, LARGEST + 1)
@@ -102,7 +102,7 @@ def check_snapshot(folder: Address, *, disk: Disk = DISK, shared: bool = True) -
     ``CorruptData`` names the first that is not. Without ``shared``, a file that has a second name somewhere (a hard
     link) is refused too: whoever has that name can alter it.
     """
-    folder = as_address(folder)
+    folder = as_folder(folder)
     snapshot = _inspected(folder, disk=disk, shared=shared)
     for file in snapshot.files:
         _same_file(_hashed(f"{folder}/{DATA}/{file.path}", file.path, disk=disk), file, folder)
@@ -171,13 +171,13 @@ def next_number(folder: Address, *, disk: Disk = DISK) -> int:
 
     Two that ask at once get the same: the second to seal there is told ``AlreadyExists`` and asks again.
     """
-    folder = as_address(folder)
+    folder = as_folder(folder)
     return max(_numbers(folder, disk=disk), default=0) + 1
 
 
 def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
     """The valid snapshot of the highest number, None without any; damaged ones are passed over with a warning."""
-    folder = as_address(folder)
+    folder = as_folder(folder)
     return next(_valid(folder, disk=disk), None)
 
 
@@ -186,7 +186,7 @@ def prune(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHA
 
     Damaged ones do not count, and are removed when so many valid ones are newer.
     """
-    folder = as_address(folder)
+    folder = as_folder(folder)
     if keep < 1:
         raise InvalidInput(f"Pruning {folder} to {keep} snapshots would leave none; keep at least 1.")
     kept = [int(snapshot.folder.rpartition("/")[2]) for snapshot in islice(_valid(folder, disk=disk), keep)]

@@ -25,7 +25,7 @@ from strandline.formats.block import Parts
 from strandline.formats.frame import HEADER_SIZE, read_header
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor
 from strandline.model.errors import Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.keyed import Updates
@@ -107,7 +107,7 @@ class AppendLogStore(KeyedStore):
         """
         if compact_after < 0:
             raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
-        folder = as_address(folder)
+        folder = as_folder(folder)
         check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
@@ -136,8 +136,8 @@ class AppendLogStore(KeyedStore):
     ) -> AppendLogStore:
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         unpack(
-            as_address(snapshot),
-            as_address(dest),
+            as_folder(snapshot),
+            as_folder(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: whole(f"{data}/{FILE}", disk=disk),
@@ -323,7 +323,7 @@ class AppendLogStore(KeyedStore):
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes go on meanwhile."""
-        folder = as_address(folder)
+        folder = as_folder(folder)
         self._refuse_closed()
         copy = self._copy()
         cursor = self._exported_cursor(copy.standing)

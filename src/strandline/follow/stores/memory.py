@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from strandline.follow.store import Standing
 from strandline.follow.stores.state import KeyedStore
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.errors import InvalidInput
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
@@ -48,7 +48,7 @@ class MemoryStore(KeyedStore):
     def export_to(self, folder: Address) -> Snapshot:
         """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
         self._settled(self._standing)
-        folder = as_address(folder)
+        folder = as_folder(folder)
         raise InvalidInput(
             f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."
         )

@@ -31,7 +31,7 @@ from strandline.follow.stores.rules import RuledStore
 from strandline.follow.stores.state import change_of
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.errors import (
     InvalidInput,
     StrandlineError,
@@ -95,7 +95,7 @@ class RocksStore(RuledStore):
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
         """
         rocksdict()
-        folder = as_address(folder)
+        folder = as_folder(folder)
         check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
@@ -126,8 +126,8 @@ class RocksStore(RuledStore):
         """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
         rocksdict()
         unpack(
-            as_address(snapshot),
-            as_address(dest),
+            as_folder(snapshot),
+            as_folder(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
             verify=lambda data: cursor_in(data, disk=disk, chance=chance),
@@ -204,7 +204,7 @@ class RocksStore(RuledStore):
 
         Writes wait while the checkpoint is made, and go on while it is hashed and opened.
         """
-        folder = as_address(folder)
+        folder = as_folder(folder)
         with ExitStack() as held:
             held.enter_context(self._writing)
             self._refuse_closed()

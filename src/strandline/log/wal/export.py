@@ -18,7 +18,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.migrate import SPOOL, SPOOL_SLOTS
 from strandline.log.wal.reader import WalReader
 from strandline.log.wal.span import WalSpan
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.records import Op
@@ -72,7 +72,7 @@ def export_spool(
     was pruned meanwhile; ``InvalidInput`` for what a spool cannot hold, naming the offset: records that are more than a
     value, and the end of a log that was used and retains nothing. Nothing is left behind then.
     """
-    named = PurePath(as_address(path).removesuffix(SPOOL))
+    named = PurePath(as_folder(path).removesuffix(SPOOL))
     base = f"{named.parent}/{named.name}"
     spool, beside = f"{base}{SPOOL}", f"{base}{SPOOL_SLOTS}"
     # First the slots, then the end: no slot is behind it, though the log goes on.

@@ -27,7 +27,7 @@ from strandline.log.wal.showing import WalShowing
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.tail import Tail
 from strandline.log.wal.verify import Told, Verification, verify
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import shown
 from strandline.model.batch import LogBatch
 from strandline.model.errors import InvalidInput, LogClosed
@@ -143,7 +143,7 @@ class WalLog(WalShowing):
         started, and whoever waits for a handle commits. ``durable`` is told each new durable end before anybody else,
         by who commits; it must not raise.
         """
-        folder = as_address(folder)
+        folder = as_folder(folder)
         _check_options(roll_bytes, tail_bytes, pending_bytes)
         (check_new if create else check_missing)(folder, Kind.WAL, disk=disk)
         if create:

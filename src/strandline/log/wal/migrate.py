@@ -25,7 +25,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
 from strandline.log.wal.renumber import OLD_LSN, Renumbering, plan_renumbering
 from strandline.log.wal.slots import write_kept
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
@@ -59,7 +59,7 @@ def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance:
 
     ``WrongKind`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
     """
-    named = as_address(path).removesuffix(SPOOL)
+    named = as_folder(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
     if _exists(f"{folder}/{IDENTITY}", disk=disk) or not _exists(f"{folder}{SPOOL}", disk=disk):
         return folder

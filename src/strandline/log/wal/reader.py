@@ -14,7 +14,7 @@ from strandline.log.wal.names import firsts_in
 from strandline.log.wal.published import View, read_mark
 from strandline.log.wal.reading import WalReading
 from strandline.log.wal.tail import Held
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.errors import InvalidInput, NotReady
 from strandline.model.slots import SlotState
@@ -36,7 +36,7 @@ class WalReader(WalReading):
 
     def __init__(self, folder: Address, *, disk: Disk = DISK, clock: Clock = CLOCK, boot: UUID | None = None) -> None:
         """Read the log in this folder; ``NotALog`` if there is none."""
-        folder = as_address(folder)
+        folder = as_folder(folder)
         log_id = read_identity(folder, disk=disk)
         super().__init__(folder, log_id, Catalog(folder, log_id, firsts_in(disk.scan(folder)), disk=disk), disk=disk)
         self._clock = clock

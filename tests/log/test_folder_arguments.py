@@ -1,0 +1,32 @@
+"""Whoever needs a folder of this machine refuses an address: it would begin empty in a folder called ``s3:``."""
+
+import pytest
+
+import strandline as sl
+from strandline.model.errors import InvalidInput
+
+DOORS = {
+    "wal": sl.WriteAheadLog.open,
+    "wal, migrating": lambda place: sl.WriteAheadLog.open(place, migrate=True),
+    "wal reader": sl.WalReader,
+    "append-log store": sl.AppendLogStore.open,
+    "rocksdb store": sl.RocksStore.open,
+    "primary": lambda place: sl.Primary.open(place, name="a"),
+    "take over": lambda place: sl.Primary.open("node", name="a", take_over=place),
+    "replica": lambda place: sl.Replica(place, name="b", upstream="grpc://127.0.0.1:1"),
+    "import": lambda place: sl.AppendLogStore.import_from("snapshot", place),
+    "export": lambda place: sl.MemoryStore().export_to(place),
+    "bootstrap": lambda place: sl.bootstrap("snapshots", place, sl.AppendLogStore, log=sl.MemoryLog()),
+}
+
+
+@pytest.mark.parametrize(
+    "place", ["file:///data/orders", "s3://user:hidden@bucket/orders", " S3://hidden/x", "wal://x"]
+)
+@pytest.mark.parametrize("door", DOORS)
+def test_an_address_is_no_folder(tmp_path, monkeypatch, door, place):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="is an address: give a path") as caught:
+        DOORS[door](place)
+    assert "hidden" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
