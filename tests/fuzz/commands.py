@@ -49,6 +49,20 @@ _WORDS: Final = (
     "zstd", "none", "log", "queue-v1", "quorum(a,b)", "00000000-0000-0000-0000-000000000007/0/3", "\ud800".encode(
         "utf-8", "replace").decode(), "\N{SNOWMAN}", "--", "offset,value", "json",
 )  # fmt: skip
+_PIECES: Final = (
+    "?", "?a=b", "#x", "%00", "%2e%2e", "%", "%zz", "//", "/./", "\n", "\t", " ", "\x7f", "\N{SNOWMAN}", "é", ";", ":",
+    "@x",    "user:secret@", "[", "[::1]", "\\", "*", "~", "$HOME", "'", '"', "a" * 300, "/" * 50, "?" + "x=1&" * 50,
+)  # fmt: skip
+"""What addresses are bent by."""
+_FITTING: Final = (
+    ("wal ", ["wal-folder", "wal-folder", "spool.logical.wal"]),
+    ("segments ", ["tiered-log"]),
+    ("tier ", ["tiered-log", "tiered-log", "object-log", "wal-folder"]),
+    ("node reset-term", ["node-folder"]),
+    ("upgrade", ["queue"]),
+    ("", ["object-log", "object-log", "tiered-log"]),
+)
+"""What a command is for, by how its name begins."""
 
 
 @cache
@@ -78,18 +92,17 @@ def _case(chance: random.Random) -> bytes:
         if parameter.param_type_name == "argument":
             if chance.random() < 0.95:
                 arguments.append(_argument(name, parameter.name, chance))
-        elif chance.random() < 0.12 and not _WAITING & {*parameter.opts}:
+        elif chance.random() < 0.2 and not _WAITING & {*parameter.opts}:
             arguments.append(chance.choice(parameter.opts))
             if not parameter.is_flag:
                 arguments.append(_value(chance))
     if chance.random() < 0.1:
         arguments.insert(chance.randrange(len(arguments) + 1), chance.choice(_WORDS))
-    forged = [place.forged(chance).hex() for place in PLACES if chance.random() < 0.2]
-    which = [place.name for place in PLACES]
+    meant = [place for place in PLACES if any(f"{_HOME}/{place.name}" in each for each in arguments)]
     return json.dumps(
         {
             "arguments": arguments,
-            "forged": {chance.choice(which): data for data in forged},
+            "forged": {place.name: place.forged(chance).hex() for place in meant if chance.random() < 0.7},
             "spool": _spool(chance).hex(),
             "input": _input(chance).hex(),
         }
@@ -99,9 +112,24 @@ def _case(chance: random.Random) -> bytes:
 def _argument(command: str, name: str, chance: random.Random) -> str:
     """Where a command is pointed at: mostly a place that is there, and is of the right kind."""
     if name in ("url", "folder", "path", "log", "queue_url") and chance.random() < 0.8:
-        fitting = ["wal-folder", "wal-folder", "spool.logical.wal"] if command.startswith("wal ") else ["object-log"]
-        return f"{_HOME}/{chance.choice([*fitting * 4, *_PLACES])}"
+        fitting = next(names for start, names in _FITTING if command.startswith(start))
+        place = f"{_HOME}/{chance.choice([*fitting * 4, *_PLACES])}"
+        return place if chance.random() < 0.8 else f"file://{place}"
+    if chance.random() < 0.3:
+        return _bent(chance)
     return chance.choice(_ADDRESSES if chance.random() < 0.5 else _WORDS)
+
+
+def _bent(chance: random.Random) -> str:
+    """An address with pieces that no address should have. It leads to no other machine, and not out of the folder."""
+    address = chance.choice([each for each in _ADDRESSES if "://" in each or each.startswith(_HOME)])
+    is_far = address.startswith(("s3", "gs", "az", "http", "grpc"))
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        piece = chance.choice([each for each in _PIECES if not is_far or "@" not in each])
+        # The name of a machine stays as it is: nothing comes before it, nor makes what follows the name of one.
+        at = address.find("://") + 3 if "://" in address and not is_far and chance.random() < 0.5 else len(address)
+        address = address[:at] + piece + address[at:]
+    return address
 
 
 def _value(chance: random.Random) -> str:

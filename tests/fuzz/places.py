@@ -32,6 +32,7 @@ from strandline.storage.ambient import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import SeededChance
 from strandline.testing.plain import PlainStore
+from strandline.tier.front import attach, tiered, tiering
 from tests.formats.forging import reseal_batch, reseal_head, some_records
 from tests.fuzz.formats import sealed_checked, sealed_frames
 from tests.fuzz.mutation import Reseal, damage, in_place, json_damage, times, unchanged
@@ -39,6 +40,8 @@ from tests.fuzz.targets import Target, Try
 
 _WRITER = WriterId(UUID(int=9))
 _SOON = 20.0
+_HERE = b"/@HERE@"
+"""Stands for the folder in which a place is, in files that say so."""
 _CHUNKED = 100
 """So many batches are listed that the head refers to a chunk."""
 
@@ -98,6 +101,27 @@ def _make_snapshot(folder: Path) -> None:
             store.export_to(str(folder))
 
 
+def _make_tiered_log(folder: Path) -> None:
+    """An object log with segments, one of which holds what the log itself has forgotten."""
+    log = open_log(str(folder), create=True, retention="consumed", chance=SeededChance(1))
+    with log.producer(linger=60) as producer:
+        for number in range(12):
+            producer.append(key=b"k%d" % number, value=b"v" * 50 * number)
+            producer.flush(_SOON)
+        attach(log, partitions=1)
+        with tiering(log, target=1500, chance=SeededChance(2)) as tierer:
+            tierer.run_once(everything=True)
+        log.collect()
+        producer.append(value=b"hot")
+    log.create_slot("billing", 3, retained_from=0)
+
+
+def _make_node(folder: Path) -> None:
+    with sl.Primary.open(folder, name="a") as primary:
+        primary.append_values([b"one", b"two"])
+        primary.register_replica("b")
+
+
 def _make_queue(folder: Path) -> None:
     store = PlainStore()
     queue = open_queue(store, chance=SeededChance(1))
@@ -151,6 +175,22 @@ def _verify_wal(folder: Path) -> None:
     verify(str(folder), disk=DISK, clock=CLOCK)
 
 
+def _use_tiered_log(folder: Path) -> None:
+    with contextlib.closing(tiered(open_log(str(folder)))) as log:  # type: ignore[type-var]
+        for batch in log.read():
+            _look(batch)
+
+
+def _tier(folder: Path) -> None:
+    with tiering(open_log(str(folder))) as tierer:
+        tierer.run_once(everything=True)
+
+
+def _use_node(folder: Path) -> None:
+    with sl.Primary.open(folder, name="a", create=False, timeout=5.0) as primary:
+        primary.append_values([b"three"])
+
+
 def _use_fold(folder: Path) -> None:
     with contextlib.closing(AppendLogStore.open(str(folder))) as store:
         store.standing()
@@ -196,6 +236,13 @@ def _vouch(folder: Path, name: str) -> None:
     manifest.write_text(json.dumps(fields))
 
 
+def _at(home: Path, name: str, content: bytes) -> bytes:
+    """A file as it is in this folder: some say where they are."""
+    if _HERE not in content:
+        return content
+    return _reseal_of(name)(content.replace(_HERE, str(home).encode()))
+
+
 class Place:
     """A folder that is made once, and for each case copied, forged and used."""
 
@@ -211,18 +258,24 @@ class Place:
             with tempfile.TemporaryDirectory() as folder:
                 home = Path(folder) / "home"
                 self._make(home)
-                found = sorted(path for path in home.rglob("*") if path.is_file() and path.name != "lock")
-                self._files = {str(path.relative_to(home)): path.read_bytes() for path in found}
+                found = sorted(
+                    path for path in home.rglob("*") if path.is_file() and path.name not in ("lock", "node.lock")
+                )
+                self._files = {
+                    str(path.relative_to(home)): path.read_bytes().replace(str(home).encode(), _HERE) for path in found
+                }
         return self._files
 
     def forged(self, chance: random.Random) -> bytes:
         """A case: how it is used, the name of a file, and what is in it now."""
         kinds: dict[str, list[str]] = {}
         for name in self.files:
+            if name.startswith("cold/events/") and name.endswith(".batch"):
+                continue  # its name is another one each time that it is made, and a case has to be the same
             kinds.setdefault(Path(name).suffix or name, []).append(name)
         name = chance.choice(kinds[chance.choice(sorted(kinds))])
         data = bytearray(self.files[name])
-        is_json = name.endswith(".json")
+        is_json = name.endswith(".json") and data.startswith(b"{")
         if is_json and chance.random() < 0.7:
             data = bytearray(json_damage(bytes(data), chance))
         else:
@@ -239,9 +292,9 @@ class Place:
         use, name, data = case.split(b"\0", 2) if case.count(b"\0") > 1 else (b"0", b"", b"")
         for path, content in self.files.items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
-            (home / path).write_bytes(content)
+            (home / path).write_bytes(_at(home, path, content))
         if name.decode(errors="replace") in self.files:
-            (home / name.decode()).write_bytes(data)
+            (home / name.decode()).write_bytes(_at(home, name.decode(), data))
             _vouch(home, name.decode())
         return int(use) % len(self._uses) if use.isdigit() else 0
 
@@ -277,5 +330,7 @@ PLACES = (
     Place("fold", _make_fold, _use_fold),
     Place("snapshot", _make_snapshot, _use_snapshot),
     Place("queue", _make_queue, _use_queue),
+    Place("tiered-log", _make_tiered_log, _use_tiered_log, _tier),
+    Place("node-folder", _make_node, _use_node),
 )
 TARGETS = tuple(place.target() for place in PLACES)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
 from tests.fuzz.broken import TRIGGER
-from tests.fuzz.registry import GROUPS, named
+from tests.fuzz.places import PLACES
+from tests.fuzz.registry import GROUPS, find, named
 from tests.fuzz.runner import ROOT, fuzz
+from tests.fuzz.targets import case
 
 CASES = {"formats": 100, "places": 12, "flight": 25, "commands": 20}
 """Of each target of a group."""
@@ -55,24 +58,24 @@ def test_what_is_damaged_is_mostly_met_behind_the_checksum() -> None:
 )
 def test_a_target_that_is_broken_is_found_with_the_input_that_shows_it(name: str, what: str) -> None:
     report = fuzz([name, "broken-not"], seed=0, cases=100, seconds=1800, quiet=True)
-    (find,) = report.finds
-    assert what in find.what
-    assert TRIGGER in find.data
-    assert find.kept.read_bytes() == find.data
-    assert f"--only {name} --seed {find.seed} --cases 1" in str(find)
+    (found,) = report.finds
+    assert what in found.what
+    assert TRIGGER in found.data
+    assert found.kept.read_bytes() == found.data
+    assert f"--only {name} --seed {found.seed} --cases 1" in str(found)
     assert "broken-not" in report.outcomes, "the others are tried all the same"
-    find.kept.unlink()
+    found.kept.unlink()
 
 
 def test_an_input_that_raises_is_made_as_small_as_it_can_be() -> None:
-    (find,) = fuzz(["broken-raises"], seed=0, cases=100, seconds=1800, quiet=True).finds
-    assert find.data == TRIGGER
-    find.kept.unlink()
+    (found,) = fuzz(["broken-raises"], seed=0, cases=100, seconds=1800, quiet=True).finds
+    assert found.data == TRIGGER
+    found.kept.unlink()
 
 
 def test_a_find_is_repeated_from_its_seed_and_from_its_file() -> None:
-    (find,) = fuzz(["broken-raises"], seed=0, cases=100, seconds=1800, quiet=True).finds
-    for way in (["--seed", str(find.seed), "--cases", "1"], ["--input", str(find.kept)]):
+    (found,) = fuzz(["broken-raises"], seed=0, cases=100, seconds=1800, quiet=True).finds
+    for way in (["--seed", str(found.seed), "--cases", "1"], ["--input", str(found.kept)]):
         done = subprocess.run(
             [sys.executable, "-m", "tests.fuzz", "--only", "broken-raises", *way],
             cwd=ROOT,
@@ -82,4 +85,17 @@ def test_a_find_is_repeated_from_its_seed_and_from_its_file() -> None:
         )
         assert done.returncode == 1, done.stderr
         assert "OverflowError" in done.stdout
-    find.kept.unlink()
+    found.kept.unlink()
+
+
+def test_commands_are_tried_on_forged_places_of_the_kind_that_they_are_for() -> None:
+    cases = [json.loads(case(find("command-line"), seed)) for seed in range(400)]
+    meant = [told for told in cases if told["forged"]]
+    assert len(meant) > len(cases) / 4
+    files = {place.name: place.files for place in PLACES}
+    for told in meant:
+        for name, forged in told["forged"].items():
+            assert any(f"@/{name}" in argument for argument in told["arguments"]), "it is what the command is given"
+            assert bytes.fromhex(forged).split(b"\0")[1].decode() in files[name]
+    tried = {" ".join(told["arguments"][:2]) for told in meant}
+    assert {"segments verify", "tier run", "wal verify", "wal repair", "slots list"} <= tried
