@@ -209,3 +209,43 @@ def test_what_was_forgotten_is_not_read_from_the_cold_tier_of_another_history(ki
         log.plan(Cursor(log.log_id, 0))
     go_on(tiers, 2, term=1)
     assert fetched(log.plan(Cursor(log.log_id, 10))) == tiers.truth[10:]
+
+
+# --- reading before a tierer's round ---------------------------------------------------------------------------
+
+
+def parted_copy(*, trimmed: bool) -> Tiers:
+    """A log restored from a copy at four, whose cold tier was cut and went on in a later term without it."""
+    tiers = Tiers("wal")
+    go_on(tiers, 4, term=1)
+    tiers.tier(target=500)
+    if trimmed:
+        tiers.trim(2)
+    tiers.hot().close()  # with the slot as it stands
+    copy, own = tiers.backup(), list(tiers.truth)
+    tiers.rewind(2)
+    go_on(tiers, 2, term=2)
+    tiers.tier(target=500)
+    tiers.restore(copy)
+    tiers.truth = own
+    return tiers
+
+
+def test_a_restored_log_that_has_all_its_records_is_read_whatever_its_cold_tier_holds() -> None:
+    tiers = parted_copy(trimmed=False)
+    assert rows(tiers.tiered().read()) == tiers.truth
+
+
+def test_a_restored_log_that_has_forgotten_records_is_not_read_from_a_cold_tier_of_another_history() -> None:
+    tiers = parted_copy(trimmed=True)
+    with pytest.raises(Diverged, match="restored from a copy"):
+        list(tiers.tiered().read())
+
+
+def test_a_restored_log_is_not_read_any_more_once_it_forgets_what_its_cold_tier_does_not_have() -> None:
+    tiers = parted_copy(trimmed=False)
+    log = tiers.tiered()
+    assert rows(log.read()) == tiers.truth
+    tiers.trim(2)
+    with pytest.raises(Diverged, match="restored from a copy"):
+        list(log.read())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, final, runtime_checkable
@@ -76,6 +76,7 @@ class TieredLog:
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._reader: ColdReader | None = None
+        self._is_checked = False
         self._origin = Origin(f"The log {hot!r}", self)
 
     def __getattr__(self, name: str) -> Any:
@@ -109,18 +110,17 @@ class TieredLog:
     def _old(self) -> ColdReader:
         with self._lock:
             if self._reader is None:
-                with ExitStack() as opened:
-                    try:
-                        reader = self._open_reader(opened)
-                        for slot in self._hot.slots():
-                            if slot.name == TIER_SLOT and slot.pins:
-                                reader.check_slot(slot)
-                        self._reader = reader
-                    except StrandlineError as error:
-                        if not error.retryable:
-                            raise
-                        raise NotReady(f"The events of the log's segments cannot be had; try again: {error}") from error
+                with ExitStack() as opened, _opening():
+                    self._reader, self._is_checked = self._open_reader(opened), False
                     self._opened = opened.pop_all()
+            # What the log has forgotten is read from segments, and only the tierer's slot tells whose they are. A log
+            # that has all its records needs no segment: those of another history do not keep it from being read.
+            if not self._is_checked and self._hot.bounds().first:
+                with _opening():
+                    for slot in self._hot.slots():
+                        if slot.name == TIER_SLOT and slot.pins:
+                            self._reader.check_slot(slot)
+                self._is_checked = True
             return self._reader
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -349,3 +349,13 @@ class TieredLog:
     def floor(self) -> int | None:
         """The lowest position that a valid slot still needs; None without any."""
         return self._hot.floor()
+
+
+@contextmanager
+def _opening() -> Iterator[None]:
+    try:
+        yield
+    except StrandlineError as error:
+        if not error.retryable:
+            raise
+        raise NotReady(f"The events of the log's segments cannot be had; try again: {error}") from error
