@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -646,3 +647,22 @@ class TestVersion1:
     def test_it_has_one_slot_that_begins_with_what_is_listed(self, options: dict[str, object]) -> None:
         with pytest.raises(InvalidInput, match="one slot"):
             Consumer(open_queue(PlainStore()), **options)
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"on_poison": "ignore"}, "'raise' or 'dead-letter', not 'ignore'"),
+            ({"last_acked": -1}, "last_acked=-1 is no batch"),
+            ({"collect_every": 0}, "collect_every=0 is no time"),
+            ({"collect_every": -1.0}, "collect_every=-1.0 is no time"),
+            ({"ack_every": 0}, "ack_every=0 is never reached"),
+        ],
+    )
+    def test_one_that_can_never_work_is_refused_before_anything_is_claimed(
+        self, log: ObjectLog, options: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(InvalidInput, match=said):
+            Consumer(log, **options)
+        assert log.slots() == []

@@ -61,14 +61,19 @@ def test_a_forged_table_is_replayed_and_never_read_past_its_end(
 
     forge(tmp_path, change)
     assert snapshots.load() == {}
-    assert "cannot be used" in caplog.text
+    assert "The table of partitions in" in caplog.text, (
+        "it was found where the file is read, before anything else looks"
+    )
+    assert "Offset invariant failure: offset for slot 1 out of bounds: 1073741824" in caplog.text
 
 
-def test_a_table_of_other_columns_is_replayed(tmp_path: Path) -> None:
+def test_a_table_of_other_columns_is_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     snapshots = saved(tmp_path)
     other = stream_of(pa.table({"x": pa.nulls(1000)}))
     forge(tmp_path, lambda data: data.__setitem__(slice(0, len(other)), other))
     assert snapshots.load() == {}
+    assert "The table of partitions in" in caplog.text
+    assert "but ['x']" in caplog.text
 
 
 def test_a_thousand_damaged_tables_give_a_cache_or_are_refused() -> None:
