@@ -55,7 +55,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     process.send_signal(asked)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode == 130
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert left_over(tmp_path) == []
@@ -68,7 +68,7 @@ def test_a_demo_without_java_says_so_in_one_sentence(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
     process = start("demo", "--records", 5000, "--json")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (1, "")
     assert "Java 17 or 21" in err
     assert len(err.splitlines()) == 1

@@ -60,7 +60,7 @@ def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start,
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.create_slot("stalled", 0)
     process = start("gc", log, "--json")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert json.loads(out)["invalidated"] == [{"slot": "stalled", "position": 0, "reason": "horizon"}]
     (shouted,) = err.splitlines()
     assert shouted.startswith("warning: Slot 'stalled' was invalidated (horizon) at offset 0")

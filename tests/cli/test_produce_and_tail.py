@@ -193,7 +193,7 @@ def test_tail_follow_shows_what_is_appended_and_ends_cleanly_on_ctrl_c(start: St
     fill(log, 1)
     assert json.loads(process.stdout.readline())["offset"] == 1
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -205,7 +205,7 @@ def test_ctrl_c_while_producing_keeps_what_was_read_and_says_so(start: Start, lo
     process.stdin.flush()
     assert opened.wait(opened.start().at(1), timeout=120)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert out.startswith("stopped: 2 records")
     assert err == ""
@@ -218,7 +218,7 @@ def test_a_reader_that_goes_away_is_no_error(start: Start, log: str) -> None:
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert err == ""
     assert process.returncode == 141
 
@@ -245,7 +245,7 @@ def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Sta
     opened.collect()
     assert opened.bounds().first == 0  # one batch, which the hold is in the middle of
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     assert process.returncode == 0
     assert [state.name for state in opened.slots()] == ["done"]
 

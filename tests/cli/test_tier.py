@@ -185,7 +185,7 @@ def test_ctrl_c_ends_a_run_between_segments_with_nothing_half_way(run: Run, star
     assert process.stdout is not None
     assert process.stdout.readline().startswith(" copied  offsets 0 to ")
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (130, "")
     assert out.splitlines()[-1].startswith("stopped: ")
     rows = fields(run, "segments", "list", log)["segments"]
@@ -212,7 +212,7 @@ def test_serving_copies_says_so_and_ends_cleanly_when_it_is_told_to(
         assert said, "it ended"
         assert " INFO    copied  offsets " in said
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (0, "")
     assert [line.split("    ", 1)[1] for line in err.splitlines()] == ["Stopped: nothing is half-way."]
     assert len(fields(run, "segments", "list", log, "--state", "copy-finished")["segments"]) == 3
@@ -230,7 +230,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
     while all(state.name != TIER_SLOT or state.holder is None for state in opened.slots()):
         assert process.poll() is None
     assert run("tier", "run", log, "--all").exit_code == 0
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (FENCED, "")
     (said,) = err.splitlines()
     assert said.startswith(f"error: Slot {TIER_SLOT!r} is held by ")

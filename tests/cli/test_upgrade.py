@@ -53,7 +53,7 @@ def test_a_copy_that_is_killed_goes_on_where_it_was(start: Start, run: Run, log:
     process = start("upgrade", log, target.url)
     assert target.wait(target.start().at(5), timeout=120)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=120)
+    process.communicate(timeout=600)
     before = target.bounds().next
     done = json.loads(run("upgrade", log, target.url, "--json").stdout)
     assert done["batches"] == 200 - before

@@ -387,7 +387,7 @@ def test_ctrl_c_ends_quietly(start: Start, folder: Path) -> None:
     process = start("wal", "verify", folder)
     writer = os.open(folder / "slots.json", os.O_WRONLY)  # blocks until it is being read, which then waits for bytes
     process.send_signal(signal.SIGINT)
-    shown, said = process.communicate(timeout=120)
+    shown, said = process.communicate(timeout=600)
     os.close(writer)
     assert (process.returncode, shown, said) == (130, "", "")
 

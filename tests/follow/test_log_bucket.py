@@ -305,7 +305,7 @@ def test_of_several_processes_that_create_a_key_exactly_one_succeeds(tmp_path: P
         for racer in racers:
             racer.stdin.write("go\n")
             racer.stdin.flush()
-        won = [racer.communicate(timeout=120)[0].split() for racer in racers]
+        won = [racer.communicate(timeout=600)[0].split() for racer in racers]
     finally:
         for racer in racers:
             racer.kill()

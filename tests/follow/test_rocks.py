@@ -291,7 +291,7 @@ def kill_a_writer(place: str, writes: int) -> int:
         told = [int(writer.stdout.readline()) for _ in range(writes)]
     finally:
         writer.send_signal(signal.SIGKILL)
-        rest, _ = writer.communicate(timeout=120)
+        rest, _ = writer.communicate(timeout=600)
     return max([*told, *map(int, rest.split("\n")[:-1])])
 
 

@@ -238,7 +238,7 @@ print("the end", flush=True)
 @pytest.mark.parametrize("state", ["idle", "busy", "stuck in an upload"])
 def test_a_program_that_ends_without_closing_is_warned_and_does_not_hang(tmp_path: Path, state: str) -> None:
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, str(tmp_path), state]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout == "the end\n"
     assert "ResourceWarning: The producer with writer id" in done.stderr
     assert done.returncode == 0
@@ -262,5 +262,5 @@ producer = open_log(sys.argv[1], create=True).producer(linger=3600.0)
 handle = producer.append(value=b"a")
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert "dropped without closing" in done.stdout
