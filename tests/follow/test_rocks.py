@@ -122,7 +122,7 @@ def test_a_second_opener_is_refused_with_a_clear_sentence(store: RocksStore, pla
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert "is open elsewhere" in done.stdout

@@ -21,7 +21,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **options: object) -> subprocess
         text=True,
         capture_output=True,
         check=False,
-        timeout=100,
+        timeout=600,
         **options,
     )
 
