@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -145,8 +146,10 @@ def segment_bytes(*counts: int, **options: Any) -> bytes:
     return b"".join(writer.finish(log_id=UUID(int=7), partition=3, segment=UUID(int=8)).parts)
 
 
-def forged_segment(table: pa.Table, **options: Any) -> bytes:
+def forged_segment(table: pa.Table, pairs: Mapping[bytes, bytes] = MappingProxyType({}), **options: Any) -> bytes:
     """A table, with its offsets and listing times, as one row group of a segment that Parquet writes by these options.
+
+    ``pairs`` are texts that its footer has besides.
 
     All checksums are right.
     """
@@ -163,7 +166,7 @@ def forged_segment(table: pa.Table, **options: Any) -> bytes:
     )
     with pq.ParquetWriter(sink, table.schema, write_statistics=False, **options) as writer:
         writer.write_table(table, row_group_size=table.num_rows)
-        writer.add_key_value_metadata({FACTS_KEY: facts.encode()})
+        writer.add_key_value_metadata({FACTS_KEY: facts.encode(), **pairs})
     data = sink.getvalue().to_pybytes()
     footer = data[len(data) - footer_size(data, "it") :]
     return sealed_segment(data[: len(data) - len(footer)], footer, pq.read_metadata(io.BytesIO(data)))

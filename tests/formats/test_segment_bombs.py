@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from typing import Any
 
@@ -14,6 +15,7 @@ from strandline.formats.unpacking import PADDED_LIMIT
 from strandline.model.errors import CorruptData
 from strandline.model.records import TIMESTAMP
 from tests.formats.forging import forged_segment, read_segment, reseal_tail, segment_bytes
+from tests.formats.shared_headers import encapsulated, shared_pairs
 
 MEBIBYTE = 1 << 20
 
@@ -114,6 +116,13 @@ def test_names_that_many_headers_share_are_read_as_long_as_they_are_not_too_much
     )
     found = read_segment(data)["headers"].to_pylist()
     assert [name for ((name, _),) in found] == names
+
+
+def test_an_arrow_schema_in_the_footer_that_takes_a_hundred_times_its_bytes_is_refused() -> None:
+    header = base64.b64encode(encapsulated(shared_pairs("schema", 100, 100_000)))
+    data = forged_segment(table(10), {b"ARROW:schema": header}, store_schema=False)
+    assert len(data) < 1 << 20
+    refused(data, "its footer cannot be read", room=4 * MEBIBYTE)
 
 
 def test_a_footer_with_more_structures_than_groups_is_refused() -> None:

@@ -8,6 +8,7 @@ has read it knows where everything is, and by the checksums that what is read is
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from bisect import bisect_left, bisect_right
@@ -21,9 +22,10 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline.formats.arrow_header import check_message
 from strandline.formats.checksum import crc32c
 from strandline.formats.json_fields import Fields
-from strandline.formats.thrift import ThriftReader
+from strandline.formats.thrift import BINARY, LIST, STRUCT, ThriftReader
 from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.json_values import fingerprint_text
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
@@ -57,7 +59,9 @@ _LARGEST_FOOTER: Final = 2 << 20
 _LARGEST_GROUP_FOOTER: Final = 32 << 10
 """What Parquet's footer may have, and for each group: statistics have up to 4 KiB each, and keys have four."""
 _SHORT_LIST: Final = 64
-_FEW_GROUPS: Final = 256
+_PAIRS_FIELD, _PAIR_KEY, _PAIR_VALUE = 5, 1, 2
+_ARROW_SCHEMA: Final = b"ARROW:schema"
+"""Fields of Parquet's FileMetaData and KeyValue, and the key under which Arrow keeps its schema."""
 
 _MAGIC: Final = b"PAR1"
 _END: Final = struct.Struct("<I4s")
@@ -337,8 +341,7 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
     if len(data) > _LARGEST_FOOTER + groups * _LARGEST_GROUP_FOOTER:
         raise damaged(where, f"its footer has {len(data):,} bytes for {groups:,} groups")
     try:
-        if groups > _FEW_GROUPS:
-            _count_structures(data, groups)
+        _check_footer(data, groups)
         # The footer alone is a file to Parquet: it looks at the rest only when it is asked for records.
         with pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(_MAGIC + data)),
@@ -358,12 +361,31 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
     return parquet, SegmentFacts.decode(told, where)
 
 
-def _count_structures(footer: memoryview, groups: int) -> None:
-    """``ValueError`` for a footer with more structures than its groups have: each takes much more memory than bytes."""
+def _check_footer(footer: memoryview, groups: int) -> None:
+    """``ValueError`` for a footer that takes much more memory than bytes: by its structures, or by its Arrow schema."""
     reader = ThriftReader(footer)
-    reader.skip_struct()
+    for number, kind in reader.fields():
+        if number != _PAIRS_FIELD:
+            reader.pass_over(kind)
+        elif kind == LIST:
+            for _ in reader.list_of(STRUCT):
+                _check_pair(reader)
+        else:
+            raise ValueError("its pairs of texts are no list")
     if reader.structs > _SHORT_LIST * (groups + _SHORT_LIST):
         raise ValueError(f"{reader.structs:,} structures are too many")
+
+
+def _check_pair(reader: ThriftReader) -> None:
+    texts: dict[int, memoryview] = {}
+    for number, kind in reader.fields():
+        if kind == BINARY:
+            texts[number] = reader.binary()
+        else:
+            reader.pass_over(kind)
+    # Parquet gives the Arrow schema to Arrow as soon as a file is opened.
+    if bytes(texts.get(_PAIR_KEY, b"")) == _ARROW_SCHEMA:
+        check_message(memoryview(base64.b64decode(texts.get(_PAIR_VALUE, b""))))
 
 
 def check_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 _STOP: Final = 0
@@ -12,8 +13,9 @@ I32: Final = 5
 I64: Final = 6
 _NUMBERS: Final = frozenset((4, I32, I64))
 _DOUBLE: Final = 7
-_BINARY: Final = 8
-_LISTS: Final = frozenset((9, 10))
+BINARY: Final = 8
+LIST: Final = 9
+_LISTS: Final = frozenset((LIST, 10))
 STRUCT: Final = 12
 _DEEPEST: Final = 16
 _LONGEST_NUMBER: Final = 10
@@ -43,6 +45,17 @@ class ThriftReader:
         Fields come in ascending order, each once: of two with one number, readers may believe either.
         """
         fields: Fields = {}
+        for number, kind in self.fields():
+            if kind == I32:
+                fields[number] = self._i32()
+            elif kind == STRUCT and depth < _DEEPEST:
+                fields[number] = self.struct(depth + 1)
+            else:
+                self.pass_over(kind, depth)
+        return fields
+
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """The number and the kind of each field of the next structure; whoever asks reads it, or passes over it."""
         number = 0
         self.structs += 1
         while (head := self._byte()) != _STOP:
@@ -50,31 +63,42 @@ class ThriftReader:
             before, number = number, number + step if step else self._zigzag()
             if number <= before:
                 raise ValueError(f"field {number} comes after {before}")
-            if kind == I32:
-                fields[number] = self._i32()
-            elif kind == STRUCT and depth < _DEEPEST:
-                fields[number] = self.struct(depth + 1)
-            else:
-                self._pass_over(kind, depth)
-        return fields
+            yield number, kind
 
-    def skip_struct(self, depth: int = 0) -> None:
-        """Pass over the next structure, and count it with all that are within it."""
+    def binary(self) -> memoryview:
+        """The text or the bytes that come next."""
+        length, start = self._varint(), self.at
+        self._move(length)
+        return self._data[start : start + length]
+
+    def list_of(self, kind: int) -> Iterator[None]:
+        """Ask once for each item of the list that comes next, whose items are of this kind; whoever asks reads them."""
+        head = self._byte()
+        count, found = head >> 4, head & 15
+        if count == _SHORT_LIST:
+            count = self._varint()
+        if found != kind and count:
+            raise ValueError(f"a list holds items of type {found} instead of {kind}")
+        for _ in range(count):  # each takes a byte at least
+            yield
+
+    def _skip_struct(self, depth: int) -> None:
         self.structs += 1
         while (head := self._byte()) != _STOP:
             if not head >> 4:
                 self._zigzag()
-            self._pass_over(head & 15, depth)
+            self.pass_over(head & 15, depth)
 
-    def _pass_over(self, kind: int, depth: int) -> None:
+    def pass_over(self, kind: int, depth: int = 0) -> None:
+        """Pass over what comes next, which is of this kind, and count all structures in it."""
         if kind in _NUMBERS:
             self._varint()
-        elif kind == _BINARY:
+        elif kind == BINARY:
             self._move(self._varint())
         elif kind in (_TRUE, _FALSE):
             return
         elif kind == STRUCT and depth < _DEEPEST:
-            self.skip_struct(depth + 1)
+            self._skip_struct(depth + 1)
         elif kind in _LISTS and depth < _DEEPEST:
             self._skip_list(depth + 1)
         elif kind in (_BYTE, _DOUBLE):
@@ -91,7 +115,7 @@ class ThriftReader:
             self._move(count)
             return
         for _ in range(count):  # each takes a byte at least
-            self._pass_over(kind, depth)
+            self.pass_over(kind, depth)
 
     def _byte(self) -> int:
         at = self.at
