@@ -9,7 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.arrow_stream import _field, _pointer, _read
+from strandline.formats.arrow_header import find_field, follow, read_number
 from strandline.formats.batch import decode_batch
 from strandline.formats.block import Compression
 from strandline.formats.head import decode_head
@@ -27,13 +27,13 @@ def test_a_buffer_of_negative_length_does_not_pay_for_a_bomb() -> None:
     records = record_batch(timestamps=[1] * 500, ops=[0] * 500, keys=[b"k"] * 500, values=[bytes(100)] * 500)
     data = bytearray(batch_bytes(Compression.ZSTD, records))
     block = len(RECORD_SCHEMA.serialize())
-    metadata_length = _read(memoryview(data), block + 4, "I")
+    metadata_length = read_number(memoryview(data), block + 4, "I")
     start = block + 8
     table = memoryview(bytes(data[start : start + metadata_length]))
-    batch = _pointer(table, _field(table, _read(table, 0, "I"), 2))
-    vector = start + _pointer(table, _field(table, batch, 2)) + 4
+    batch = follow(table, find_field(table, read_number(table, 0, "I"), 2))
+    vector = start + follow(table, find_field(table, batch, 2)) + 4
     body = start + metadata_length
-    count = _read(table, vector - start - 4, "I")
+    count = read_number(table, vector - start - 4, "I")
     buffers = [struct.unpack_from("<qq", data, vector + 16 * index) for index in range(count)]
     assert buffers[0][1] == 0, "the validity of the timestamps is not stored"
     bomb, last = buffers[1][0], buffers[-1][0] + buffers[-1][1] - 8
