@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from strandline.formats.arrow_header import find_field, read_number
 from strandline.formats.received import RECORD_BYTES, admit_batch, memory_of
 from strandline.formats.wire import Flag, Note, encode_note
 from strandline.model.errors import CorruptData, InvalidInput
@@ -19,7 +20,7 @@ from strandline.model.node import NO_BEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
 from strandline.node.flight.appending import collect
 from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.protocol import FlightData, write_flight_data
+from strandline.node.flight.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
 from strandline.node.flight.streams import CHUNK_SCHEMA
 from tests.node.hostile_batches import ROWS, honest, hostile
 from tests.node.processes import ROOT, Nest
@@ -80,6 +81,16 @@ def test_no_schema_that_lies_ends_the_node(victim: Victim) -> None:
     print(f"schemas that lie: the node has {victim.peak() / MIB:.0f} MiB at most")
     assert victim.peak() < 1024 * MIB
     victim.check_serves()
+
+
+@pytest.mark.parametrize("kind", [0, 2, 3, 4, 5, 6, 200])
+def test_a_message_of_another_type_is_no_schema(kind: int) -> None:
+    header = bytearray(message_of(RECORD_SCHEMA)[0])
+    place = find_field(memoryview(header), read_number(memoryview(header), 0, "I"), 1)
+    assert place is not None
+    header[place] = kind
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_schema_message(arrow_message(bytes(header), b""))
 
 
 def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> None:

@@ -138,7 +138,10 @@ def read_batch(message: pa.Buffer, schema: pa.Schema, largest: int) -> pa.Record
 def read_schema_message(message: pa.Buffer) -> pa.Schema:
     """The schema of an Arrow message; ``InvalidInput`` for any other."""
     try:
-        return pa.ipc.read_schema(_read_message(message))
+        found = _read_message(message)
+        if found.type != "schema":  # Arrow takes any message for one, and ends the process
+            raise InvalidInput(f"A message of type {found.type!r} came where the schema belongs.")
+        return pa.ipc.read_schema(found)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise unreadable(error) from error
 
