@@ -93,6 +93,13 @@ def test_a_message_of_another_type_is_no_schema(kind: int) -> None:
         read_schema_message(arrow_message(bytes(header), b""))
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.struct([("value", pa.binary())])])
+def test_names_of_columns_that_are_no_text_are_refused(kind: pa.DataType) -> None:
+    header = message_of(pa.schema([pa.field("value", kind)]))[0].replace(b"value", b"val\xffe")
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_schema_message(arrow_message(header, b""))
+
+
 def test_rows_without_bytes_are_counted_as_the_records_that_they_become() -> None:
     nothing = pa.record_batch({"value": pa.nulls(1 << 24, pa.null())})
     assert memory_of(nothing) == RECORD_BYTES << 24
