@@ -142,7 +142,8 @@ def read_schema_message(message: pa.Buffer) -> pa.Schema:
         if found.type != "schema":  # Arrow takes any message for one, and ends the process
             raise InvalidInput(f"A message of type {found.type!r} came where the schema belongs.")
         schema = pa.ipc.read_schema(found)
-        str(schema)  # ValueError for names that are no text, which nobody may meet later
+        for column in schema:  # ValueError for names that are no text, which nobody may meet later
+            repr((column.name, str(column.type)))
         return schema  # noqa: TRY300 - the errors are those of reading it
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
         raise unreadable(error) from error
