@@ -11,7 +11,7 @@ import pytest
 
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, NotALog, NotFound, StrandlineError, UnsupportedVersion
+from strandline.model.errors import CorruptData, NotALog, NotFound, StrandlineError, UnsupportedVersion, WrongKind
 from strandline.storage.local import LocalStore
 from strandline.storage.store import ObjectStore
 from strandline.testing.logs import content, fetched, writer_named
@@ -256,7 +256,7 @@ class TestIdentity:
     def test_something_else_than_an_object_log_is_named(self, place: PlainStore, log: ObjectLog) -> None:
         identity = json.loads(bytes(place.get("log.json").data))
         place.put("log.json", json.dumps({**identity, "kind": "strandline-wal"}).encode())
-        assert "strandline-wal" in complaint(lambda: open_log(place), CorruptData, place)
+        assert "write-ahead log" in complaint(lambda: open_log(place), WrongKind, place)
 
 
 class TestSlot:

@@ -230,7 +230,7 @@ def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
 
 
 def test_a_write_ahead_log_is_pruned_past_consumers_up_to_the_tierer_s_slot_and_they_stay_valid(tmp_path: Path) -> None:
-    limits = SlotLimits(lag_bytes=1 << 30, idle_seconds=1e9)
+    limits = SlotLimits(lag_bytes=1 << 30, idle_seconds=10**9)
     with WalLog.open(str(tmp_path), background=False, tail_bytes=0, roll_bytes=0) as log:
         for number in range(10):
             append(log, b"x" * 50, b"y", number=number)

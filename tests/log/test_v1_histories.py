@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -115,8 +116,8 @@ def test_a_collector_without_grace_is_caught():
 def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch):
     honest = edits.acknowledge
 
-    def anyway(manifest: QueueManifest, *, epoch: int, through: int) -> QueueManifest:
-        return honest(manifest, epoch=manifest.epoch, through=through)
+    def anyway(manifest: QueueManifest, *, epoch: int, **where: Any) -> QueueManifest:
+        return honest(manifest, epoch=manifest.epoch, **where)
 
     monkeypatch.setattr(edits, "acknowledge", anyway)
     assert "acknowledged after" in caught()

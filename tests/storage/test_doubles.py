@@ -150,7 +150,7 @@ class TestManualClock:
     def test_a_waiter_is_told_that_its_time_has_passed(self) -> None:
         clock, event = ManualClock(auto=False), threading.Event()
         answers: list[bool] = []
-        thread = in_thread(lambda: answers.append(clock.wait(event, 120.0)))
+        thread = in_thread(lambda: answers.append(clock.wait(event, 5.0)))
         assert clock.wait_until_blocked(1)
         clock.advance(5.0)
         thread.join(120)

@@ -194,7 +194,7 @@ def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.Monk
 def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "parting", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
-    monkeypatch.setattr("strandline.tier.tierer.Cursor", lambda log_id, offset, _=0: Cursor(log_id, offset))
+    monkeypatch.setattr("strandline.tier.tierer.Cursor", lambda log_id, offset, *_: Cursor(log_id, offset))
     for seed in range(8):
         with contextlib.suppress(StrandlineError):
             try:

@@ -180,10 +180,12 @@ class ColdReader:
                 "consumer followed a primary that was replaced, and has to bootstrap again."
             )
 
-    def check_slot(self, slot: SlotState) -> None:
-        """``Diverged`` if the segment that ends where the tierer's slot stands is not the one that it was moved behind.
+    def check_slot(self, slot: SlotState, log: Log) -> None:
+        """``Diverged`` if what the log has forgotten was copied to other segments than those that there are now.
 
-        That slot and the log are restored together: it tells of what the log had forgotten whose copy that was.
+        The tierer's slot and the log are restored together: the segment that ends where the slot stands must be the one
+        that it was moved behind. If it is not, the two histories have parted below the slot; what the log has forgotten
+        is still of both if its first record is.
         """
         if slot.fingerprint is None or not slot.position:
             return
@@ -192,13 +194,21 @@ class ColdReader:
         if segment is None or segment.end != before:
             return
         known = load_tail(self._store, segment).facts.fingerprint
-        if known not in (None, slot.fingerprint):
+        if known not in (None, slot.fingerprint) and not self._has_first(log, slot.position):
             raise Diverged(
                 f"The log's records below offset {slot.position} were copied to another segment than the one that "
                 f"ends there now, {segment.segment}: the log was restored from a copy, and its cold tier has another "
                 "history. Restore the copy of the log that the cold tier was made of, or the objects and events that "
                 "belong to this one."
             )
+
+    def _has_first(self, log: Log, end: int) -> bool:
+        """Whether a segment holds the log's own first record, if that is below ``end``."""
+        first = log.bounds().first
+        if first >= end:
+            return False
+        segment = self._registry.current(self._partition, lambda cache: cache.holding(self._partition, first))
+        return segment is not None and self.is_same_record(log, segment, first)
 
     def listed_since(self, time: int, seam: Seam) -> int | None:
         """The first offset below the seam that was listed at a time (microseconds) or later; None if none was."""

@@ -119,7 +119,7 @@ class TieredLog:
                 with _opening():
                     for slot in self._hot.slots():
                         if slot.name == TIER_SLOT and slot.pins:
-                            self._reader.check_slot(slot)
+                            self._reader.check_slot(slot, self._hot)
                 self._is_checked = True
             return self._reader
 
