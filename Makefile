@@ -37,7 +37,7 @@ demo: venv ## kill a pipeline at its worst moments and see that nothing is lost
 quickstart: venv ## the smallest round trip: append, follow, read back
 	@$(BIN)/strandline quickstart
 
-test: venv ## every promise, on one of each kind (about 6 minutes)
+test: venv ## every promise, on one of each kind (about 10 minutes)
 	@$(WITH_JAVA) $(PYTEST) -m "not slow and not matrix" $(PYTEST_ARGS)
 
 test-matrix: venv ## the same promises on all other kinds, seeds and crash points (about 10 minutes)
