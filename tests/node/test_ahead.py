@@ -29,6 +29,7 @@ from strandline.testing.cluster.machine import WatchedDisk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode
 from tests.log.wal_parts import HeldSyncs
+from tests.node.flight_double import until
 from tests.node.parts import Cluster, records
 
 SOON = 120.0
@@ -268,12 +269,3 @@ class TestOverFlight:
             assert isinstance(appending.result(SOON).outcome, Reached)
             assert primary.log.bounds().next == 2
             until(lambda: b.position.next == 2)  # it acknowledges first
-
-
-def until(is_so):
-    pause = threading.Event()
-    for _ in range(3000):
-        if is_so():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come to that")

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 
 import pytest
 
@@ -19,15 +18,8 @@ from strandline.model.errors import (
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.refusals import Code, Unauthenticated, refusal_of
 from strandline.node.flight.server import FlightNode
-from tests.node.flight_double import Node
+from tests.node.flight_double import Node, until
 from tests.node.raw_grpc import RawGrpc, flight_data, message_of
-
-
-def until(is_so):
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def told(error):
