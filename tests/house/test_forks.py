@@ -161,6 +161,54 @@ def log_in_memory(folder: Path) -> Iterator[Opened]:
 
 
 @kind
+def write_ahead_log(folder: Path) -> Iterator[Opened]:
+    with sl.WriteAheadLog.open(folder / "log") as wal:
+        opened = _log(wal.log)
+        wal.log.create_slot("held", 0)
+        slot = wal.log.claim_slot("held", "me")
+        iterators = [wal.log.read(), wal.log.read()]
+        opened.calls |= {
+            "current": lambda: wal.current,
+            "oldest": lambda: wal.oldest,
+            "read_since": lambda: wal.read_since(0),
+            "wait of an lsn": lambda: wal.wait(0, 0.0),
+            "read": lambda: list(wal.log.read()),
+            "an iterator": lambda: next(iterators.pop()),
+            "verify": wal.verify,
+            "append of a value": lambda: wal.append(b"x"),
+            "append_many": lambda: wal.append_many([b"x"]),
+            "append_many of nothing": lambda: wal.append_many([]),
+            "prune_through": lambda: wal.prune_through(1),
+            "with": wal.__enter__,
+            "floor": wal.log.floor,
+            "term": lambda: wal.log.term,
+            "newest": lambda: wal.log.newest(0, 1),
+            "state of a slot": slot.state,
+            "advance of a slot": lambda: slot.advance(Cursor(wal.log.log_id, 1)),
+        }
+        opened.close = wal.close
+        yield opened
+
+
+@kind
+def reader_of_a_write_ahead_log(folder: Path) -> Iterator[Opened]:
+    with sl.WriteAheadLog.open(folder / "log") as wal:
+        wal.append(b"a")
+        reader = sl.WalReader(folder / "log")
+        calls: Calls = {
+            "bounds": reader.bounds,
+            "end": reader.end,
+            "plan": lambda: reader.plan(Cursor(reader.log_id, 0)),
+            "wait": lambda: reader.wait(Cursor(reader.log_id, 0), 0.0),
+            "slots": reader.slots,
+            "floor": reader.floor,
+            "read": lambda: list(reader.read()),
+            "term_at": lambda: reader.term_at(0),
+        }
+        yield Opened(calls, lambda: values(reader))
+
+
+@kind
 def tiered_log(folder: Path) -> Iterator[Opened]:
     attach(sl.open(str(folder / "log"), create=True), partitions=1)
     with sl.open(str(folder / "log")) as log:

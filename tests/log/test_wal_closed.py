@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from strandline.log.contract import Slot
-from strandline.log.wal.face import WriteAheadLog
+from strandline.log.wal.face import LsnHandle, WriteAheadLog
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import Fenced, LogClosed, StorageError
+from strandline.model.errors import Fenced, LogClosed, LogFailed, StorageError
+from strandline.storage.ambient import CLOCK
 from strandline.testing.logs import records
+from tests.interrupts import interruptions
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 
 REFUSED = dict.fromkeys(CHANGES, "LogClosed")
@@ -161,10 +163,56 @@ def test_closing_that_was_interrupted_keeps_the_lock_while_something_is_written(
         with pytest.raises(LogClosed):
             wal.append(b"second")
         disk.let_go()
-        wal.close()
+        with opened_once_it_is_free(tmp_path / "log") as again:
+            assert again.current == 1
         assert handle.result(0) == 1
-    with WriteAheadLog.open(tmp_path / "log") as again:
-        assert again.current == 1
+        wal.close()
+
+
+def opened_once_it_is_free(folder: Path) -> WriteAheadLog:
+    """The log in this folder, as soon as who has it open lets go of it."""
+    deadline = CLOCK.monotonic() + SOON
+    while True:
+        try:
+            return WriteAheadLog.open(folder)
+        except Fenced:
+            assert CLOCK.monotonic() < deadline, "nobody lets go of the log"
+
+
+@pytest.mark.parametrize("queued", [True, False])
+@pytest.mark.parametrize("background", [True, False])
+def test_closing_that_was_interrupted_anywhere_leaves_the_log_open_or_lets_go_of_it_by_itself(
+    tmp_path: Path, background: bool, queued: bool
+):
+    def opened(number: int) -> tuple[WriteAheadLog, LsnHandle]:
+        wal = WriteAheadLog.open(tmp_path / str(number), background=background)
+        first = wal.submit(b"first")
+        assert first.result() == 1
+        return wal, wal.submit(b"second") if queued else first
+
+    logs, places = [opened(0)], 0
+
+    def close() -> None:
+        logs[-1][0].close()
+
+    for place in interruptions(close, within="strandline.log.wal"):
+        wal, handle = logs[-1]
+        try:
+            wal.append(b"third")
+        except (LogClosed, LogFailed):
+            with opened_once_it_is_free(tmp_path / str(place)) as again:
+                assert again.current >= 1
+                if background:
+                    assert again.current == handle.result(SOON) == 1 + queued
+        else:
+            assert handle.result(SOON) == 1 + queued
+            wal.close()
+        with contextlib.suppress(*([] if background else [LogFailed])):  # what was queued is nobody's to commit then
+            wal.close()
+        places = place
+        logs.append(opened(place + 1))
+    close()
+    assert places > 5
 
 
 def test_slots_that_cannot_be_written_at_the_end_are_refused_from_then_on_all_the_same(tmp_path: Path):

@@ -39,6 +39,7 @@ class Committer(Generic[W]):
         write: Callable[[Sequence[Item]], W],
         finish: Callable[[W], None],
         tidy: Callable[[], None],
+        end: Callable[[], None],
         next_offset: int,
         term: int,
         writers: Mapping[WriterId, WriterState],
@@ -49,12 +50,14 @@ class Committer(Generic[W]):
         """Go on at this offset.
 
         ``write`` puts a group behind the one before, ``finish`` makes it durable and readable, ``tidy`` does what can
-        wait until others are being woken; each raises if it cannot.
+        wait until others are being woken; each raises if it cannot. ``end`` is called by the thread when it was closed
+        and everything is committed.
         """
         self._name = name
         self._write = write
         self._finish = finish
         self._tidy = tidy
+        self._end = end
         self._now_ns = clock.now_ns
         self._next = next_offset
         self._term = term
@@ -310,12 +313,13 @@ class Committer(Generic[W]):
                         told = None
                 # Never asleep with a group that is not told: what was queued behind it may just have been refused.
                 if told is None and self._is_over():
-                    return
+                    break
         except BaseException:
             if told is not None:
                 told.settle()
             self._abandon()
             raise
+        self._end()
 
     def _is_over(self) -> bool:
         """Sleep until there is something to do; whether nothing more will come."""
@@ -376,19 +380,26 @@ class Committer(Generic[W]):
         """Whether a write failed, so that nothing more is appended."""
         return self._failed
 
-    def close(self, refusal: Callable[[], Exception]) -> bool:
-        """Refuse all that comes later, and commit what is queued; returns whether all of that is durable."""
+    def close(self, refusal: Callable[[], Exception]) -> None:
+        """Refuse all that comes later, and commit what is queued, unless that fails."""
         with self._lock:
+            # No call before the thread is woken: a signal that interrupts this finds all of it done, or nothing.
             if self._refusal is None:
                 self._refusal = refusal
             self._closing = True
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
             self._room.notify_all()
-            self._stir()
-        if self._thread is None:
-            self.commit_all()
-        else:
+        if self._thread is not None:
             self._thread.join()
-        return not self._failed
+            return
+        try:
+            self.commit_all()
+        except BaseException as error:
+            if self._group.items:
+                self.fail(error)  # nobody commits it any more
+            raise
 
     def go_on_at(self, offset: int) -> None:
         """Give this offset next; the caller knows that nothing is queued and that nobody else appends."""

@@ -125,6 +125,7 @@ class WriteAheadLog:
         return f"WriteAheadLog({self.log.folder!r})"
 
     def __enter__(self) -> Self:
+        self.log.__enter__()
         return self
 
     def __exit__(

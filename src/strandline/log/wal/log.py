@@ -38,7 +38,7 @@ from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
-from strandline.storage.process import Origin, call_in_child
+from strandline.storage.process import Origin, bound_to_process, call_in_child
 from strandline.storage.steady import SteadyTime
 
 ROLL_BYTES: Final = 64 << 20
@@ -46,6 +46,7 @@ TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
 
 
+@bound_to_process(keep=("log_id", "folder", "disk", "clock"))
 @final
 class WalLog(WalShowing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
@@ -78,9 +79,11 @@ class WalLog(WalShowing):
         self._steady = SteadyTime(clock, folder)
         self._durable = durable
         self._held = contextlib.ExitStack()
-        advice = "write it in that process alone, and read it here with WalReader"
+        advice = "write it in that process alone, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
-        self._closed = False
+        self._closed = self._told = False
+        self._unclosed: Exception | None = None
+        """What kept the log from being let go of in good order."""
         self._pruning = threading.Lock()
         """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
         self._tail = Tail(tail_bytes)
@@ -98,7 +101,14 @@ class WalLog(WalShowing):
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
         self._published = Published.open(folder, mark, disk=disk)
         self._slots = WalSlots(
-            folder, found.kept, self.bounds, self.cursor_at, self._journal.check_in_place, disk=disk, clock=clock
+            folder,
+            found.kept,
+            self.bounds,
+            self.cursor_at,
+            self._journal.check_in_place,
+            origin=self._origin,
+            disk=disk,
+            clock=clock,
         )
         self._unsynced = []
         self._committer = Committer(
@@ -106,6 +116,7 @@ class WalLog(WalShowing):
             write=self._write,
             finish=self._finish,
             tidy=self._journal.write_index,
+            end=self._end,
             next_offset=place.next,
             term=place.term,
             writers=place.writers,
@@ -367,24 +378,36 @@ class WalLog(WalShowing):
 
         Waits for a prune that is under way. Whatever would change the log later is ``LogClosed``, and changes nothing;
         what was durable can still be read. Raises what kept it from being durable, unless somebody was told, and lets
-        go all the same.
+        go all the same. If it is interrupted while the log's thread writes, that thread lets go when it has written.
         """
+        try:
+            self._committer.close(self._is_closed)
+        except BaseException:
+            if not self._committer.running:
+                self._end(clean=False)
+            raise
+        self._end(clean=True)
+        with self._pruning:
+            told, self._told = self._told, True
+        if told:
+            return
+        if self._unclosed is not None:
+            raise self._unclosed
+        self._committer.raise_untold()
+
+    def _end(self, *, clean: bool = True) -> None:
+        """Let go of the log, once. Called by its thread when it ends, since no signal interrupts that one."""
         with self._pruning:
             if self._closed:
                 return
             try:
-                clean = self._committer.close(self._is_closed)
-            except BaseException:
-                # If this was interrupted, the thread still writes: the lock is kept, and closing again goes on.
-                if not self._committer.running:
-                    self._let_go(clean=False)
-                raise
-            self._let_go(clean=clean)
-            self._committer.raise_untold()
+                self._let_go(clean=clean and not self._committer.failed)
+            except Exception as error:  # noqa: BLE001 - who closes it is told
+                self._unclosed = error
 
     def _let_go(self, *, clean: bool) -> None:
-        self._closed = True
         with self._held, contextlib.ExitStack() as closing:
+            self._closed = True
             closing.callback(self._published.close, clean=clean)
             closing.callback(self._journal.close)
             closing.callback(self._slots.close, self._is_closed)

@@ -20,11 +20,13 @@ from strandline.model.errors import InvalidInput, NotReady
 from strandline.model.slots import SlotState
 from strandline.storage.ambient import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.process import Origin, bound_to_process
 
 _LOOKS: Final = 8
 """How often a mark is read that is being written at the same moment."""
 
 
+@bound_to_process(keep=("log_id", "folder", "disk"))
 @final
 class WalReader(WalReading):
     """A log as other processes on the machine see it: up to the mark that its writer publishes after each sync.
@@ -44,6 +46,7 @@ class WalReader(WalReading):
         self._waiter = Waiter()
         self._seen = 0
         """Where the log ended when it was looked at last."""
+        self._origin = Origin(f"The log in {folder}", advice="open it again there")
 
     def __repr__(self) -> str:
         return f"WalReader({self._folder!r}, log_id={self._log_id})"

@@ -20,6 +20,7 @@ from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.ambient import Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file
+from strandline.storage.process import Origin, bound_to_process
 
 
 def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
@@ -27,6 +28,7 @@ def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
     replace_file(disk, f"{folder}/{KEPT}", encode_kept(kept), temporary=f"{folder}/{KEPT}{NEW}")
 
 
+@bound_to_process(close=(), keep=("log_id", "after_fork"))
 @final
 class WalSlots:
     """Slots in memory, written before anything is answered that must not be lost. Safe in threads.
@@ -43,6 +45,7 @@ class WalSlots:
         cursor_at: Callable[[int], Cursor],
         check_in_place: Callable[[], None],
         *,
+        origin: Origin,
         disk: Disk,
         clock: Clock,
     ) -> None:
@@ -66,6 +69,7 @@ class WalSlots:
         self._refusal: Callable[[], Exception] | None = None
         """Why nothing may be changed any more."""
         self._lock = threading.RLock()
+        self._origin = origin
 
     @property
     def log_id(self) -> UUID:
@@ -248,7 +252,7 @@ class WalSlots:
             self._flush()
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a child, where the lock may be held by nobody: refuse every change, and write nothing."""
+        """In a child, where the lock may be held by nobody: let nobody wait for it who is being refused."""
         self._lock = threading.RLock()
         self._refusal = refusal
 
