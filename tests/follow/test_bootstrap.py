@@ -12,7 +12,7 @@ import strandline as sl
 from strandline.follow.keyed.log import LogBucket
 from strandline.follow.run import follow
 from strandline.follow.snapshots.artifacts import Artifacts
-from strandline.follow.snapshots.bootstrap import bootstrap, pin
+from strandline.follow.snapshots.bootstrap import Pin, bootstrap
 from strandline.follow.snapshots.sealed import next_number, numbered
 from strandline.follow.stores.appendlog import AppendLogStore
 from strandline.follow.stores.rocks import RocksStore
@@ -30,7 +30,7 @@ from strandline.model.errors import (
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import SlotLimits
-from strandline.storage.ambient import CHANCE
+from strandline.storage.ambient import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -224,7 +224,7 @@ class TestSlots:
             return create(name, position)
 
         monkeypatch.setattr(log, "create_slot", raced)
-        pin(log, "new", log.start().at(3))
+        Pin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
         assert log.slot("new").position == 3
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.follow.committer import begin
 from strandline.follow.run import follow
+from strandline.follow.snapshots.bootstrap import Pin
 from strandline.log import heartbeat
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
@@ -128,6 +132,77 @@ def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> No
     assert log.sweep(Consumed()) == 1
     assert [state.name for state in log.slots()] == ["planned"]
     log.close()
+
+
+# --- newcomers that begin with a snapshot ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def snapshots(log: ObjectLog, tmp_path: Path) -> str:
+    with sl.AppendLogStore.open(tmp_path / "veteran") as veteran:
+        veteran.apply(sl.READ_SCHEMA.empty_table(), since=log.start(), upto=log.end())
+        veteran.export_to(str(tmp_path / "snapshot"))
+    return str(tmp_path / "snapshot")
+
+
+class Importing:
+    """A kind of store; ``during`` is called while one is imported."""
+
+    def __init__(self, during: Callable[[], object]) -> None:
+        self._during = during
+
+    def open(self, folder: str, **options: Any) -> sl.AppendLogStore:
+        return sl.AppendLogStore.open(folder, **options)
+
+    def import_from(self, snapshot: str, dest: str, **options: Any) -> sl.AppendLogStore:
+        self._during()
+        return sl.AppendLogStore.import_from(snapshot, dest, **options)
+
+
+def test_a_bootstrap_that_fails_leaves_no_slot_behind(log: ObjectLog, snapshots: str, tmp_path: Path) -> None:
+    def fail() -> None:
+        assert [state.name for state in log.slots()] == ["new"]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sl.bootstrap(snapshots, tmp_path / "new", Importing(fail), log=log, slot="new")
+    assert log.slots() == []
+
+
+def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claimed_meanwhile(
+    log: ObjectLog, snapshots: str, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        log.claim_slot("new", "somebody")
+        raise KeyboardInterrupt
+
+    log.create_slot("old", 0)
+    for slot, during in (("old", lambda: 1 // 0), ("new", fail)):
+        with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
+            sl.bootstrap(snapshots, tmp_path / "new", Importing(during), log=log, slot=slot)
+    assert {state.name: state.holder for state in log.slots()} == {"old": None, "new": "somebody"}
+
+
+def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
+    pin = Pin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
+    pin.hold(log.start())
+    collect(log, clock, NEWCOMER_SECONDS + 1)
+    assert log.slots() == []
+
+
+def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_the_store_is_there(
+    log: ObjectLog, clock: ManualClock, snapshots: str, tmp_path: Path
+) -> None:
+    def take_long() -> None:
+        log.collect()
+        for _ in range(20):
+            clock.advance(NEWCOMER_SECONDS / 10)
+            wait_for(lambda: clock.now() - log.slot("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
+        log.collect()
+
+    with sl.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
+        collect(log, clock, 10 * NEWCOMER_SECONDS)
+        assert log.floor() == 1
 
 
 # --- heartbeats ------------------------------------------------------------------------------------------------

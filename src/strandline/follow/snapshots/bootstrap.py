@@ -6,13 +6,15 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar, final
 
 from strandline.follow.snapshots.artifacts import Artifacts
 from strandline.follow.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.follow.snapshots.staging import check_free, scratch_folder
 from strandline.follow.store import Standing
 from strandline.log.contract import READING, SLOTS, Log, require
+from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.errors import (
@@ -21,9 +23,11 @@ from strandline.model.errors import (
     InvalidInput,
     NotFound,
     StorageError,
+    StrandlineError,
 )
+from strandline.model.slots import SlotState
 from strandline.model.snapshot import Snapshot
-from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,7 +78,8 @@ def bootstrap(
     has been imported. ``options`` are for opening and importing.
 
     With ``log`` and ``slot`` the slot pins what the store needs before anything is read: it is created if it is
-    missing, and healed if it was invalidated; whoever held it is fenced then.
+    missing, and healed if it was invalidated; whoever held it is fenced then. One that was created goes again if the
+    bootstrap fails, and after a while if it was killed; once the store is there, it pins for good.
 
     ``NotFound`` if there is no snapshot, ``CursorExpired`` if the newest is older than what the log retains,
     ``Diverged`` if it, or the store at ``dest``, is of another log. On failure ``dest`` is as it was.
@@ -92,27 +97,99 @@ def bootstrap(
             at = store.standing().cursor
             _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
             return store
-    with _at_hand(source, dest, log, slot, disk=disk, chance=chance) as snapshot:
+    with contextlib.ExitStack() as held:
+        pinned = None
+        if log is not None and slot is not None:
+            pinned = held.enter_context(Pin(log, slot, options.get("clock", CLOCK)))
+        snapshot = held.enter_context(_at_hand(source, dest, log, pinned, disk=disk, chance=chance))
         with _out_of_the_way(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
             store = into.import_from(snapshot.folder, dest, **options)
         _LOGGER.info("The store at %s was made of a snapshot at %s.", dest, snapshot.cursor)
+        try:
+            if pinned is not None:
+                pinned.keep(str(chance.uuid()))
+        except BaseException:
+            store.close()
+            raise
         return store
 
 
-def pin(log: Log, slot: str, cursor: Cursor) -> None:
-    """Make a slot hold what comes after a cursor, whatever state it is in; ``CursorExpired`` if that is gone.
+@final
+class Pin:
+    """A slot that holds what a store needs which is being made. Leaving the block drops it, unless it is to be kept.
 
-    One that is missing is created, one that was invalidated or is past the cursor is reset; a valid one that holds it
-    already stays as it is.
+    Only one that this object has created: then it is touched while the block lasts, and goes by itself after a while
+    if the process is killed meanwhile.
     """
-    found = next((state for state in log.slots() if state.name == slot), None)
-    if found is None:
-        with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
-            log.create_slot(slot, cursor.next)
-            return
-        found = next((state for state in log.slots() if state.name == slot), None)
-    if found is None or found.invalid is not None or found.position > cursor.next:
-        log.reset_slot(slot, cursor.next)
+
+    def __init__(self, log: Log, slot: str, clock: Clock) -> None:
+        """Nothing is pinned yet."""
+        self._log = log
+        self._slot = slot
+        self._clock = clock
+        self._created: SlotState | None = None
+        self._alive = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._alive.close()
+        try:
+            if self.is_provisional:
+                self._log.drop_slot(self._slot)
+        except StrandlineError as trouble:
+            _LOGGER.warning("Slot %r, which nobody needs, could not be dropped: %s", self._slot, trouble)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether the slot is as it was made here: nobody has claimed, reset or kept it."""
+        created, state = self._created, self._state()
+        return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
+
+    def _state(self) -> SlotState | None:
+        return next((state for state in self._log.slots() if state.name == self._slot), None)
+
+    def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
+        """Make the slot hold what comes after a cursor, whatever state it is in; ``CursorExpired`` if that is gone.
+
+        One that is missing is created, for good if the store with that cursor ``is_stored``; one that was invalidated
+        or is past the cursor is reset; a valid one that holds it already stays as it is.
+        """
+        found = self._state()
+        if found is None:
+            with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+                self._create(cursor.next, is_stored=is_stored)
+                return
+            found = self._state()
+        if found is None or found.invalid is not None or found.position > cursor.next:
+            self._log.reset_slot(self._slot, cursor.next)
+
+    def _create(self, position: int, *, is_stored: bool) -> None:
+        if is_stored:
+            self._log.create_slot(self._slot, position)
+        elif isinstance(self._log, NewcomerSlots):
+            self._created = self._log.create_newcomer_slot(self._slot, position)
+            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
+        else:
+            self._created = self._log.create_slot(self._slot, position)
+
+    def keep(self, holder: str) -> None:
+        """The store is there: what was created for it stays until its follower takes it over."""
+        if self._created is not None:
+            self._alive.close()
+            self._log.claim_slot(self._slot, holder)
+            self._created = None
+
+    def touch(self) -> None:
+        """Say that the slot is needed."""
+        if self._created is not None and isinstance(self._log, SlotToucher):
+            self._log.touch_slot(self._slot, self._created.epoch)
+
+    def advance(self, to: Cursor) -> None:
+        """It is not moved: what it pins is what the store will need."""
 
 
 # --- inside ----------------------------------------------------------------------------------------------------
@@ -140,7 +217,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(standing.cursor, _ONE)
             if slot is not None:
-                pin(log, slot, standing.cursor)
+                Pin(log, slot, CLOCK).hold(standing.cursor, is_stored=True)
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
         store.close()
@@ -153,7 +230,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 
 @contextlib.contextmanager
 def _at_hand(
-    source: Artifacts | str, dest: str, log: Log | None, slot: str | None, *, disk: Disk, chance: Chance
+    source: Artifacts | str, dest: str, log: Log | None, pinned: Pin | None, *, disk: Disk, chance: Chance
 ) -> Iterator[Snapshot]:
     """The newest snapshot as a folder here, of which the log still has what comes next, and will keep it."""
     if isinstance(source, Artifacts):
@@ -161,7 +238,7 @@ def _at_hand(
         if artifact is None:
             raise _none_at(repr(source))
         # Before the long way: should a newer one be published meanwhile, this only retains more.
-        _serve(log, slot, artifact.cursor)
+        _serve(log, pinned, artifact.cursor)
         with scratch_folder(f"{dest}.fetched", disk=disk, chance=chance) as hidden:
             yield source.fetch(f"{hidden}/snapshot")
         return
@@ -171,7 +248,7 @@ def _at_hand(
         snapshot = newest_snapshot(source, disk=disk)
     if snapshot is None:
         raise _none_at(source)
-    _serve(log, slot, snapshot.cursor)
+    _serve(log, pinned, snapshot.cursor)
     yield snapshot
 
 
@@ -182,14 +259,14 @@ def _none_at(where: str) -> NotFound:
     )
 
 
-def _serve(log: Log | None, slot: str | None, cursor: Cursor) -> None:
+def _serve(log: Log | None, pinned: Pin | None, cursor: Cursor) -> None:
     """Pin what comes after a snapshot, and see that the log has it."""
     if log is None:
         return
     try:
         log.plan(cursor, _ONE)  # the cursor may be of another log, which a slot's position would not tell
-        if slot is not None:
-            pin(log, slot, cursor)
+        if pinned is not None:
+            pinned.hold(cursor)
     except CursorExpired as error:
         raise CursorExpired(
             f"The newest snapshot is at {cursor}, and the log retains only what is from offset {log.bounds().first} "
