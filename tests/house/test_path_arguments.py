@@ -20,7 +20,7 @@ from strandline.model.errors import AlreadyExists, InvalidInput, NotALog, NotFou
 from strandline.storage.disk import DISK
 from strandline.storage.urls import open_store
 
-REFUSED = [b"bytes", 7, None, "", "a\0b", 1.5, ["list"], object()]
+REFUSED = [b"bytes", 7, None, "", "a\0b", "\ud800", 1.5, ["list"], object()]
 
 
 def using(opened: Any, call: Callable[[Any], Any]) -> Any:

@@ -194,7 +194,7 @@ def test_a_path_that_no_store_could_have_is_refused(path):
         checked_path(path, "data")
 
 
-ENCODED = '~%*?#[]{}<>|^`\\"\x01\x1f\x7f\u00e9\u65e5'
+ENCODED = '~%*?#[]{}<>|^`\\"\x01\x1f\x7f\u00e9\u65e5\ud800'
 
 
 @pytest.mark.parametrize("char", ENCODED)

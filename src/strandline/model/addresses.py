@@ -40,9 +40,26 @@ def as_address(place: Address) -> str:
         raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {_kind(place)}.")
     if not text or "\0" in text:
         raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
+    if not is_text(text, name_of_file="://" not in text):
+        raise InvalidInput(f"{text!a} holds half a character, which no place can be named by: correct it.")
     if text is not place and _COLLAPSED.match(text):
         raise InvalidInput(f"A path object cannot hold an address, it has made {text!r} of it: give that as text.")
     return text
+
+
+def is_text(text: str, *, name_of_file: bool = False) -> bool:
+    r"""Whether this can be written as UTF-8: not if it holds a surrogate, half of a character.
+
+    The name of a file may hold those by which Python stands for bytes that are no UTF-8.
+
+    >>> is_text("größe"), is_text("\ud800"), is_text("\udcff"), is_text("\udcff", name_of_file=True)
+    (True, False, False, True)
+    """
+    try:
+        text.encode(errors="surrogateescape" if name_of_file else "strict")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def as_folder(place: Address) -> str:

@@ -82,7 +82,7 @@ def stored_as(path: str) -> str:
     >>> stored_as("größe/a~b.batch"), stored_as("ingest/plain name.batch")
     ('gr%C3%B6%C3%9Fe/a%7Eb.batch', 'ingest/plain name.batch')
     """
-    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), path)
+    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass")), path)
 
 
 def checked_path(path: str, what: str) -> str:
