@@ -410,7 +410,7 @@ class TestCreation:
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     def test_a_creation_that_died_at_any_operation_can_be_finished(self, *, after: bool) -> None:
         deaths = 0
-        for number in range(6):
+        for number in range(16):
             place = PlainStore()
             line = FaultyStore(place)
             line.crash_at(number, after=after)

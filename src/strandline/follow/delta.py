@@ -26,9 +26,9 @@ from strandline.follow.delta_history import (
     parse_commit,
 )
 from strandline.follow.sink import remaining, without_key
-from strandline.log.folders import Kind
-from strandline.log.new_folder import check_new
-from strandline.model.addresses import Address, as_address, refuse_credentials
+from strandline.log.folders import FIRST_BYTES, Kind
+from strandline.log.new_folder import check_new, check_new_in_bucket
+from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.cursor import Cursor
 from strandline.model.errors import (
     Conflict,
@@ -95,6 +95,8 @@ class DeltaSink:
         if mode not in ("latest", "append"):
             raise InvalidInput(f"A Delta sink's mode is 'latest' or 'append', not {mode!r}.")
         self._url = as_address(url)
+        if not is_text(self._url):
+            raise InvalidInput(f"{self._url!a} is not UTF-8, and a table's address has to be: name another folder.")
         refuse_credentials(self._url, "give them as storage options, or by the environment variables of the cloud")
         self._mode = mode
         self._name = name
@@ -257,10 +259,12 @@ class DeltaSink:
         return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)
 
     def _create(self, since: Cursor) -> DeltaTable:
+        # VACUUM deletes whatever is in the table's folder and not part of it.
         folder = _local_path(self._url)
         if folder is not None:
-            # VACUUM deletes whatever is in the table's folder and not part of it.
             check_new(folder, Kind.DELTA_TABLE, disk=self._disk)
+        else:
+            check_new_in_bucket(self._url, Kind.DELTA_TABLE, self._first_bytes)
         with self._named_errors():
             table: DeltaTable = _deltalake().DeltaTable.create(
                 self._url,
@@ -276,6 +280,17 @@ class DeltaSink:
             # The handle is as new as the table, and what another follower committed at once is none of our looks.
             raise Conflict(f"Another follower committed to the table {self._url} as soon as it was created.")
         return table
+
+    def _first_bytes(self, name: str) -> bytes | None:
+        """Of an object beside the table, by its own storage options; None if there is none of that name."""
+        from deltalake.fs import DeltaStorageHandler
+
+        with self._named_errors():
+            try:
+                with DeltaStorageHandler(self._url, self._options or None).open_input_file(name) as found:
+                    return bytes(found.read(FIRST_BYTES))
+            except FileNotFoundError:
+                return None
 
     def _commit(self, table: DeltaTable, records: pa.Table, upto: Cursor) -> None:
         # Without retries the commit takes the next version, or none.

@@ -1,19 +1,20 @@
 """Where something new may begin: not inside, or in the place of, something else that it would hide.
 
-Every opener that makes what it does not find asks here first. A folder that has what is opened is the opener's,
-whatever else is in it.
+Every opener that makes what it does not find asks here first, of a folder or of a bucket. A place that has what is
+opened is the opener's, whatever else is in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from os import PathLike
 from typing import Final
 
 from strandline.formats.identity import OPEN_OBJECT_LOG, OPEN_WAL
-from strandline.log.folders import Kind, contents
-from strandline.model.errors import WrongKind
-from strandline.storage.disk import Disk
+from strandline.log.folders import FIRST_BYTES, PROBED, Contents, Kind, contents, recognise
+from strandline.model.errors import NotFound, WrongKind
+from strandline.storage.disk import Disk, FolderRow
+from strandline.storage.store import ObjectStore
 
 _STRANGERS: Final = frozenset({Kind.ABSENT, Kind.EMPTY, Kind.OTHER})
 """What may be there: files of nobody here are in nobody's way."""
@@ -45,18 +46,47 @@ _TAKEN_OVER: Final = {
 }
 """How one thing becomes another."""
 
+_IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
+"""What tells the kinds of things that a bucket may hold; a table without its first commit has had a checkpoint."""
+
 
 def check_new(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
     """``WrongKind`` if something of this kind would begin where something else is; says what that is, and its use.
 
     What an interrupted beginning of the same kind has left is left to the opener.
     """
-    found = _other(folder, kind, disk=disk)
+    _refuse_new(contents(folder, disk=disk), kind, "folder")
+
+
+def check_new_in_bucket(url: str, kind: Kind, first_bytes: Callable[[str], bytes | None]) -> None:
+    """The same for a place in a bucket, where a listing may be long: only names that tell something are asked for.
+
+    ``first_bytes`` gives the first bytes of the object with a name below that place, or None if there is none.
+    """
+    firsts = {name: found for name in _IN_BUCKETS if (found := first_bytes(name)) is not None}
+    rows = {FolderRow(name.partition("/")[0], "/" in name) for name in firsts}
+    _refuse_new(Contents(url, recognise(rows, firsts)), kind, "place")
+
+
+def check_new_in_store(store: ObjectStore, kind: Kind) -> None:
+    """The same by means of an object store."""
+
+    def first_bytes(name: str) -> bytes | None:
+        try:
+            return bytes(store.get(name).data[:FIRST_BYTES])
+        except NotFound:
+            return None
+
+    check_new_in_bucket(store.url, kind, first_bytes)
+
+
+def _refuse_new(there: Contents, kind: Kind, place: str) -> None:
+    found = _other(there, kind)
     if found is not None:
         path, what, advice = found
         raise WrongKind(
             f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
-            f"{advice[:1].upper()}{advice[1:]}; or name another folder."
+            f"{advice[:1].upper()}{advice[1:]}; or name another {place}."
         )
 
 
@@ -65,17 +95,14 @@ def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside
 
     What is of the kinds ``beside`` is in nobody's way.
     """
-    found = _other(folder, kind, disk=disk, beside=beside)
+    found = _other(contents(folder, disk=disk), kind, beside=beside)
     if found is not None:
         path, what, advice = found
         raise WrongKind(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
 
 
-def _other(
-    folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside: Collection[Kind] = ()
-) -> tuple[str, str, str] | None:
+def _other(there: Contents, kind: Kind, *, beside: Collection[Kind] = ()) -> tuple[str, str, str] | None:
     """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
-    there = contents(folder, disk=disk)
     others = [found for found in there.found if found not in _STRANGERS and found not in beside]
     if not others or kind in others:
         return None

@@ -17,7 +17,7 @@ from strandline.formats.identity import LogIdentity, decode_identity, encode_ide
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
 from strandline.log.folders import Kind
-from strandline.log.new_folder import check_missing, check_new
+from strandline.log.new_folder import check_missing, check_new, check_new_in_store
 from strandline.log.object.collector import GRACE, Collected, Collector
 from strandline.log.object.edits import bounds_of
 from strandline.log.object.handles import settled
@@ -96,6 +96,8 @@ def open_log(
         folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
         if folder is not None:
             (check_new if create else check_missing)(folder, Kind.OBJECT_LOG, disk=DISK)
+        elif create:
+            check_new_in_store(store, Kind.OBJECT_LOG)
         if not create:
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."

@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
 from strandline.log.folders import Kind
-from strandline.log.new_folder import check_new
+from strandline.log.new_folder import check_new, check_new_in_store
 from strandline.log.object.log import open_log
 from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
@@ -239,6 +239,8 @@ def open_object_topic(
         raise _no_topic(url)
     elif (folder := local_folder(url)) is not None:
         check_new(folder, Kind.TOPIC, disk=DISK)
+    else:
+        check_new_in_store(store, Kind.TOPIC)
     logs = [
         open_log(
             f"{url.rstrip('/')}/{_name(partition)}", create=found is None, options=options, clock=clock, chance=chance
