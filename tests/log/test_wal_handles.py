@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -195,3 +196,14 @@ def _wait(group: Group, number: int, patience: float, woken: SimpleQueue[int], g
         given_up.put(number)
     else:
         woken.put(number)
+
+
+def test_a_handle_is_not_sent_to_another_process_where_it_would_be_waited_for_for_ever(tmp_path: Path):
+    disk = GatedDisk()
+    with disk.open_log(tmp_path / "log") as wal:
+        disk.hold()
+        handle = wal.submit(b"first")
+        with pytest.raises(TypeError, match="stays in its process"):
+            pickle.dumps(handle)
+        disk.let_go()
+        assert pickle.loads(pickle.dumps(handle.result(SOON))) == 1

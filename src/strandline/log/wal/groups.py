@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -113,6 +113,10 @@ class Group:
         # A lock for each thread that waits: a condition would let all of them contend for one when they wake.
         self._waiters: deque[threading.Lock] = deque()
         self._futures: dict[asyncio.AbstractEventLoop, Awaited] = {}
+
+    def __reduce__(self) -> NoReturn:
+        """It is not pickled: who waits for a copy in another process waits for ever."""
+        raise TypeError("The handle of an append stays in its process: send what its result() gives.")
 
     def settle(self, error: Callable[[], Exception] | None = None) -> None:
         """Tell everyone who waits that it is durable, or why it is not."""
