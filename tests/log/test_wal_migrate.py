@@ -414,6 +414,33 @@ def test_threads_that_migrate_at_once_make_one_log(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"orders", "orders.logical.wal", "orders.migrating.lock"}
 
 
+@pytest.mark.parametrize("path", [SPOOL, SLOTS])
+@pytest.mark.parametrize("renumber", [False, True])
+def test_a_spool_that_is_written_meanwhile_is_refused_until_its_program_has_stopped(path, renumber):
+    class Busy(SimulatedDisk):
+        """Another program writes once more, while the log is being filled."""
+
+        def open_append(self, name):
+            if ".migrating" in name and not self.has_written:
+                self.has_written = True
+                replace_file(self, path, b"".join(written[path]), temporary=f"{path}.new")
+            return super().open_append(name)
+
+    spool = v3(1, 1000, b"one") + v3(3 if renumber else 2, 1000, b"two")
+    slots = {"slots": [{"id": "a", "position": 1}]}
+    written = {
+        SPOOL: [spool, v3(4 if renumber else 3, 1000, b"acknowledged since")],
+        SLOTS: [json.dumps({"slots": [{"id": "a", "position": 2}]}).encode()],
+    }
+    disk = on_disk(spool, slots["slots"], disk=Busy())
+    disk.has_written = False
+    with pytest.raises(Fenced, match="is written by another program: stop that, and migrate again"):
+        open_on(disk, renumber=renumber)
+    assert not [name for name in disk.files() if name.startswith((f"{FOLDER}/", f"{FOLDER}.migrating/"))]
+    with open_on(disk, renumber=renumber) as wal:
+        assert [record[3] for record in all_of(wal)][2:] == ([b"acknowledged since"] if path == SPOOL else [])
+
+
 # --- crashes ---------------------------------------------------------------------------------------------------
 
 

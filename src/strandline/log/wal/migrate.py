@@ -79,8 +79,8 @@ def migrate_spool(
     """Make the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
     After a crash at any moment there is no log in the folder, and this can be done again, or there is all of it. The
-    spool and its slots stay as they are. Nobody else may write the spool meanwhile. Of two processes the second waits,
-    and finds it done.
+    spool and its slots stay as they are. ``Fenced``, and nothing was changed, if they were written meanwhile: what an
+    older program appends from then on would be in no log. Of two processes the second waits, and finds it done.
 
     What the log holds is the longest valid prefix of the spool; that there is more is logged as a warning. An empty
     spool becomes an empty log, which goes on behind the highest slot: whoever has applied so much had seen it in
@@ -101,7 +101,9 @@ def migrate_spool(
         hidden = f"{folder}{MIGRATING}"
         disk.remove_folder(hidden)  # what an interrupted one has left
         try:
-            renumbering = _make(folder, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
+            source = _Source.read(folder, disk=disk)
+            renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
+            source.check_unchanged(disk=disk)
             _put_in_place(hidden, folder, disk=disk, clock=clock)
         except Exception:
             with contextlib.suppress(StorageError):  # else the next one does it
@@ -154,11 +156,43 @@ def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None
 # --- the log ---------------------------------------------------------------------------------------------------
 
 
-def _make(folder: str, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool) -> Renumbering | None:
+class _Source(NamedTuple):
+    """What is migrated: the spool and its slots, as they were when they were read."""
+
+    spool: str
+    beside: str
+    data: memoryview
+    slots: bytes | None
+    """None without a file of slots."""
+
+    @classmethod
+    def read(cls, folder: str, *, disk: Disk) -> _Source:
+        """Read both; first the slots, so that none of them is behind the spool's end though it is written meanwhile."""
+        spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
+        slots = _read_if_there(beside, disk=disk)
+        return cls(spool, beside, memoryview(disk.read(spool)), slots)
+
+    def check_unchanged(self, *, disk: Disk) -> None:
+        """``Fenced`` if either was written since: what is in the files is more than what was read."""
+        if disk.size(self.spool) != len(self.data) or _read_if_there(self.beside, disk=disk) != self.slots:
+            raise Fenced(
+                f"{self.spool} is written by another program: stop that, and migrate again. Nothing was changed."
+            )
+
+
+def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
+    try:
+        return bytes(disk.read(path))
+    except NotFound:
+        return None
+
+
+def _make(
+    source: _Source, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool
+) -> Renumbering | None:
     """Durably make the log, under a name that nobody looks for."""
-    spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
-    slots = _read_slots(beside, disk=disk, now=clock.now())
-    data = memoryview(disk.read(spool))
+    spool, beside, data, _ = source
+    slots = _decode_slots(source.slots, beside, now=clock.now())
     renumbering = None
     if renumber:
         renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
@@ -313,12 +347,8 @@ def _tell_gaps(renumbering: Renumbering, spool: str) -> None:
 # --- slots -----------------------------------------------------------------------------------------------------
 
 
-def _read_slots(path: str, *, disk: Disk, now: int) -> list[SlotState]:
-    try:
-        data = disk.read(path)
-    except NotFound:
-        return []
-    slots = decode_slots(data, path, now=now)
+def _decode_slots(data: bytes | None, path: str, *, now: int) -> list[SlotState]:
+    slots = [] if data is None else decode_slots(data, path, now=now)
     for slot in slots:
         try:
             check_name(slot.name)
