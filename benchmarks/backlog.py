@@ -8,10 +8,10 @@ from uuid import UUID
 
 import strandline as sl
 from benchmarks.harness import Result, in_turns, scratch
-from strandline.formats.head import HeadCodec, encode_chunk
+from strandline.formats.object.head import HeadCodec, encode_chunk
 from strandline.log.object import ObjectLog
-from strandline.log.object.edits import Listing, apply_spills, list_batches, plan_spills
-from strandline.log.object.index import chunk_path
+from strandline.log.object.head.edits import Listing, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.index import chunk_path
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.stamp import OpId

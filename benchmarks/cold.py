@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Result
-from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
+from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.cursor import Limit
 from strandline.model.records import READ_SCHEMA, TIMESTAMP, no_headers
 from strandline.model.segments import SegmentId, SegmentMetadata, TopicPartition
 from strandline.testing.plain import PlainStore
-from strandline.tier.segment_files import forget_tails, plan_segment, put_segment, segment_path, verify_segment
+from strandline.tier.copy.segment_files import forget_tails, plan_segment, put_segment, segment_path, verify_segment
 
 _BYTES = 128 << 20
 _ROUNDS = 5

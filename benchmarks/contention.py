@@ -120,7 +120,7 @@ class Watch:
         return {"delays": self.delays, "appends": self.in_time}
 
 
-def _overlapped(log: sl.ObjectLog, until: float) -> dict[str, Any]:
+def _overlapped(log: sl.log.ObjectLog, until: float) -> dict[str, Any]:
     table, watch = _table(), Watch(until)
     with log.producer(batch_bytes=table.nbytes) as producer:
         while time.perf_counter() < until:
@@ -130,7 +130,7 @@ def _overlapped(log: sl.ObjectLog, until: float) -> dict[str, Any]:
     return watch.done()
 
 
-def _one_by_one(log: sl.ObjectLog, until: float) -> dict[str, Any]:
+def _one_by_one(log: sl.log.ObjectLog, until: float) -> dict[str, Any]:
     table, watch = _table(), Watch(until)
     with log.producer(batch_bytes=table.nbytes, uploads=1) as producer:
         while (began := time.perf_counter()) < until:
@@ -140,7 +140,7 @@ def _one_by_one(log: sl.ObjectLog, until: float) -> dict[str, Any]:
     return watch.done()
 
 
-def _paced(log: sl.ObjectLog, until: float) -> dict[str, Any]:
+def _paced(log: sl.log.ObjectLog, until: float) -> dict[str, Any]:
     """Single records at a steady pace, with a producer that was told nothing."""
     watch, due = Watch(until), time.perf_counter()
     with log.producer() as producer:

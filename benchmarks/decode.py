@@ -7,8 +7,8 @@ from statistics import median
 from uuid import UUID
 
 from benchmarks.harness import Result, in_turns
-from strandline.formats.batch import BatchInfo, decode_batch, encode_batch
-from strandline.formats.block import Compression, encode_page
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.object.batch import BatchInfo, decode_batch, encode_batch
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 

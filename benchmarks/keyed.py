@@ -10,14 +10,14 @@ from statistics import median
 import pyarrow as pa
 
 from benchmarks.harness import Result, in_turns, scratch, seconds
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.store import Store
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.rocks import RocksStore
-from strandline.follow.watch import Batching, watch_applied
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.rocks import RocksStore
+from strandline.followers.watch.api import Batching, watch_applied
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
+from strandline.model.store import Store
 
 _UPDATES = 300_000
 _KEYS = 10_000
@@ -33,7 +33,7 @@ def _ignore(batch: Sequence[object]) -> None:
 
 def _watched(store: Store | None, count: int, batching: Batching | None = None) -> float:
     """Updates per second, from put in one thread to applied (and stored) in another."""
-    bucket, stop = MemoryBucket(), threading.Event()
+    bucket, stop = MemoryKeyValue(), threading.Event()
     keys, value = [b"key-%06d" % (number % _KEYS) for number in range(count)], b"v" * _VALUE
 
     def put() -> None:
@@ -56,7 +56,7 @@ def _watched(store: Store | None, count: int, batching: Batching | None = None) 
 
 def _puts() -> float:
     """Puts per second, in a bucket that nobody watches: how the machine does right now."""
-    bucket, value = MemoryBucket(), b"v" * _VALUE
+    bucket, value = MemoryKeyValue(), b"v" * _VALUE
     keys = [b"key-%06d" % (number % _KEYS) for number in range(_UPDATES)]
 
     def put() -> None:
@@ -90,7 +90,7 @@ def _watches(folder: str) -> list[Result]:
 
 def _tables(rows: int, count: int) -> list[tuple[pa.Table, Cursor, Cursor]]:
     """Ranges of puts to distinct keys, ready to be applied."""
-    start = Cursor(MemoryBucket().stream, 0)
+    start = Cursor(MemoryKeyValue().stream, 0)
     made = []
     for at in range(0, count, rows):
         keys = [b"key-%08d" % (number * 7_919 % count) for number in range(at, at + rows)]
@@ -166,7 +166,7 @@ def _opening(folder: str) -> list[Result]:
 
 def _resuming(place: str) -> list[Result]:
     """How many updates are delivered after a restart that missed a thousand of a million keys."""
-    bucket, got = MemoryBucket(history=4 * _FOLD), []
+    bucket, got = MemoryKeyValue(history=4 * _FOLD), []
     for number in range(_FOLD):
         bucket.put(b"key-%08d" % number, b"")
     store = AppendLogStore.open(place + "-resumed", sync=False)

@@ -9,7 +9,7 @@ from statistics import median
 from uuid import UUID
 
 from benchmarks.harness import Result, scratch, seconds
-from strandline.formats.segment_events import encode_event
+from strandline.formats.segment.events import encode_event
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.segments import (
     SegmentEvent,
@@ -19,7 +19,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.manager import MetadataManager
 
 _PARTITIONS = 50
 _LOGS = 200

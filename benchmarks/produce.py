@@ -14,7 +14,7 @@ from typing import Any
 
 import strandline as sl
 from benchmarks.harness import Result, scratch
-from strandline.log.v1.log import open_queue
+from strandline.compat.v1.log import open_queue
 
 _ROUNDS = 5
 

@@ -24,8 +24,8 @@ from benchmarks.harness import Result, scratch, seconds
 from benchmarks.replication_rivals import postgres_catch_up
 from strandline.model.records import RECORD_SCHEMA, Op, record_batch
 from strandline.node.config import NodeConfig
-from strandline.node.policies import AckN
-from strandline.node.primary import PrimaryRole
+from strandline.node.lead.policies import AckN
+from strandline.node.lead.primary import PrimaryRole
 from strandline.node.running import RunningNode
 from tests.servers import NoServer
 

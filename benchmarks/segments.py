@@ -11,7 +11,7 @@ from uuid import UUID
 
 from benchmarks.harness import Result, seconds
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
-from strandline.tier.cache import SegmentCache
+from strandline.tier.metadata.cache import SegmentCache
 
 _SEGMENTS = 1_000_000
 _TERMS = 5

@@ -21,16 +21,16 @@ ROUNDS = 5
 BYTES_GOAL = "<= 0.1"
 
 
-def fill(folder: Path, records: int) -> sl.ObjectLog:
+def fill(folder: Path, records: int) -> sl.log.ObjectLog:
     """A log of which only segments are left."""
     log = sl.open(f"file://{folder}/log", create=True, retention="consumed")
-    assert isinstance(log, sl.ObjectLog)
+    assert isinstance(log, sl.log.ObjectLog)
     with log.producer() as producer:
         for first in range(0, records, PER_BATCH):
             producer.append_batch(rows(first, min(PER_BATCH, records - first)))
             producer.flush()
-    sl.attach(log)
-    with sl.tiering(log, linger=0) as tierer:
+    sl.tier.attach(log)
+    with sl.tier.tiering(log, linger=0) as tierer:
         tierer.run_once(everything=True)
     log.collect(grace=0)
     assert log.bounds().first == records
@@ -55,7 +55,7 @@ def _by_source(spark: Any, url: str, columns: list[str], first: int, end: int) -
 
 def _reads(spark: Any, url: str, records: int, rounds: int) -> list[Result]:
     results = []
-    for name, columns in {"": sl.READ_SCHEMA.names, "_two_columns": ["offset", "key"]}.items():
+    for name, columns in {"": sl.log.READ_SCHEMA.names, "_two_columns": ["offset", "key"]}.items():
         sides: dict[str, Callable[[], Any]] = {
             "parquet": lambda columns=columns: sl.spark.read(spark, url, columns=columns),
             "spans": lambda columns=columns: _by_source(spark, url, columns, 0, records),
@@ -76,7 +76,7 @@ def _reads(spark: Any, url: str, records: int, rounds: int) -> list[Result]:
     return results
 
 
-def _hundredth(spark: Any, log: sl.ObjectLog, records: int) -> list[Result]:
+def _hundredth(spark: Any, log: sl.log.ObjectLog, records: int) -> list[Result]:
     """One percent of the offsets: how much of the segments is read, and how long it takes."""
     first, end = records // 2 + 123, records // 2 + 123 + records // 100
     stored = sum(file.stat().st_size for file in Path(log.url.removeprefix("file://")).glob("cold/*/0/*.parquet"))

@@ -8,7 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable
 
-from strandline.model.errors import UsedAcrossFork
+from strandline.errors import UsedAcrossFork
 
 PATIENCE = 120
 """Real seconds after which a child hangs."""

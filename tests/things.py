@@ -8,9 +8,9 @@ from pathlib import Path
 from uuid import UUID
 
 import strandline as sl
-from strandline.formats.legacy_frame import encode_record_frame
+from strandline.compat.spool.legacy_frame import encode_record_frame
 from strandline.log.topic.logs import open_object_topic
-from strandline.node.home import Home
+from strandline.node.node_folder import Home
 
 
 def object_log(path: Path) -> None:
@@ -19,7 +19,7 @@ def object_log(path: Path) -> None:
 
 
 def wal(path: Path) -> None:
-    with sl.WriteAheadLog.open(path) as log:
+    with sl.compat.WriteAheadLog.open(path) as log:
         log.append_many([b"one", b"two"])
 
 
@@ -42,7 +42,7 @@ def node(path: Path) -> None:
 def append_log_store(path: Path) -> None:
     store = sl.AppendLogStore.open(str(path))
     cursor = sl.Cursor(UUID(int=1), 0)
-    store.apply(sl.READ_SCHEMA.empty_table(), since=cursor, upto=cursor.at(1))
+    store.apply(sl.log.READ_SCHEMA.empty_table(), since=cursor, upto=cursor.at(1))
     store.close()
 
 

@@ -14,195 +14,77 @@ Receipt(first=0, count=1)
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from strandline.lazy_names import lazy
+
 if TYPE_CHECKING:
+    from strandline import compat as compat
+    from strandline import errors as errors
+    from strandline import kv as kv
+    from strandline import log as log
+    from strandline import node as node
+    from strandline import snapshots as snapshots
     from strandline import spark as spark
-    from strandline.follow.delta import DeltaSink as DeltaSink
-    from strandline.follow.exports import Exports as Exports
-    from strandline.follow.keyed.log import LogBucket as LogBucket
-    from strandline.follow.keyed.memory import MemoryBucket as MemoryBucket
-    from strandline.follow.keyed.nats import NatsBucket as NatsBucket
-    from strandline.follow.run import Batching as Batching
-    from strandline.follow.run import follow as follow
-    from strandline.follow.snapshots.artifacts import Artifacts as Artifacts
-    from strandline.follow.snapshots.bootstrap import bootstrap as bootstrap
-    from strandline.follow.stores.appendlog import AppendLogStore as AppendLogStore
-    from strandline.follow.stores.memory import MemoryStore as MemoryStore
-    from strandline.follow.stores.rocks import RocksStore as RocksStore
-    from strandline.follow.supervise import Supervisor as Supervisor
-    from strandline.follow.watch import watch_applied as watch_applied
-    from strandline.follow.watch import watch_applied_async as watch_applied_async
+    from strandline import tier as tier
+    from strandline.followers.consumer.consumer import Consumer as Consumer
+    from strandline.followers.delta.sink import DeltaSink as DeltaSink
+    from strandline.followers.run import Batching as Batching
+    from strandline.followers.run import follow as follow
+    from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
+    from strandline.followers.stores.memory import MemoryStore as MemoryStore
+    from strandline.followers.stores.rocks import RocksStore as RocksStore
+    from strandline.followers.watch.api import watch_applied as watch_applied
+    from strandline.followers.watch.api import watch_applied_async as watch_applied_async
+    from strandline.followers.watch.exports import Exports as Exports
+    from strandline.followers.watch.supervisor import Supervisor as Supervisor
+    from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
-    from strandline.log.contract import Receipt as Receipt
-    from strandline.log.memory import MemoryLog as MemoryLog
-    from strandline.log.object import ObjectLog as ObjectLog
-    from strandline.log.object import Producer as Producer
-    from strandline.log.queue.consumer import Consumer as Consumer
-    from strandline.log.v1 import QueueLog as QueueLog
-    from strandline.log.wal.face import WriteAheadLog as WriteAheadLog
-    from strandline.log.wal.reader import WalReader as WalReader
-    from strandline.model import errors as errors
-    from strandline.model.cursor import Bounds as Bounds
+    from strandline.log.object.produce.producer import Producer as Producer
     from strandline.model.cursor import Cursor as Cursor
-    from strandline.model.cursor import Limit as Limit
-    from strandline.model.errors import StrandlineError as StrandlineError
-    from strandline.model.head import WriterId as WriterId
-    from strandline.model.keyed import EVERYTHING as EVERYTHING
     from strandline.model.keyed import Prefix as Prefix
-    from strandline.model.keyed import Update as Update
-    from strandline.model.records import READ_SCHEMA as READ_SCHEMA
-    from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
     from strandline.model.records import Op as Op
-    from strandline.model.snapshot import Snapshot as Snapshot
-    from strandline.node.face import Primary as Primary
-    from strandline.node.face import Replica as Replica
-    from strandline.node.flight.remote import RemoteLog as RemoteLog
-    from strandline.node.flight.security import ClientSecurity as ClientSecurity
-    from strandline.node.flight.security import ServerSecurity as ServerSecurity
-    from strandline.node.flow import FlowLimits as FlowLimits
-    from strandline.node.policies import parse_policy as parse_policy
-    from strandline.node.running import NodeConfig as NodeConfig
-    from strandline.node.running import RunningNode as RunningNode
-    from strandline.tier.front import attach as attach
-    from strandline.tier.front import open_tiered as open  # noqa: A004 - sl.open is the public name
-    from strandline.tier.front import tiered as tiered
-    from strandline.tier.front import tiering as tiering
-    from strandline.tier.manager import MetadataManager as MetadataManager
-    from strandline.tier.tiered import TieredLog as TieredLog
-    from strandline.tier.tierer import Tierer as Tierer
+    from strandline.model.sink import Sink as Sink
+    from strandline.model.store import Store as Store
+    from strandline.tier.opening import open_tiered
 
+    open = open_tiered  # noqa: A001 - the public name
 
-# Where each public name lives. Importing the package stays cheap, and an extra is needed only when it is used.
-_HOMES = {
-    "AppendLogStore": "strandline.follow.stores.appendlog",
-    "Artifacts": "strandline.follow.snapshots.artifacts",
-    "attach": "strandline.tier.front",
-    "Batching": "strandline.follow.run",
-    "bootstrap": "strandline.follow.snapshots.bootstrap",
-    "Bounds": "strandline.model.cursor",
-    "ClientSecurity": "strandline.node.flight.security",
-    "Consumer": "strandline.log.queue.consumer",
-    "Cursor": "strandline.model.cursor",
-    "DeltaSink": "strandline.follow.delta",
-    "EVERYTHING": "strandline.model.keyed",
-    "Exports": "strandline.follow.exports",
-    "FlowLimits": "strandline.node.flow",
-    "Limit": "strandline.model.cursor",
-    "Log": "strandline.log.contract",
-    "LogBucket": "strandline.follow.keyed.log",
-    "MemoryBucket": "strandline.follow.keyed.memory",
-    "MemoryLog": "strandline.log.memory",
-    "MemoryStore": "strandline.follow.stores.memory",
-    "MetadataManager": "strandline.tier.manager",
-    "NatsBucket": "strandline.follow.keyed.nats",
-    "NodeConfig": "strandline.node.running",
-    "ObjectLog": "strandline.log.object",
-    "Op": "strandline.model.records",
-    "parse_policy": "strandline.node.policies",
-    "Prefix": "strandline.model.keyed",
-    "Primary": "strandline.node.face",
-    "Producer": "strandline.log.object",
-    "QueueLog": "strandline.log.v1",
-    "READ_SCHEMA": "strandline.model.records",
-    "Receipt": "strandline.log.contract",
-    "RECORD_SCHEMA": "strandline.model.records",
-    "RemoteLog": "strandline.node.flight.remote",
-    "Replica": "strandline.node.face",
-    "RocksStore": "strandline.follow.stores.rocks",
-    "RunningNode": "strandline.node.running",
-    "ServerSecurity": "strandline.node.flight.security",
-    "Snapshot": "strandline.model.snapshot",
-    "StrandlineError": "strandline.model.errors",
-    "Supervisor": "strandline.follow.supervise",
-    "tiered": "strandline.tier.front",
-    "TieredLog": "strandline.tier.tiered",
-    "Tierer": "strandline.tier.tierer",
-    "tiering": "strandline.tier.front",
-    "Update": "strandline.model.keyed",
-    "WalReader": "strandline.log.wal.reader",
-    "watch_applied": "strandline.follow.watch",
-    "watch_applied_async": "strandline.follow.watch",
-    "WriteAheadLog": "strandline.log.wal.face",
-    "WriterId": "strandline.model.head",
-}
-_RENAMED = {"open": ("strandline.tier.front", "open_tiered")}
-# The room "follow" can itself be called: that is the function.
-_ROOMS = {"errors": "strandline.model.errors", "follow": "strandline.follow", "spark": "strandline.spark"}
-
-__all__ = [
-    "EVERYTHING",
-    "READ_SCHEMA",
-    "RECORD_SCHEMA",
-    "AppendLogStore",
-    "Artifacts",
-    "Batching",
-    "Bounds",
-    "ClientSecurity",
-    "Consumer",
-    "Cursor",
-    "DeltaSink",
-    "Exports",
-    "FlowLimits",
-    "Limit",
-    "Log",
-    "LogBucket",
-    "MemoryBucket",
-    "MemoryLog",
-    "MemoryStore",
-    "MetadataManager",
-    "NatsBucket",
-    "NodeConfig",
-    "ObjectLog",
-    "Op",
-    "Prefix",
-    "Primary",
-    "Producer",
-    "QueueLog",
-    "Receipt",
-    "RemoteLog",
-    "Replica",
-    "RocksStore",
-    "RunningNode",
-    "ServerSecurity",
-    "Snapshot",
-    "StrandlineError",
-    "Supervisor",
-    "TieredLog",
-    "Tierer",
-    "Update",
-    "WalReader",
-    "WriteAheadLog",
-    "WriterId",
-    "__version__",
-    "attach",
-    "bootstrap",
-    "errors",
-    "follow",
-    "open",
-    "parse_policy",
-    "spark",
-    "tiered",
-    "tiering",
-    "watch_applied",
-    "watch_applied_async",
-]
+_get, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "AppendLogStore": "strandline.followers.stores.append_log",
+        "Batching": "strandline.followers.run",
+        "Consumer": "strandline.followers.consumer.consumer",
+        "Cursor": "strandline.model.cursor",
+        "DeltaSink": "strandline.followers.delta.sink",
+        "Exports": "strandline.followers.watch.exports",
+        "Log": "strandline.log.contract",
+        "MemoryStore": "strandline.followers.stores.memory",
+        "Op": "strandline.model.records",
+        "Prefix": "strandline.model.keyed",
+        "Producer": "strandline.log.object.produce.producer",
+        "RocksStore": "strandline.followers.stores.rocks",
+        "Sink": "strandline.model.sink",
+        "Store": "strandline.model.store",
+        "Supervisor": "strandline.followers.watch.supervisor",
+        "Watcher": "strandline.kv.contract",
+        "compat": "strandline.compat:",
+        "errors": "strandline.errors:",
+        "follow": "strandline.followers.run",
+        "kv": "strandline.kv:",
+        "log": "strandline.log:",
+        "node": "strandline.node:",
+        "open": "strandline.tier.opening:open_tiered",
+        "snapshots": "strandline.snapshots:",
+        "spark": "strandline.spark:",
+        "tier": "strandline.tier:",
+        "watch_applied": "strandline.followers.watch.api",
+        "watch_applied_async": "strandline.followers.watch.api",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("strandline")
-    if name in _ROOMS:
-        return import_module(_ROOMS[name])
-    home, real = _RENAMED.get(name, (_HOMES.get(name), name))
-    if home is None:
-        raise AttributeError(f"module 'strandline' has no attribute {name!r}")
-    value = getattr(import_module(home), real)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+    return version("strandline") if name == "__version__" else _get(name)

@@ -34,7 +34,7 @@ from strandline.cli.demo.truth import (
     truth,
 )
 from strandline.cli.lag import Lag, SlotLag
-from strandline.model.errors import StrandlineError
+from strandline.errors import StrandlineError
 from tests.cli.conftest import Run
 
 SMALL = Shape(records=6000, keys=400, producers=3, seed=7)

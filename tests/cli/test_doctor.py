@@ -15,8 +15,8 @@ from strandline.cli.doctor import command, machine, place
 from strandline.cli.doctor.lines import Line, Status
 from strandline.cli.doctor.machine import Requirement
 from strandline.cli.doctor.place import RACERS, Place, disk_line, log_lines
+from strandline.errors import StorageError, TransientStorageError
 from strandline.log.object import open_log
-from strandline.model.errors import StorageError, TransientStorageError
 from strandline.model.retention import SlotLimits
 from strandline.storage.store import ABSENT, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock

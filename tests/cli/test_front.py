@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from strandline.cli import show
+from strandline.cli import output as show
 from strandline.cli.quickstart import compare
 from tests.cli.conftest import Run
 

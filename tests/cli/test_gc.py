@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.collect import lines
-from strandline.log.object.collector import Collected
+from strandline.cli.gc import lines
 from strandline.log.object.log import open_log
+from strandline.log.object.maintain.collector import Collected
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
@@ -108,7 +108,7 @@ def test_a_grace_period_that_is_no_time_is_wrong_usage(run: Run, log: str) -> No
 
 
 @pytest.fixture
-def queue(log: str) -> sl.QueueLog:
+def queue(log: str) -> sl.compat.QueueLog:
     """A queue of three batches, of which two are acknowledged, long ago."""
     queue = fill_queue(log, 3)
     with sl.Consumer(log, format="queue-v1") as consumer:
@@ -119,7 +119,7 @@ def queue(log: str) -> sl.QueueLog:
     return queue
 
 
-def test_what_a_shared_queue_no_longer_lists_goes_when_it_is_old(run: Run, log: str, queue: sl.QueueLog) -> None:
+def test_what_a_shared_queue_no_longer_lists_goes_when_it_is_old(run: Run, log: str, queue: sl.compat.QueueLog) -> None:
     young = json.loads(run("gc", log, "--format", "queue-v1", "--json").stdout)
     assert (young["deleted_objects"], young["objects_waiting"]) == (0, 2)
     before = objects(log)
@@ -133,7 +133,9 @@ def test_what_a_shared_queue_no_longer_lists_goes_when_it_is_old(run: Run, log: 
     assert queue.bounds().next == 3
 
 
-def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(run: Run, log: str, queue: sl.QueueLog) -> None:
+def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(
+    run: Run, log: str, queue: sl.compat.QueueLog
+) -> None:
     before = objects(log)
     done = run("gc", log, "--format", "queue-v1", "--grace", "1s")
     assert done.exit_code == 1

@@ -10,14 +10,14 @@ from uuid import UUID
 
 import strandline as sl
 from strandline.cli.lag import Lag, floor_sentence, measure
-from strandline.log.object.index import StoredChunks
+from strandline.log.object.head.index import StoredChunks
 from strandline.model.head import Entry, Head, Pin
 from strandline.model.retention import Consumed, Forever, Retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.testing.plain import PlainStore
 from tests.cli.conftest import Run, Start
 
-WRITER = sl.WriterId(UUID(int=1))
+WRITER = sl.log.WriterId(UUID(int=1))
 
 
 def entry(first: int, count: int, size: int, *, listed: int = 0) -> Entry:
@@ -134,7 +134,7 @@ def test_watching_without_a_terminal_prints_one_line_a_round(start: Start, log: 
     assert (process.returncode, err) == (0, "")
 
 
-def fill_queue(url: str, batches: int) -> sl.QueueLog:
+def fill_queue(url: str, batches: int) -> sl.compat.QueueLog:
     queue = sl.open(url, format="queue-v1")
     with queue.producer() as producer:
         for number in range(batches):

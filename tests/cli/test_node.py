@@ -21,10 +21,10 @@ from rich.console import Console
 import strandline as sl
 from strandline.cli.node.topology import lines as lines_of
 from strandline.cli.node.topology import remarks, rendered
-from strandline.model.errors import Diverged, StrandlineError
-from strandline.node.contract import Caller, Member, Reached, Status, Topology
-from strandline.node.flight.remote import RemoteLog
+from strandline.errors import Diverged, StrandlineError
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ServerSecurity
+from strandline.node.messages import Caller, Member, Reached, Status, Topology
 from strandline.node.running import NodeConfig, RunningNode
 from tests.cli.conftest import Run, Start
 
@@ -204,7 +204,7 @@ class TestOneNode:
         assert process.returncode == 0
 
     def test_taking_over_a_write_ahead_log_it_leads_with_what_that_holds(self, tmp_path, start):
-        with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
             wal.append_many([b"one", b"two"])
         process = start(
             "node", "run", tmp_path / "a", "--name", "a", "--listen", "127.0.0.1:0", "--lead", "--json", "--quiet",
@@ -215,7 +215,7 @@ class TestOneNode:
             assert log.bounds().next == 2
 
     def test_in_the_folder_of_a_write_ahead_log_it_says_how_that_is_taken_over(self, tmp_path, run):
-        sl.WriteAheadLog.open(tmp_path / "wal").close()
+        sl.compat.WriteAheadLog.open(tmp_path / "wal").close()
         refused = run("node", "run", tmp_path / "wal", "--name", "a", "--lead", "--create")
         assert refused.exit_code == 1
         assert f"'strandline node run FOLDER --take-over {tmp_path}/wal'" in " ".join(refused.stderr.split())

@@ -19,7 +19,9 @@ from strandline.testing.faulty import Call, Crash, FaultyStore
 from tests.cli.conftest import Run
 
 
-def fill(url: str, batches: int = 10, retention: str = "consumed", limits: SlotLimits | None = None) -> sl.ObjectLog:
+def fill(
+    url: str, batches: int = 10, retention: str = "consumed", limits: SlotLimits | None = None
+) -> sl.log.ObjectLog:
     """A log with batches of one record."""
     log = sl.open(url, create=True, retention=retention, limits=limits)
     with log.producer() as producer:

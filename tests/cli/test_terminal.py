@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import confirm, log_to_stderr
+from strandline.cli import output as show
+from strandline.cli.common import confirm, log_to_stderr
 from strandline.cli.text import escaped
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.model.addresses import refuse_credentials
-from strandline.model.errors import InvalidInput, StrandlineError
 from strandline.model.records import record_batch
 from strandline.storage.urls import open_store
 
@@ -114,7 +114,7 @@ def test_header_names_keys_and_values_are_printed_as_text(run, log):
             values=[EVIL.encode()],
             headers=[[(EVIL, EVIL.encode())]],
         )
-        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(120)
+        opened.append(batch, writer=sl.log.WriterId(opened.log_id), number=0).result(120)
     for more in ([], ["--json"]):
         done = run("tail", log, *more)
         assert done.exit_code == 0, done.output
@@ -152,7 +152,7 @@ def test_a_traceback_is_escaped(tmp_path):
 def test_records_of_any_time_can_be_printed(run, log, time, told):
     with sl.open(log, create=True) as opened:
         batch = record_batch(timestamps=[time], ops=[sl.Op.PUT], keys=[b"k"], values=[b"v"])
-        opened.append(batch, writer=sl.WriterId(opened.log_id), number=0).result(120)
+        opened.append(batch, writer=sl.log.WriterId(opened.log_id), number=0).result(120)
     plain, lines = run("tail", log), run("tail", log, "--json")
     assert plain.exit_code == lines.exit_code == 0
     assert json.loads(lines.stdout)["timestamp"] == told
@@ -191,14 +191,14 @@ def test_the_remedy_is_named():
     with pytest.raises(InvalidInput, match="AWS_ACCESS_KEY_ID"):
         open_store("s3://key:secret@bucket")
     with pytest.raises(InvalidInput, match="token"):
-        sl.RemoteLog("grpc://user:pw@127.0.0.1:1")
+        sl.node.RemoteLog("grpc://user:pw@127.0.0.1:1")
     for url in ("s3://key:secret@bucket/table", "s3://bucket/table?X-Amz-Signature=secret"):
         with pytest.raises(InvalidInput, match="storage options") as refused:
             sl.DeltaSink(url)
         assert "secret" not in str(refused.value)
     for url in ("nats://user:pw@host:4222", "user:pw@host:4222", "tls://pw@host", ["nats://host", "nats://pw@host"]):
         with pytest.raises(InvalidInput, match="user_credentials") as refused:
-            sl.NatsBucket.connect(url, "routes")
+            sl.kv.NatsKeyValue.connect(url, "routes")
         assert "pw" not in str(refused.value)
     for bootstrap in ("user:pw@broker:9092", "broker:9092,user:pw@broker:9093"):
         with pytest.raises(InvalidInput, match=r"sasl\.username") as refused:
@@ -209,11 +209,11 @@ def test_the_remedy_is_named():
 def test_an_address_with_credentials_is_not_written_down_where_others_read_it(tmp_path):
     log = sl.open(tmp_path / "log", create=True)
     with pytest.raises(InvalidInput, match="credentials"):
-        sl.attach(log, "s3://key:secret@bucket/cold", f"file://{tmp_path}/events")
+        sl.tier.attach(log, "s3://key:secret@bucket/cold", f"file://{tmp_path}/events")
     assert not (tmp_path / "events").exists()
-    assert isinstance(sl.open(tmp_path / "log"), sl.ObjectLog)
+    assert isinstance(sl.open(tmp_path / "log"), sl.log.ObjectLog)
     with pytest.raises(InvalidInput, match="credentials"):
-        sl.NodeConfig(folder="a", name="a", lead=True, url="grpc://user:secret@host:1")
+        sl.node.NodeConfig(folder="a", name="a", lead=True, url="grpc://user:secret@host:1")
 
 
 @pytest.mark.parametrize(

@@ -22,26 +22,26 @@ from strandline.cli.tier.picture import Stretch, picture, stretches
 from strandline.cli.tier.run import FENCED
 from strandline.cli.tier.shared import Seen, wal_folder
 from strandline.cli.tier.verify import examined
-from strandline.formats.segment_writer import SegmentWriter
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.formats.segment.writer import SegmentWriter
 from strandline.log.findings import Severity
 from strandline.log.object.log import open_log
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.rewind import rewind
+from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 from strandline.model.slots import TIER_SLOT, SlotState
 from strandline.testing.plain import PlainStore
-from strandline.tier.front import attach, cold_cell, cold_tier, follow_events, partition_of
-from strandline.tier.manager import MetadataManager
-from strandline.tier.segment_files import examine_segment, segment_path
+from strandline.tier.copy.segment_files import examine_segment, segment_path
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import attach, cold_cell, cold_tier, follow_events, partition_of
 from tests.cli.conftest import Run, Start
 
 PARTITION = TopicPartition("", UUID(int=1), 0)
 
 
-def fill(url: str, batches: int = 6, seed: int = 0) -> sl.ObjectLog:
+def fill(url: str, batches: int = 6, seed: int = 0) -> sl.log.ObjectLog:
     """A log with batches of 20 records, about 4 kB each."""
     log = open_log(url, create=True, retention=None if Path(url).exists() else "consumed")
     dice = random.Random(seed)
@@ -54,7 +54,7 @@ def fill(url: str, batches: int = 6, seed: int = 0) -> sl.ObjectLog:
 
 
 @pytest.fixture
-def cold(run: Run, log: str) -> sl.ObjectLog:
+def cold(run: Run, log: str) -> sl.log.ObjectLog:
     """A log of 120 records with a cold tier, all of them in segments of about 40."""
     fill(log)
     assert run("tier", "attach", log, "--partitions", 2).exit_code == 0
@@ -70,12 +70,12 @@ def fields(run: Run, *arguments: object, status: int = 0) -> dict[str, Any]:
     return found
 
 
-def objects(log: sl.ObjectLog) -> list[Path]:
+def objects(log: sl.log.ObjectLog) -> list[Path]:
     return sorted((Path(log.url.removeprefix("file://")) / "cold" / str(log.log_id)).rglob("*.parquet"))
 
 
 @contextmanager
-def events_of(log: sl.ObjectLog) -> Iterator[tuple[MetadataManager, TopicPartition]]:
+def events_of(log: sl.log.ObjectLog) -> Iterator[tuple[MetadataManager, TopicPartition]]:
     where = cold_tier(log)
     with follow_events(where) as manager:
         yield manager, partition_of(where)
@@ -151,7 +151,7 @@ def test_a_run_copies_what_fills_segments_and_all_of_it_if_asked(run: Run, log: 
     assert run("tier", "run", log, "--all").stdout.startswith("nothing copied in ")
 
 
-def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run: Run, cold: sl.ObjectLog) -> None:
+def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.create_slot("slow", 50)
     cold.collect(grace=0)
     assert cold.bounds().first == 120
@@ -165,7 +165,7 @@ def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run:
     assert run("segments", "verify", cold.url).exit_code == 0
 
 
-def test_wrong_options_are_wrong_usage(run: Run, cold: sl.ObjectLog) -> None:
+def test_wrong_options_are_wrong_usage(run: Run, cold: sl.log.ObjectLog) -> None:
     assert run("tier", "run", cold.url, "--target", "big").exit_code == 2
     assert run("tier", "run", cold.url, "--retention", "sometimes").exit_code == 2
     assert run("tier", "serve", cold.url, "--interval", "often").exit_code == 2
@@ -173,7 +173,7 @@ def test_wrong_options_are_wrong_usage(run: Run, cold: sl.ObjectLog) -> None:
     one_sentence(run("tier", "run", cold.url, "--target", "2GiB"), 1, "cannot be made")
 
 
-def test_snapshots_of_the_events_are_kept_where_it_is_told(run: Run, cold: sl.ObjectLog, tmp_path: Path) -> None:
+def test_snapshots_of_the_events_are_kept_where_it_is_told(run: Run, cold: sl.log.ObjectLog, tmp_path: Path) -> None:
     assert run("tier", "run", cold.url, "--snapshots", tmp_path / "mine").exit_code == 0
     assert any((tmp_path / "mine").iterdir())
 
@@ -240,7 +240,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
 # --- status ------------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_both_tiers_and_how_far_the_tierer_is_behind(run: Run, cold: sl.ObjectLog) -> None:
+def test_status_tells_both_tiers_and_how_far_the_tierer_is_behind(run: Run, cold: sl.log.ObjectLog) -> None:
     fill(cold.url.removeprefix("file://"), 2, seed=1)
     cold.collect(grace=0)
     seen = fields(run, "tier", "status", cold.url)
@@ -268,7 +268,7 @@ def test_status_before_the_first_run_and_of_a_copy_that_was_left_over(run: Run, 
     assert fields(run, "tier", "status", log)["cold"]["states"] == {"copy_started": 1}
 
 
-def test_status_says_why_the_events_are_not_known_and_ends_with_status_1(run: Run, cold: sl.ObjectLog) -> None:
+def test_status_says_why_the_events_are_not_known_and_ends_with_status_1(run: Run, cold: sl.log.ObjectLog) -> None:
     events = Path(cold.url.removeprefix("file://")) / "cold" / "events"
     events.rename(events.with_name("elsewhere"))
     done = run("tier", "status", cold.url)
@@ -280,7 +280,7 @@ def test_status_says_why_the_events_are_not_known_and_ends_with_status_1(run: Ru
     assert seen["events"]["why"]
 
 
-def begin_copy(log: sl.ObjectLog, first: int, last: int, number: int = 7) -> SegmentMetadata:
+def begin_copy(log: sl.log.ObjectLog, first: int, last: int, number: int = 7) -> SegmentMetadata:
     """What a tierer that died leaves behind."""
     with events_of(log) as (manager, partition):
         segment = SegmentMetadata(
@@ -294,7 +294,7 @@ def begin_copy(log: sl.ObjectLog, first: int, last: int, number: int = 7) -> Seg
 # --- listing -----------------------------------------------------------------------------------------------------
 
 
-def test_segments_are_listed_by_their_offsets_and_chosen_by_term_and_state(run: Run, cold: sl.ObjectLog) -> None:
+def test_segments_are_listed_by_their_offsets_and_chosen_by_term_and_state(run: Run, cold: sl.log.ObjectLog) -> None:
     begin_copy(cold, 120, 129)
     rows = fields(run, "segments", "list", cold.url)["segments"]
     assert [(row["start"], row["end"], row["records"], row["state"]) for row in rows] == [
@@ -325,7 +325,7 @@ def test_a_time_that_no_calendar_has_is_told_as_a_number() -> None:
 # --- the map -----------------------------------------------------------------------------------------------------
 
 
-def test_the_map_shows_which_offsets_are_in_which_tier(run: Run, cold: sl.ObjectLog) -> None:
+def test_the_map_shows_which_offsets_are_in_which_tier(run: Run, cold: sl.log.ObjectLog) -> None:
     fill(cold.url.removeprefix("file://"), 2, seed=1)
     done = run("segments", "map", cold.url, "--width", 48)
     assert done.stdout.splitlines() == [
@@ -400,7 +400,7 @@ def test_few_offsets_are_drawn_wide() -> None:
 # --- verifying ---------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_cold_tier_is_clean(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_sound_cold_tier_is_clean(run: Run, cold: sl.log.ObjectLog) -> None:
     done = run("segments", "verify", cold.url)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1].startswith("clean: 3 segments read, with 120 records (")
@@ -413,7 +413,7 @@ def test_a_sound_cold_tier_is_clean(run: Run, cold: sl.ObjectLog) -> None:
     }
 
 
-def test_a_flipped_byte_is_found_and_named(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_flipped_byte_is_found_and_named(run: Run, cold: sl.log.ObjectLog) -> None:
     path = objects(cold)[1]
     data = bytearray(path.read_bytes())
     data[len(data) // 3] ^= 1
@@ -431,7 +431,7 @@ def test_a_flipped_byte_is_found_and_named(run: Run, cold: sl.ObjectLog) -> None
     assert found["where"].endswith(path.name)
 
 
-def test_a_missing_a_longer_and_another_segments_object_are_found(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_missing_a_longer_and_another_segments_object_are_found(run: Run, cold: sl.log.ObjectLog) -> None:
     first, second, third = objects(cold)
     data = second.read_bytes()
     third.write_bytes(third.read_bytes() + b"x")
@@ -460,7 +460,7 @@ def test_a_segment_with_many_groups_is_examined_as_any_other() -> None:
     assert examine_segment(store, "segment", encoded.seal.size) == encoded.facts
 
 
-def test_an_object_that_no_event_knows_is_waste_and_no_damage(run: Run, cold: sl.ObjectLog) -> None:
+def test_an_object_that_no_event_knows_is_waste_and_no_damage(run: Run, cold: sl.log.ObjectLog) -> None:
     path = objects(cold)[0]
     orphan = path.with_name(f"{0:020d}-{UUID(int=5)}.parquet")
     orphan.write_bytes(path.read_bytes())
@@ -471,7 +471,7 @@ def test_an_object_that_no_event_knows_is_waste_and_no_damage(run: Run, cold: sl
     assert done.stdout.endswith("no damage, 1 to waste, no notes\n")
 
 
-def test_a_copy_that_was_left_over_is_a_note_and_its_object_no_orphan(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_copy_that_was_left_over_is_a_note_and_its_object_no_orphan(run: Run, cold: sl.log.ObjectLog) -> None:
     segment = begin_copy(cold, 120, 129)
     beside = objects(cold)[0].with_name(segment_path(segment.segment, 120).rpartition("/")[2])
     beside.write_bytes(b"half")
@@ -479,7 +479,7 @@ def test_a_copy_that_was_left_over_is_a_note_and_its_object_no_orphan(run: Run, 
     assert (found["severity"], found["kind"]) == ("note", "state")
 
 
-def remove(log: sl.ObjectLog, which: int) -> None:
+def remove(log: sl.log.ObjectLog, which: int) -> None:
     """Let the events tell that a segment is gone."""
     with events_of(log) as (manager, partition):
         segment = manager.current(partition, lambda cache: list(cache.segments(partition)))[which]
@@ -488,7 +488,7 @@ def remove(log: sl.ObjectLog, which: int) -> None:
 
 
 def test_a_segment_that_expires_while_it_is_verified_is_no_damage(
-    run: Run, cold: sl.ObjectLog, monkeypatch: pytest.MonkeyPatch
+    run: Run, cold: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def expiring(store: Any, segment: SegmentMetadata, *_: object, fast: bool) -> str | None:
         if segment.start:
@@ -524,9 +524,9 @@ def test_what_only_the_events_tell_is_judged() -> None:
     ]
 
 
-def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.collect(grace=0)
-    with sl.tiered(cold) as both:
+    with sl.tier.tiered(cold) as both:
         both.create_slot("slow", 45)
     fill(cold.url.removeprefix("file://"), 2, seed=1)
     remove(cold, 1)
@@ -621,7 +621,7 @@ def test_a_log_that_was_rewound_says_what_became_of_the_segments_of_its_old_end(
 
 
 def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run, tmp_path: Path) -> None:
-    with sl.Primary.open(tmp_path / "node") as primary:
+    with sl.node.Primary.open(tmp_path / "node") as primary:
         primary.append_values([b"order 1 is new"])
         folder = primary.running.node.primary.log.folder
     for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--to", 0, "--yes")):
@@ -634,7 +634,7 @@ def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run
 # --- other commands, on a log whose older records are only in segments -------------------------------------------
 
 
-def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.ObjectLog) -> None:
+def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.collect(grace=0)
     fill(cold.url.removeprefix("file://"), 1, seed=1)
     assert cold.bounds() == Bounds(120, 140)
@@ -653,14 +653,14 @@ def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.ObjectLog) -> None:
     assert all(state.expires is None for state in cold.slots())
 
 
-def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, cold: sl.ObjectLog) -> None:
+def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.collect(grace=0)
     assert cold.bounds() == Bounds(120, 120)
     done = run("tail", cold.url, "--json")
     assert [json.loads(line)["offset"] for line in done.stdout.splitlines()] == list(range(110, 120))
 
 
-def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.ObjectLog) -> None:
+def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.collect(grace=0)
     fill(cold.url.removeprefix("file://"), 1, seed=1)
     events = Path(cold.url.removeprefix("file://")) / "cold" / "events"
@@ -669,7 +669,7 @@ def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.Ob
     one_sentence(run("tail", cold.url, "--since", "beginning"), 1)
 
 
-def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, cold: sl.ObjectLog) -> None:
+def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.collect(grace=0)
     assert fields(run, "slots", "create", cold.url, "old", "--at", 17)["position"] == 17
     assert fields(run, "slots", "reset", cold.url, "old", "--at", "beginning", "--yes")["position"] == 0

@@ -7,7 +7,7 @@ import signal
 
 import strandline as sl
 from strandline.cli.upgrade import sentence
-from strandline.log.v1.upgrade import UpgradeProgress
+from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.model.retention import Consumed
 from tests.cli.conftest import Run, Start
 from tests.cli.test_lag import fill_queue

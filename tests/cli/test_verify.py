@@ -9,8 +9,8 @@ from pathlib import Path
 from strandline.cli import verify
 from strandline.cli.verify import Report
 from strandline.log.findings import Severity
-from strandline.log.object.checks import Finding, Kind
-from strandline.log.object.verify import Verified
+from strandline.log.object.maintain.checks import Finding, Kind
+from strandline.log.object.maintain.verify import Verified
 from tests.cli.conftest import Run
 from tests.cli.test_slots import fill
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.formats.legacy_frame import encode_record_frame
-from strandline.formats.wal_index import decode_index, encode_entry, index_lead, new_chain
-from strandline.log.wal.face import WriteAheadLog
+from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in
 from strandline.model.records import Op, record_batch

@@ -8,7 +8,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.follow import run as running
+from strandline.followers import run as running
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -33,7 +33,7 @@ def test_appending_and_following_work_as_the_readme_shows_them(tmp_path, monkeyp
     scope = run("Append", tmp_path)
     assert scope["handle"].result().first == 0
     # The example follows for ever, which a test cannot: the only change is where it ends.
-    monkeypatch.setattr("strandline.follow.run.follow", partial(running.follow, until="end"))
+    monkeypatch.setattr("strandline.followers.run.follow", partial(running.follow, until="end"))
     run("Follow, without Spark", tmp_path)
     rows = pa.table(DeltaTable(str(tmp_path / "tables/orders")).to_pyarrow_table()).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(b"order-1", b'{"state": "new"}')]

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from uuid import UUID
 
-from strandline.follow.snapshots.sealed import seal, unpack
-from strandline.follow.store import Standing
+from strandline.errors import CorruptData, Diverged, NotFound, StorageError
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, Diverged, NotFound, StorageError
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
+from strandline.model.store import Standing
+from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
 from strandline.testing.disks import _PassingDisk
 from strandline.testing.faulty import Crash

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 from uuid import UUID
 
-from strandline.follow.keyed.contract import Ended, Listed
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.watch import watch_applied
+from strandline.errors import CursorExpired, TransientStorageError
+from strandline.followers.events import Batching
+from strandline.followers.watch.api import watch_applied
+from strandline.kv.contract import Ended, Listed
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, TransientStorageError
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
 from strandline.testing.clock import ManualClock
@@ -190,11 +190,11 @@ def held(store: Any, prefix: bytes = b"") -> dict[bytes, bytes]:
     return dict(store.range(prefix))
 
 
-def current(bucket: MemoryBucket, prefix: bytes = b"") -> dict[bytes, bytes]:
+def current(bucket: MemoryKeyValue, prefix: bytes = b"") -> dict[bytes, bytes]:
     return {entry.key: entry.value for entry in bucket.scan(prefix)}
 
 
-def follow(bucket: MemoryBucket, store: Any, **options: Any) -> Cursor | None:
+def follow(bucket: MemoryKeyValue, store: Any, **options: Any) -> Cursor | None:
     """Bring a store in step with all that a bucket holds: the stream ends, and so does the watch."""
     bucket.end()
     try:

@@ -12,13 +12,13 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.store import Standing
-from strandline.follow.stores import foldfile
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.foldfile import read_fold
-from strandline.formats.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
+from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError, UnsupportedVersion
+from strandline.followers.stores import append_log_file as foldfile
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.append_log_file import read_fold
+from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, StorageError, UnsupportedVersion
+from strandline.model.store import Standing
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.folds import ExportingStoreContract, content
 from strandline.testing.simdisk import SimulatedDisk
@@ -437,7 +437,7 @@ def test_a_write_over_the_size_of_a_frame_is_atomic_all_the_same(monkeypatch):
 
 
 def test_a_record_that_fits_no_frame_is_refused_and_changes_nothing(monkeypatch):
-    monkeypatch.setattr("strandline.formats.frame.MAX_PAYLOAD", 5000)
+    monkeypatch.setattr("strandline.formats.wal.frame.MAX_PAYLOAD", 5000)
     disk = SimulatedDisk()
     store, states, _ = written(disk)
     with pytest.raises(InvalidInput, match="5,000"):
@@ -597,7 +597,7 @@ def test_a_second_opener_is_fenced_and_changes_nothing(tmp_path):
         before = (tmp_path / "fold" / "fold.log").read_bytes()
         with pytest.raises(Fenced, match="open elsewhere"):
             AppendLogStore.open(folder)
-        program = f"from strandline.follow.stores.appendlog import AppendLogStore as A\nA.open({folder!r})"
+        program = f"from strandline.followers.stores.append_log import AppendLogStore as A\nA.open({folder!r})"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert "Fenced" in done.stderr
         assert (tmp_path / "fold" / "fold.log").read_bytes() == before

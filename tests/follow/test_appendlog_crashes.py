@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.snapshots.sealed import read_snapshot
-from strandline.follow.stores import foldfile
-from strandline.follow.stores.appendlog import AppendLogStore
+from strandline.errors import CorruptData, NotFound, StorageError, UnsupportedVersion
+from strandline.followers.stores import append_log_file as foldfile
+from strandline.followers.stores.append_log import AppendLogStore
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, NotFound, StorageError, UnsupportedVersion
+from strandline.snapshots.sealed import read_snapshot
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.folds import content
 from strandline.testing.simdisk import (

@@ -9,16 +9,16 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.engine import Engine
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.rocks import RocksStore
-from strandline.follow.watching import Options, Watch
+from strandline.followers.engine import Engine
+from strandline.followers.events import Batching
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.rocks import RocksStore
+from strandline.followers.watch.run import Options, Watch
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 
 STREAM = UUID(int=1)
 
@@ -37,7 +37,7 @@ def test_a_store_is_opened_by_path_or_text_alike(kind: Any, tmp_path: Path) -> N
 
 def test_a_batching_that_names_no_window_leaves_the_usual_one() -> None:
     def window(batching: Batching) -> float:
-        watch = Watch(MemoryBucket(), print, None, None, Options(batching=batching), None, CLOCK, asyncio.run)
+        watch = Watch(MemoryKeyValue(), print, None, None, Options(batching=batching), None, CLOCK, asyncio.run)
         return watch.engine._window
 
     assert Engine(Batching(records=4))._window == 1.0

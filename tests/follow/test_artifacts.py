@@ -12,21 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.snapshots.artifacts import Artifacts, Publication
-from strandline.follow.snapshots.pointer import (
-    StalePayload,
-    abandoned,
-    forget,
-    generation_of,
-    give_up,
-    location_of,
-    plan_sweep,
-    point,
-)
-from strandline.follow.snapshots.sealed import check_snapshot
-from strandline.formats.pointer import PointerCodec
-from strandline.model.artifacts import Artifact, Pointer, Superseded
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Contended,
     CorruptData,
@@ -40,7 +26,21 @@ from strandline.model.errors import (
     TransientStorageError,
     UnsupportedVersion,
 )
+from strandline.formats.snapshot.pointer import PointerCodec
+from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.stamp import OpId, Stamped
+from strandline.snapshots.artifacts import Artifacts, Publication
+from strandline.snapshots.pointer import (
+    StalePayload,
+    abandoned,
+    forget,
+    generation_of,
+    give_up,
+    location_of,
+    plan_sweep,
+    point,
+)
+from strandline.snapshots.sealed import check_snapshot
 from strandline.storage.local import LocalStore
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
@@ -309,7 +309,7 @@ class TestPublishing:
         assert place.fetched(other).get(b"a") == b"x" * 100, "its own part size does not matter"
 
     def test_an_empty_file_survives(self, place, tmp_path):
-        from strandline.follow.snapshots.sealed import seal
+        from strandline.snapshots.sealed import seal
         from strandline.storage.disk import DISK
 
         seal(
@@ -782,7 +782,7 @@ class TestRaces:
     @pytest.fixture(autouse=True)
     def in_one_thread(self, monkeypatch):
         """Let the tasks do their own transfers: the interleaver knows no other threads."""
-        from strandline.follow.snapshots import artifacts
+        from strandline.snapshots import artifacts
 
         monkeypatch.setattr(artifacts, "_ahead", lambda work, items, _: (work(item) for item in items))
 
@@ -793,7 +793,7 @@ class TestRaces:
     def test_a_last_writer_wins_pointer_is_caught(self, snapshots, tmp_path, monkeypatch):
         from dataclasses import replace
 
-        from strandline.follow.snapshots import artifacts
+        from strandline.snapshots import artifacts
 
         def always(pointer, artifact, *, replacing=False):
             return replace(pointer, current=artifact)
@@ -803,7 +803,7 @@ class TestRaces:
             self.play_many(range(300), tmp_path, snapshots)
 
     def test_a_pruner_that_does_not_give_up_first_is_caught(self, snapshots, tmp_path, monkeypatch):
-        from strandline.follow.snapshots import artifacts, pointer
+        from strandline.snapshots import artifacts, pointer
 
         def by_age(state, there, *, before):
             listed = {gone.location for gone in state.superseded} | (

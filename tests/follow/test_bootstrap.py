@@ -9,15 +9,7 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.run import follow
-from strandline.follow.snapshots.artifacts import Artifacts
-from strandline.follow.snapshots.bootstrap import Pin, bootstrap
-from strandline.follow.snapshots.sealed import next_number, numbered
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.rocks import RocksStore
-from strandline.log.memory import MemoryLog
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     CorruptData,
     CursorExpired,
@@ -27,10 +19,18 @@ from strandline.model.errors import (
     SlotInvalid,
     StorageError,
 )
+from strandline.followers.run import follow
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.rocks import RocksStore
+from strandline.kv.log import LogKeyValue
+from strandline.log.memory import MemoryLog
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import SlotLimits
-from strandline.storage.ambient import CHANCE, CLOCK
+from strandline.snapshots.artifacts import Artifacts
+from strandline.snapshots.bootstrapping import Pin, bootstrap
+from strandline.snapshots.sealed import next_number, numbered
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -358,7 +358,7 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
     seen, stop = [], threading.Event()
     newcomer = bootstrap(artifacts, str(tmp_path / "new"), kind, log=log, slot="newcomer")
     end = sl.watch_applied(
-        LogBucket(log), seen.extend, store=newcomer, stop=stop, on_applied=lambda at: at == log.end() and stop.set()
+        LogKeyValue(log), seen.extend, store=newcomer, stop=stop, on_applied=lambda at: at == log.end() and stop.set()
     )
     assert end == log.end()
     assert [update.key for update in seen] == [b"late", b"a"]
@@ -374,7 +374,7 @@ def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouc
     artifacts.export(fold, scratch=str(tmp_path))
     log.trim(log.bounds().next)
     seen = []
-    supervisor = sl.Supervisor(LogBucket(log), seen.extend, store=late, reader=LogBucket(log))
+    supervisor = sl.Supervisor(LogKeyValue(log), seen.extend, store=late, reader=LogKeyValue(log))
     with pytest.raises(CursorExpired, match="snapshot"):
         supervisor.run()
     assert supervisor.state().phase == "failed"

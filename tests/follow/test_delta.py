@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from strandline.follow.delta import DeltaSink, newest_per_key
+from strandline.errors import Diverged, Fenced, InvalidInput, NullKey, StorageError
+from strandline.followers.delta.sink import DeltaSink, newest_per_key
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Diverged, Fenced, InvalidInput, NullKey, StorageError
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
 from strandline.testing.sinks import DELETE, LOG, SinkContract, changes

@@ -10,10 +10,10 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.follow.run import Batching
-from strandline.model.errors import Fenced
+from strandline.errors import Fenced
+from strandline.followers.run import Batching
 from strandline.model.head import WriterId
-from strandline.storage.ambient import CHANCE
+from strandline.storage.clock import CHANCE
 from strandline.testing.sinks import changes, folded
 
 ROWS = [(b"k%d" % (n % 3), b"v%d" % n) for n in range(12)]

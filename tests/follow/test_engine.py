@@ -2,8 +2,9 @@
 
 import pytest
 
-from strandline.follow.engine import Engine
-from strandline.follow.steps import (
+from strandline.errors import InvalidInput
+from strandline.followers.engine import Engine
+from strandline.followers.events import (
     Applied,
     Apply,
     Batching,
@@ -21,7 +22,6 @@ from strandline.follow.steps import (
     Stored,
 )
 from strandline.model.cursor import Cursor
-from strandline.model.errors import InvalidInput
 from strandline.testing.sinks import LOG
 
 AT = Cursor(LOG, 0)

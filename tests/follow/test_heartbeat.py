@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.follow.run import follow
+from strandline.errors import Fenced, TransientStorageError
+from strandline.followers.run import follow
 from strandline.log import heartbeat
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.model.cursor import SECOND, Cursor
-from strandline.model.errors import Fenced, TransientStorageError
 from strandline.model.retention import SlotLimits
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.keyed.nats import NatsBucket
+from strandline.kv.log import LogKeyValue
+from strandline.kv.nats.bucket import NatsKeyValue
 from tests.follow.watchers import digest
 
 KILLS = [8, pytest.param(50, marks=pytest.mark.slow)]
@@ -124,13 +124,13 @@ def survive(folder: Path, bucket, job: dict[str, object], *, kills: int, seed: i
 def test_over_the_own_log(tmp_path, scope, kills):
     log = sl.open(str(tmp_path / "log"), create=True)
     job = {"kind": "log", "address": log.url, "scope": scope}
-    survive(tmp_path, LogBucket(log), job, kills=kills, seed=1)
+    survive(tmp_path, LogKeyValue(log), job, kills=kills, seed=1)
 
 
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_over_nats(tmp_path, nats_url, history, kills):
     name = f"kill-{tmp_path.name}-{history}".replace("_", "-").replace("[", "-").replace("]", "-")
-    with NatsBucket.connect(nats_url, name, create=True, history=history) as bucket:
+    with NatsKeyValue.connect(nats_url, name, create=True, history=history) as bucket:
         job = {"kind": "nats", "address": f"{nats_url}/{name}", "scope": [""] if history == 1 else ["a."]}
         survive(tmp_path, bucket, job, kills=kills, seed=2)

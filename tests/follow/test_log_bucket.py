@@ -17,17 +17,7 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pytest
 
-from strandline.follow.keyed.contract import Listed, Subscription
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.run import follow
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.stores.rocks import RocksStore
-from strandline.log.contract import Log
-from strandline.log.memory import MemoryLog
-from strandline.log.object import open_log
-from strandline.log.writers import MAX_WRITERS
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     CommitTimedOut,
     Conflict,
@@ -42,13 +32,23 @@ from strandline.model.errors import (
     OutcomeUnknown,
     StrandlineError,
 )
+from strandline.followers.run import follow
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.rocks import RocksStore
+from strandline.kv.contract import Listed, Subscription
+from strandline.kv.log import LogKeyValue
+from strandline.log.contract import Log
+from strandline.log.memory import MemoryLog
+from strandline.log.object import open_log
+from strandline.log.writers import MAX_WRITERS
+from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING, Prefix, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.stamp import OpId
-from strandline.testing.buckets import BucketContract, Collected, churn
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, FaultyStore
+from strandline.testing.key_values import Collected, KeyValueContract, churn
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
 
@@ -70,14 +70,14 @@ def write(log: Log, *rows: tuple[bytes | None, bytes | None], op: Op = Op.PUT) -
     log.append(batch, writer=WriterId(uuid4()), number=0).result()
 
 
-class LogBucketContract(BucketContract):
-    def recreate(self, bucket: LogBucket) -> LogBucket:
+class LogBucketContract(KeyValueContract):
+    def recreate(self, bucket: LogKeyValue) -> LogKeyValue:
         raise NotImplementedError
 
-    def expire(self, bucket: LogBucket) -> None:
+    def expire(self, bucket: LogKeyValue) -> None:
         trim(bucket._log, min(entry.version for entry in bucket.scan()))
 
-    def overrun(self, bucket: LogBucket, subscription: Subscription) -> list[Update]:
+    def overrun(self, bucket: LogKeyValue, subscription: Subscription) -> list[Update]:
         made = churn(bucket, 20)
         trim(bucket._log, made[-3].version)
         return made
@@ -86,25 +86,25 @@ class LogBucketContract(BucketContract):
 @pytest.mark.matrix
 class TestOnAMemoryLog(LogBucketContract):
     @pytest.fixture
-    def bucket(self) -> LogBucket:
-        return LogBucket(MemoryLog())
+    def bucket(self) -> LogKeyValue:
+        return LogKeyValue(MemoryLog())
 
-    def recreate(self, bucket: LogBucket) -> LogBucket:
-        return LogBucket(MemoryLog())
+    def recreate(self, bucket: LogKeyValue) -> LogKeyValue:
+        return LogKeyValue(MemoryLog())
 
 
 class TestOnAnObjectLog(LogBucketContract):
     rounds = 60
 
     @pytest.fixture
-    def bucket(self) -> LogBucket:
-        return LogBucket(open_log(FaultyStore(PlainStore()), create=True))
+    def bucket(self) -> LogKeyValue:
+        return LogKeyValue(open_log(FaultyStore(PlainStore()), create=True))
 
-    def recreate(self, bucket: LogBucket) -> LogBucket:
-        return LogBucket(open_log(PlainStore(), create=True))
+    def recreate(self, bucket: LogKeyValue) -> LogKeyValue:
+        return LogKeyValue(open_log(PlainStore(), create=True))
 
-    def failing_listings(self, bucket: LogBucket) -> AbstractContextManager[object] | None:
-        fresh = LogBucket(bucket._log)
+    def failing_listings(self, bucket: LogKeyValue) -> AbstractContextManager[object] | None:
+        fresh = LogKeyValue(bucket._log)
         bucket._fold = fresh._fold  # one that has still to read all of it
         return bucket._log.store.down()
 
@@ -114,11 +114,11 @@ class TestInAFolder(LogBucketContract):
     rounds = 40
 
     @pytest.fixture
-    def bucket(self, tmp_path: Path) -> LogBucket:
-        return LogBucket(open_log(str(tmp_path / "log"), create=True))
+    def bucket(self, tmp_path: Path) -> LogKeyValue:
+        return LogKeyValue(open_log(str(tmp_path / "log"), create=True))
 
-    def recreate(self, bucket: LogBucket) -> LogBucket:
-        return LogBucket(open_log(bucket._log.url + "-anew", create=True))
+    def recreate(self, bucket: LogKeyValue) -> LogKeyValue:
+        return LogKeyValue(open_log(bucket._log.url + "-anew", create=True))
 
 
 @pytest.fixture(params=["memory", "object"])
@@ -131,16 +131,16 @@ def line() -> FaultyStore:
     return FaultyStore(PlainStore())
 
 
-def on_line(line: FaultyStore, *, create: bool = False) -> LogBucket:
+def on_line(line: FaultyStore, *, create: bool = False) -> LogKeyValue:
     clock = ManualClock()
-    return LogBucket(open_log(line, create=create, clock=clock), clock=clock)
+    return LogKeyValue(open_log(line, create=create, clock=clock), clock=clock)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
 def test_a_version_is_the_offset_and_the_cursor_is_behind_it(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     assert [bucket.put(key, b"1") for key in (b"a", b"b", b"a")] == [0, 1, 2]
     assert bucket.entry(b"a").version == 2
     with bucket.watch() as watch:
@@ -150,7 +150,7 @@ def test_a_version_is_the_offset_and_the_cursor_is_behind_it(log: Log) -> None:
 
 
 def test_a_read_sees_what_another_bucket_was_answered_before(log: Log) -> None:
-    one, other = LogBucket(log), LogBucket(log)
+    one, other = LogKeyValue(log), LogKeyValue(log)
     for number in range(5):
         version = one.put(b"a", b"%d" % number)
         assert other.get(b"a") == b"%d" % number
@@ -160,7 +160,7 @@ def test_a_read_sees_what_another_bucket_was_answered_before(log: Log) -> None:
 
 
 def test_batches_of_any_producer_are_read_in_their_order(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     write(log, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
     write(log, (b"b", None), op=Op.DELETE)
     write(log, (b"c", b"1"), (b"c", b"2"))
@@ -168,7 +168,7 @@ def test_batches_of_any_producer_are_read_in_their_order(log: Log) -> None:
 
 
 def test_a_null_value_is_the_empty_one_and_a_removal_has_none(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     write(log, (b"a", None), (b"b", b"1"))
     write(log, (b"b", b"a value that a removal has no use for"), op=Op.DELETE)
     assert bucket.get(b"a") == b""
@@ -182,7 +182,7 @@ def test_a_null_value_is_the_empty_one_and_a_removal_has_none(log: Log) -> None:
 
 @pytest.mark.parametrize("scope", [EVERYTHING, Prefix("a")])
 def test_a_record_without_key_is_refused_by_name(log: Log, scope: Prefix) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     write(log, (b"a", b"1"), (b"b", b"1"))
     with bucket.watch(scope) as watch:
         Collected(watch).until_listed()
@@ -193,7 +193,7 @@ def test_a_record_without_key_is_refused_by_name(log: Log, scope: Prefix) -> Non
 
 
 def test_a_log_evicts_nothing_so_that_nothing_is_to_be_told_from_deleted(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     bucket.put(b"a", b"1")
     bucket.put(b"b", b"1")
     bucket.delete(b"a")
@@ -210,11 +210,11 @@ def test_what_it_wrote_itself_is_not_read_back(line: FaultyStore) -> None:
     bucket.delete(b"4")
     assert len(bucket.keys()) == 19
     assert not [row for row in line.named("get") if row.path.startswith("batches/")]
-    assert LogBucket(open_log(line)).keys() == bucket.keys()
+    assert LogKeyValue(open_log(line)).keys() == bucket.keys()
 
 
 def test_what_it_wrote_itself_does_not_hide_what_others_wrote_before(log: Log) -> None:
-    bucket, other = LogBucket(log), LogBucket(log)
+    bucket, other = LogKeyValue(log), LogKeyValue(log)
     bucket.put(b"a", b"1")
     assert bucket.keys() == [b"a"]
     other.put(b"b", b"1")
@@ -226,10 +226,10 @@ def test_what_it_wrote_itself_does_not_hide_what_others_wrote_before(log: Log) -
 
 
 def test_of_many_threads_and_buckets_that_create_a_key_exactly_one_succeeds(log: Log) -> None:
-    buckets = [LogBucket(log) for _ in range(3)]
+    buckets = [LogKeyValue(log) for _ in range(3)]
     won: list[tuple[int, bytes]] = []
 
-    def race(bucket: LogBucket, name: bytes) -> Callable[[], None]:
+    def race(bucket: LogKeyValue, name: bytes) -> Callable[[], None]:
         def run() -> None:
             for key in range(10):
                 try:
@@ -242,15 +242,15 @@ def test_of_many_threads_and_buckets_that_create_a_key_exactly_one_succeeds(log:
 
     together(*(race(bucket, b"%d.%d" % (index, copy)) for index, bucket in enumerate(buckets) for copy in range(2)))
     assert sorted(key for key, _ in won) == list(range(10))
-    assert {(int(entry.key), entry.value) for entry in LogBucket(log).scan()} == set(won)
+    assert {(int(entry.key), entry.value) for entry in LogKeyValue(log).scan()} == set(won)
     assert log.bounds().next == 10
 
 
 def test_counting_up_under_versions_loses_no_step(log: Log) -> None:
-    buckets = [LogBucket(log), LogBucket(log)]
+    buckets = [LogKeyValue(log), LogKeyValue(log)]
     buckets[0].put(b"count", b"0")
 
-    def count(bucket: LogBucket) -> Callable[[], None]:
+    def count(bucket: LogKeyValue) -> Callable[[], None]:
         def run() -> None:
             done = 0
             while done < 15:
@@ -269,12 +269,12 @@ def test_counting_up_under_versions_loses_no_step(log: Log) -> None:
 
 CREATOR = """
     import sys
-    from strandline.follow.keyed.log import LogBucket
+    from strandline.kv.log import LogKeyValue
     from strandline.log.object import open_log
-    from strandline.model.errors import AlreadyExists
+    from strandline.errors import AlreadyExists
 
     place, name = sys.argv[1:]
-    bucket = LogBucket(open_log(place))
+    bucket = LogKeyValue(open_log(place))
     print("ready", flush=True)
     sys.stdin.readline()
     for key in range(20):
@@ -288,7 +288,7 @@ CREATOR = """
 
 def test_of_several_processes_that_create_a_key_exactly_one_succeeds(tmp_path: Path) -> None:
     place = str(tmp_path / "log")
-    bucket = LogBucket(open_log(place, create=True))
+    bucket = LogKeyValue(open_log(place, create=True))
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(CREATOR), place, f"process {index}"],
@@ -316,7 +316,7 @@ def test_of_several_processes_that_create_a_key_exactly_one_succeeds(tmp_path: P
 
 
 def test_a_plain_put_never_fails_for_the_sake_of_a_condition_beside_it(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     bucket.create(b"taken", b"1")
     refused: list[bytes] = []
 
@@ -363,11 +363,11 @@ def test_what_threads_write_at_once_shares_an_append(line: FaultyStore) -> None:
         thread.join(120)
     assert len([row for row in line.named("put") if row.path.startswith("batches/")]) == 2
     assert sorted(versions.values()) == list(range(9))
-    assert {entry.key: entry.version for entry in LogBucket(open_log(line)).scan()} == versions
+    assert {entry.key: entry.version for entry in LogKeyValue(open_log(line)).scan()} == versions
 
 
 def test_changes_of_one_group_are_decided_one_after_the_other(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     outcomes: list[object] = []
 
     def attempt(change: Callable[[], int]) -> None:
@@ -399,7 +399,7 @@ def test_changes_of_one_group_are_decided_one_after_the_other(log: Log) -> None:
 def test_a_condition_is_decided_again_when_someone_else_was_faster(line: FaultyStore) -> None:
     bucket = on_line(line, create=True)
     version = bucket.put(b"a", b"1")
-    rival = LogBucket(open_log(line._inner))
+    rival = LogKeyValue(open_log(line._inner))
     rounds = 3
 
     def meddle(call: Call) -> None:
@@ -422,7 +422,7 @@ def test_a_condition_is_decided_again_when_someone_else_was_faster(line: FaultyS
 
 def test_whoever_always_loses_is_told_so_and_has_changed_nothing(line: FaultyStore) -> None:
     bucket = on_line(line, create=True)
-    rival = LogBucket(open_log(line._inner))
+    rival = LogKeyValue(open_log(line._inner))
     line.hook(lambda call: rival.put(b"b", b"1") if call.name == "put_if" and call.stage == "before" else None)
     with pytest.raises(Contended, match="nothing was changed"):
         bucket.create(b"a", b"1")
@@ -434,7 +434,7 @@ def test_whoever_always_loses_is_told_so_and_has_changed_nothing(line: FaultySto
 
 @pytest.mark.parametrize("bad", [None, "text", 7])
 def test_what_no_record_can_hold_is_refused_before_it_spoils_the_log(log: Log, bad: object) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     for call in (lambda: bucket.put(b"a", bad), lambda: bucket.create(b"a", bad), lambda: bucket.update(b"a", bad, 0)):
         with pytest.raises(InvalidInput):
             call()
@@ -488,7 +488,7 @@ class Forgetful:
 
 def test_an_append_that_landed_unheard_is_recognised_when_it_is_repeated(log: Log) -> None:
     forgetful = Forgetful(log)
-    bucket = LogBucket(forgetful, clock=ManualClock())
+    bucket = LogKeyValue(forgetful, clock=ManualClock())
     forgetful.lost = 3
     assert bucket.put(b"a", b"1") == 0
     forgetful.lost = 3
@@ -524,13 +524,13 @@ def test_an_answer_that_stays_lost_is_an_unknown_outcome_and_its_number_is_never
 
 def test_a_change_whose_commit_timed_out_is_not_taken_for_the_next_one(log: Log) -> None:
     forgetful = Forgetful(log)
-    bucket = LogBucket(forgetful, clock=ManualClock())
+    bucket = LogKeyValue(forgetful, clock=ManualClock())
     forgetful.lost, forgetful.error = 1, CommitTimedOut("It is durable on the primary only.")
     with pytest.raises(StrandlineError, match="durable on the primary"):
         bucket.put(b"a", b"1")
     at = bucket.put(b"b", b"2")
     assert at == log.bounds().next - 1
-    assert bucket.get(b"b") == LogBucket(log).get(b"b") == b"2"
+    assert bucket.get(b"b") == LogKeyValue(log).get(b"b") == b"2"
 
 
 def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(line: FaultyStore) -> None:
@@ -544,7 +544,7 @@ def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(li
 
 
 def test_a_writer_that_the_log_has_forgotten_goes_on_under_a_new_name(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     bucket.put(b"a", b"1")
     for _ in range(MAX_WRITERS + 1):
         write(log, (b"others", b"1"))
@@ -613,7 +613,7 @@ def test_a_change_whose_caller_was_interrupted_while_it_waited_is_never_made(lin
 
 
 def test_changes_stay_arrow_until_someone_looks(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     start = Cursor(log.log_id, 0)
     write(log, *((b"node.%d" % number, b"1") for number in range(10)), (b"other", b"1"))
     write(log, (b"node.x", b"2"))
@@ -628,7 +628,7 @@ def test_changes_stay_arrow_until_someone_looks(log: Log) -> None:
 
 
 def test_a_take_is_cut_within_a_batch_and_goes_on_behind_it(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     write(log, *((b"node.%d" % number, b"1") for number in range(10)), (b"other", b"1"))
     with bucket.watch_from(Prefix("node."), Cursor(log.log_id, 0)) as watch:
         sizes, ends = [], []
@@ -639,7 +639,7 @@ def test_a_take_is_cut_within_a_batch_and_goes_on_behind_it(log: Log) -> None:
 
 
 def test_small_batches_are_given_together(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     for number in range(20):
         bucket.put(b"%d" % number, b"1")
     with bucket.watch_from(EVERYTHING, Cursor(log.log_id, 0)) as watch:
@@ -664,7 +664,7 @@ def test_a_fetch_that_fails_leaves_the_watch_where_it_was(line: FaultyStore) -> 
     bucket = on_line(line, create=True)
     for number in range(6):
         bucket.put(b"%d" % number, b"1")
-    with LogBucket(open_log(line)).watch_from(EVERYTHING, Cursor(bucket.stream, 0)) as watch:
+    with LogKeyValue(open_log(line)).watch_from(EVERYTHING, Cursor(bucket.stream, 0)) as watch:
         batches = 0
 
         def fail(call: Call) -> None:
@@ -710,7 +710,7 @@ def test_an_object_that_was_trimmed_and_deleted_between_plan_and_fetch_is_a_gap(
 
 
 def test_a_closed_watch_gives_nothing(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     watch = bucket.watch()
     watch.close()
     with pytest.raises(InvalidInput, match="closed"):
@@ -720,7 +720,7 @@ def test_a_closed_watch_gives_nothing(log: Log) -> None:
 
 
 def test_a_cursor_past_the_end_or_of_another_log_is_expired(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     bucket.put(b"a", b"1")
     for cursor, why in ((Cursor(log.log_id, 2), "past the log's end"), (Cursor(uuid4(), 0), "belongs to log")):
         with pytest.raises(CursorExpired, match=why):
@@ -730,17 +730,17 @@ def test_a_cursor_past_the_end_or_of_another_log_is_expired(log: Log) -> None:
 # --- trimmed logs ----------------------------------------------------------------------------------------------
 
 
-def reads(bucket: LogBucket) -> Iterator[Callable[[], object]]:
+def reads(bucket: LogKeyValue) -> Iterator[Callable[[], object]]:
     yield from (bucket.keys, bucket.scan, bucket.listing, bucket.watch, lambda: bucket.get(b"a"))
     yield from (lambda: bucket.entry(b"a"), lambda: bucket.watch_from(EVERYTHING, None))
     yield from (lambda: bucket.create(b"new", b"1"), lambda: bucket.update(b"a", b"1", 0))
 
 
 def test_without_a_base_a_trimmed_log_is_never_read_in_part(log: Log) -> None:
-    LogBucket(log).put(b"a", b"1")
-    LogBucket(log).put(b"b", b"1")
+    LogKeyValue(log).put(b"a", b"1")
+    LogKeyValue(log).put(b"b", b"1")
     trim(log, 1)
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     for read in reads(bucket):
         with pytest.raises(CursorExpired, match="a store made from a snapshot as its base"):
             read()
@@ -752,7 +752,7 @@ def test_without_a_base_a_trimmed_log_is_never_read_in_part(log: Log) -> None:
 
 
 def test_a_bucket_that_was_overtaken_by_trimming_does_not_go_on_behind_the_hole(log: Log) -> None:
-    bucket, other = LogBucket(log), LogBucket(log)
+    bucket, other = LogKeyValue(log), LogKeyValue(log)
     bucket.put(b"a", b"1")
     assert bucket.keys() == [b"a"]
     other.delete(b"a")
@@ -764,7 +764,7 @@ def test_a_bucket_that_was_overtaken_by_trimming_does_not_go_on_behind_the_hole(
 
 
 def test_a_bucket_that_had_read_all_outlives_a_trim(log: Log) -> None:
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     bucket.put(b"a", b"1")
     bucket.keys()
     trim(log, 1)
@@ -788,7 +788,7 @@ def based(log: Log, offset: int, *, on: UUID | None = None) -> MemoryStore:
 @pytest.fixture
 def trimmed(log: Log) -> tuple[Log, MemoryStore]:
     """A log of which the first four records are gone, and a store that has them."""
-    first = LogBucket(log)
+    first = LogKeyValue(log)
     for key, value in ((b"node.1", b"1"), (b"node.2", b"1"), (b"other", b"1"), (b"node.2", b"2")):
         first.put(key, value)
     base = based(log, 4)
@@ -801,7 +801,7 @@ def trimmed(log: Log) -> tuple[Log, MemoryStore]:
 
 def test_with_a_base_a_trimmed_log_is_read_whole(trimmed: tuple[Log, MemoryStore]) -> None:
     log, base = trimmed
-    bucket = LogBucket(log, base=base)
+    bucket = LogKeyValue(log, base=base)
     assert [tuple(entry) for entry in bucket.scan()] == [
         (b"node.1", b"2", 6),
         (b"node.2", b"2", None),
@@ -816,7 +816,7 @@ def test_values_of_the_base_come_first_in_a_watch_and_move_no_cursor(
     trimmed: tuple[Log, MemoryStore], most: int
 ) -> None:
     log, base = trimmed
-    with LogBucket(log, base=base).watch(Prefix("node.")) as watch:
+    with LogKeyValue(log, base=base).watch(Prefix("node.")) as watch:
         taken = Collected(watch)
         taken.take(most)
         if most == 1:
@@ -828,7 +828,7 @@ def test_values_of_the_base_come_first_in_a_watch_and_move_no_cursor(
 
 def test_a_key_of_the_base_has_no_version_to_expect_until_it_is_put(trimmed: tuple[Log, MemoryStore]) -> None:
     log, base = trimmed
-    bucket = LogBucket(log, base=base)
+    bucket = LogKeyValue(log, base=base)
     for expected in (3, -1):
         with pytest.raises(Conflict, match="unknown until it is put"):
             bucket.update(b"node.2", b"3", expected)
@@ -852,7 +852,7 @@ def test_a_base_that_cannot_serve_is_refused_with_what_to_do(trimmed: tuple[Log,
         (MemoryStore(), InvalidInput, "has no cursor"),
         (resyncing, NotReady, "in step"),
     ):
-        bucket = LogBucket(log, base=base)
+        bucket = LogKeyValue(log, base=base)
         for read in (bucket.keys, bucket.watch, lambda bucket=bucket: bucket.get(b"node.1")):
             with pytest.raises(error, match=why):
                 read()
@@ -878,7 +878,7 @@ def test_a_base_that_is_moved_while_it_is_read_is_not_trusted(trimmed: tuple[Log
 
     moving = Moving()
     moving.moves = 2
-    assert [tuple(entry) for entry in LogBucket(log, base=moving).scan()] == [
+    assert [tuple(entry) for entry in LogKeyValue(log, base=moving).scan()] == [
         (b"node.1", b"2", 6),
         (b"node.2", b"2", None),
         (b"node.3", b"1", None),
@@ -887,12 +887,12 @@ def test_a_base_that_is_moved_while_it_is_read_is_not_trusted(trimmed: tuple[Log
         write(log, (b"%d" % number, b"1"))
     moving.moves = 3
     with pytest.raises(Contended, match="a store that nobody moves"):
-        LogBucket(log, base=moving).keys()
+        LogKeyValue(log, base=moving).keys()
 
 
 def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: Path) -> None:
     log = open_log(str(tmp_path / "log"), create=True)
-    writer = LogBucket(log)
+    writer = LogKeyValue(log)
     for number in range(30):
         writer.put(b"%d" % (number % 10), b"%d" % number)
     with RocksStore.open(str(tmp_path / "store"), sync=False) as store:
@@ -902,13 +902,13 @@ def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: 
     expected = {entry.key: entry.value for entry in writer.scan()}
     trim(log, 30)
     with RocksStore.import_from(str(tmp_path / "snapshot"), str(tmp_path / "base")) as base:
-        newcomer = LogBucket(open_log(str(tmp_path / "log")), base=base)
+        newcomer = LogKeyValue(open_log(str(tmp_path / "log")), base=base)
         assert {entry.key: entry.value for entry in newcomer.scan()} == expected
 
 
 def test_an_idle_watch_looks_at_its_log_only_a_few_times_a_second():
     clock, line = ManualClock(), FaultyStore(PlainStore())
-    bucket = LogBucket(open_log(line, create=True, clock=clock), clock=clock)
+    bucket = LogKeyValue(open_log(line, create=True, clock=clock), clock=clock)
     bucket.put("a", b"1")
     with bucket.watch() as watch:
         while watch.take(10, 0.05) is not None:

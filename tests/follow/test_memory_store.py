@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.stores.state import KeyedState, change_of
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import KeyedState, change_of
 from strandline.testing.folds import StoreContract
 from strandline.testing.sinks import changes
 

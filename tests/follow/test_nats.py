@@ -12,13 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from strandline.follow.keyed import nats_feed
-from strandline.follow.keyed.contract import Listed
-from strandline.follow.keyed.nats import NatsBucket
-from strandline.follow.keyed.nats_feed import Feed
-from strandline.follow.keyed.nats_watch import removal, scope_filters
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     DiskFull,
     Gap,
@@ -28,9 +22,15 @@ from strandline.model.errors import (
     TransientStorageError,
     UsedAcrossFork,
 )
+from strandline.kv.contract import Listed
+from strandline.kv.nats import feed as nats_feed
+from strandline.kv.nats.bucket import NatsKeyValue
+from strandline.kv.nats.feed import Feed
+from strandline.kv.nats.watch import removal, scope_filters
+from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix
 from strandline.model.records import Op
-from strandline.testing.buckets import Collected, churn, current, fill, fold
+from strandline.testing.key_values import Collected, churn, current, fill, fold
 from tests.line import NatsLine
 from tests.servers import NatsServer
 
@@ -42,24 +42,24 @@ def fresh() -> str:
 
 
 @contextmanager
-def opened(url: str, **options: object) -> Iterator[NatsBucket]:
-    with NatsBucket.connect(url, fresh(), create=True, **options) as bucket:
+def opened(url: str, **options: object) -> Iterator[NatsKeyValue]:
+    with NatsKeyValue.connect(url, fresh(), create=True, **options) as bucket:
         yield bucket
         if not bucket._link.closed and not bucket._link.lost_for():
             bucket._link.run(bucket._link.api(f"STREAM.DELETE.{bucket._stream}"), "Removing")
 
 
 @pytest.fixture
-def bucket(nats_url: str) -> Iterator[NatsBucket]:
+def bucket(nats_url: str) -> Iterator[NatsKeyValue]:
     with opened(nats_url, prefetch=8) as bucket:
         yield bucket
 
 
-def purge(bucket: NatsBucket, what: dict[str, object]) -> None:
+def purge(bucket: NatsKeyValue, what: dict[str, object]) -> None:
     bucket._link.ask(f"STREAM.PURGE.{bucket._stream}", "Purging", what)
 
 
-def cursor_of(bucket: NatsBucket, scope: Prefix = EVERYTHING) -> Cursor:
+def cursor_of(bucket: NatsKeyValue, scope: Prefix = EVERYTHING) -> Cursor:
     with bucket.watch(scope) as subscription:
         return Collected(subscription).until_listed().at()
 
@@ -79,10 +79,10 @@ def until(condition) -> None:
 
 def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_anew(bucket, nats_url):
     before = bucket.stream
-    with NatsBucket.connect(nats_url, bucket._bucket) as other:
+    with NatsKeyValue.connect(nats_url, bucket._bucket) as other:
         assert other.stream == before
     bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
-    with NatsBucket.connect(nats_url, bucket._bucket, create=True) as anew:
+    with NatsKeyValue.connect(nats_url, bucket._bucket, create=True) as anew:
         assert anew.stream != before
 
 
@@ -117,7 +117,7 @@ def test_a_start_that_the_server_would_clamp_is_expired(nats_url, how, scope):
             Collected(subscription).until_key(b"node.1", b"new")
 
 
-def limit(bucket: NatsBucket, **limits: object) -> None:
+def limit(bucket: NatsKeyValue, **limits: object) -> None:
     """Have the server drop the oldest changes, as a bucket made by others may."""
     config = bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["config"]
     changed = config | {"discard": "old"} | limits
@@ -146,7 +146,7 @@ def test_a_front_that_passes_the_cursor_while_the_watch_is_opened_is_expired(buc
     until(lambda: consumers(bucket) == 0)
 
 
-def consumers(bucket: NatsBucket) -> int:
+def consumers(bucket: NatsKeyValue) -> int:
     return bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["state"]["consumer_count"]
 
 
@@ -340,9 +340,9 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def far(bucket, line) -> Iterator[NatsBucket]:
+def far(bucket, line) -> Iterator[NatsKeyValue]:
     """The same bucket through a line that the test may break."""
-    with NatsBucket.connect(line.url, bucket._bucket, timeout=0.5, prefetch=64) as far:
+    with NatsKeyValue.connect(line.url, bucket._bucket, timeout=0.5, prefetch=64) as far:
         yield far
 
 
@@ -438,7 +438,7 @@ def test_a_bucket_that_is_removed_under_a_watch_ends_it(bucket, nats_url, anew):
         taken = Collected(subscription).until_listed()
         bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
         if anew:
-            NatsBucket.connect(nats_url, bucket._bucket, create=True).close()
+            NatsKeyValue.connect(nats_url, bucket._bucket, create=True).close()
         with pytest.raises(NotFound):
             taken.until(lambda: False)
 
@@ -482,7 +482,7 @@ def test_a_server_that_is_not_there_is_an_error_that_may_pass():
     with NatsServer() as server:
         url = server.url
     with pytest.raises(TransientStorageError, match="Connecting to nats://"):
-        NatsBucket.connect(url, "bucket", timeout=0.3)
+        NatsKeyValue.connect(url, "bucket", timeout=0.3)
 
 
 # --- buckets and connections --------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_a_server_that_is_not_there_is_an_error_that_may_pass():
 
 def test_a_bucket_that_is_not_there_is_not_found(nats_url, bucket):
     with pytest.raises(NotFound, match="create=True"):
-        NatsBucket.connect(nats_url, fresh())
+        NatsKeyValue.connect(nats_url, fresh())
     bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
     for call in (
         lambda: bucket.put("a", b"1"),
@@ -505,7 +505,7 @@ def test_a_bucket_that_is_not_there_is_not_found(nats_url, bucket):
 
 def test_a_bucket_that_is_there_is_left_as_it_is(nats_url, bucket):
     fill(bucket)
-    with NatsBucket.connect(nats_url, bucket._bucket, create=True, history=3, max_bytes=10_000) as other:
+    with NatsKeyValue.connect(nats_url, bucket._bucket, create=True, history=3, max_bytes=10_000) as other:
         assert current(other) == current(bucket)
         assert other.stream == bucket.stream
 
@@ -533,17 +533,17 @@ def test_a_value_that_is_too_large_is_invalid(bucket):
 )
 def test_what_can_never_work_is_said_before_anything_is_asked(name, options):
     with pytest.raises(InvalidInput):
-        NatsBucket.connect("nats://127.0.0.1:1", name, **options)
+        NatsKeyValue.connect("nats://127.0.0.1:1", name, **options)
 
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "nats", None)
     with pytest.raises(MissingExtra, match=r"strandline\[nats\]"):
-        NatsBucket.connect("nats://127.0.0.1:1", "bucket")
+        NatsKeyValue.connect("nats://127.0.0.1:1", "bucket")
 
 
 def test_a_closed_bucket_says_so_and_its_waiting_watch_ends(nats_url):
-    bucket = NatsBucket.connect(nats_url, fresh(), create=True)
+    bucket = NatsKeyValue.connect(nats_url, fresh(), create=True)
     subscription = bucket.watch()
     assert isinstance(subscription.take(1, 5.0), Listed)
     closing = threading.Timer(0.1, bucket.close)

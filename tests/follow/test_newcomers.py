@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.follow.committer import begin
-from strandline.follow.run import follow
-from strandline.follow.snapshots.bootstrap import Pin
+from strandline.followers.committer import begin
+from strandline.followers.run import follow
 from strandline.log import heartbeat
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
@@ -20,6 +19,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import Consumed, SlotLimits
 from strandline.model.slots import NEWCOMER_SECONDS, SlotState
+from strandline.snapshots.bootstrapping import Pin
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
@@ -140,7 +140,7 @@ def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> No
 @pytest.fixture
 def snapshots(log: ObjectLog, tmp_path: Path) -> str:
     with sl.AppendLogStore.open(tmp_path / "veteran") as veteran:
-        veteran.apply(sl.READ_SCHEMA.empty_table(), since=log.start(), upto=log.end())
+        veteran.apply(sl.log.READ_SCHEMA.empty_table(), since=log.start(), upto=log.end())
         veteran.export_to(str(tmp_path / "snapshot"))
     return str(tmp_path / "snapshot")
 
@@ -165,7 +165,7 @@ def test_a_bootstrap_that_fails_leaves_no_slot_behind(log: ObjectLog, snapshots:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sl.bootstrap(snapshots, tmp_path / "new", Importing(fail), log=log, slot="new")
+        sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(fail), log=log, slot="new")
     assert log.slots() == []
 
 
@@ -179,7 +179,7 @@ def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claime
     log.create_slot("old", 0)
     for slot, during in (("old", lambda: 1 // 0), ("new", fail)):
         with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
-            sl.bootstrap(snapshots, tmp_path / "new", Importing(during), log=log, slot=slot)
+            sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(during), log=log, slot=slot)
     assert {state.name: state.holder for state in log.slots()} == {"old": None, "new": "somebody"}
 
 
@@ -200,7 +200,7 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
             wait_for(lambda: clock.now() - log.slot("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
         log.collect()
 
-    with sl.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
+    with sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
         collect(log, clock, 10 * NEWCOMER_SECONDS)
         assert log.floor() == 1
 

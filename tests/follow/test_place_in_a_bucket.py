@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 import strandline as sl
-from strandline.follow.delta import DeltaSink
+from strandline.errors import WrongKind
+from strandline.followers.delta.sink import DeltaSink
 from strandline.log.topic.logs import open_object_topic
-from strandline.model.errors import WrongKind
 from strandline.storage.urls import open_store
 from tests.servers import BUCKET, S3Server
 

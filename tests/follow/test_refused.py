@@ -6,14 +6,7 @@ import os
 import pytest
 from deltalake import DeltaTable
 
-from strandline.follow import delta
-from strandline.follow.committer import Committer
-from strandline.follow.delta import DeltaSink
-from strandline.follow.run import Batching, follow
-from strandline.log.memory import MemoryLog
-from strandline.log.object import open_log
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     Diverged,
     Fenced,
@@ -24,6 +17,13 @@ from strandline.model.errors import (
     StorageError,
     StrandlineError,
 )
+from strandline.followers.committer import Committer
+from strandline.followers.delta import sink as delta
+from strandline.followers.delta.sink import DeltaSink
+from strandline.followers.run import Batching, follow
+from strandline.log.memory import MemoryLog
+from strandline.log.object import open_log
+from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotLimits
 from strandline.testing.sinks import MemorySink, changes
 from tests.follow.test_table_recovery import fill

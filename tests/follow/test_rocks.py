@@ -16,11 +16,7 @@ import pyarrow as pa
 import pytest
 from rocksdict import Options, Rdict
 
-from strandline.follow.snapshots.sealed import check_snapshot
-from strandline.follow.store import Standing
-from strandline.follow.stores.rocks import RocksStore
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     Fenced,
     InvalidInput,
@@ -29,7 +25,11 @@ from strandline.model.errors import (
     UnsupportedVersion,
     UsedAcrossFork,
 )
+from strandline.followers.stores.rocks import RocksStore
+from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
+from strandline.model.store import Standing
+from strandline.snapshots.sealed import check_snapshot
 from strandline.testing.folds import ExportingStoreContract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,8 +110,8 @@ def test_a_second_opener_is_refused_with_a_clear_sentence(store: RocksStore, pla
         RocksStore.open(place)
     program = """
         import sys
-        from strandline.follow.stores.rocks import RocksStore
-        from strandline.model.errors import Fenced
+        from strandline.followers.stores.rocks import RocksStore
+        from strandline.errors import Fenced
         try:
             RocksStore.open(sys.argv[1])
         except Fenced as error:
@@ -261,7 +261,7 @@ WRITER = """
     import sys
     from uuid import UUID
     import pyarrow as pa
-    from strandline.follow.stores.rocks import RocksStore
+    from strandline.followers.stores.rocks import RocksStore
     from strandline.model.cursor import Cursor
     from strandline.model.records import READ_SCHEMA, record_batch, with_offsets
 

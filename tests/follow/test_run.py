@@ -10,17 +10,17 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.follow import run as running
-from strandline.follow.delta import DeltaSink
-from strandline.follow.engine import Engine
-from strandline.follow.run import Batching, follow
-from strandline.follow.steps import Received, Report, Reported, Stored
+from strandline.errors import CorruptData, CursorExpired, Diverged, Fenced, InvalidInput, NotFound
+from strandline.followers import run as running
+from strandline.followers.delta.sink import DeltaSink
+from strandline.followers.engine import Engine
+from strandline.followers.events import Received, Report, Reported, Stored
+from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, CursorExpired, Diverged, Fenced, InvalidInput, NotFound
 from strandline.model.head import WriterId
-from strandline.storage.ambient import CHANCE
+from strandline.storage.clock import CHANCE
 from strandline.storage.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.testing.clock import ManualClock

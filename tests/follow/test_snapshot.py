@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from strandline.follow.snapshots.sealed import (
+from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, StorageError, UnsupportedVersion
+from strandline.snapshots.sealed import (
     check_snapshot,
     newest_snapshot,
     next_number,
@@ -20,7 +21,6 @@ from strandline.follow.snapshots.sealed import (
     seal,
     unpack,
 )
-from strandline.model.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, StorageError, UnsupportedVersion
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.disks import RecordingDisk

@@ -2,11 +2,11 @@
 
 import pytest
 
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.stores.rocks import RocksStore
+from strandline.errors import Gap, NullKey
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.rocks import RocksStore
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Gap, NullKey
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
 from strandline.testing.disks import RecordingDisk

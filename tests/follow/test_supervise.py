@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.supervise import Supervisor
-from strandline.model.errors import InvalidInput, StorageError, TransientStorageError
+from strandline.errors import InvalidInput, StorageError, TransientStorageError
+from strandline.followers.events import Batching
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.watch.supervisor import Supervisor
+from strandline.kv.memory import MemoryKeyValue
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 from tests.follow.scripted import Stage, at, numbered
@@ -19,7 +19,7 @@ QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)
 
 @pytest.fixture
 def bucket():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     for number in range(10):
         bucket.put(f"k{number}", b"%d" % number)
     return bucket

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from strandline.follow.delta import DeltaSink
-from strandline.follow.run import Batching, follow
+from strandline.errors import CursorExpired, Diverged, Fenced, StorageError
+from strandline.followers.delta.sink import DeltaSink
+from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, Diverged, Fenced, StorageError
 from strandline.model.head import WriterId
 from strandline.model.records import Op
-from strandline.storage.ambient import CHANCE
+from strandline.storage.clock import CHANCE
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 
 ROWS = [(b"%d" % (n % 5), DELETE if n % 7 == 6 else b"v%d" % n) for n in range(40)]

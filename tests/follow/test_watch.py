@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.follow.keyed.contract import Ended, Listed
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.watch import WATCHING, watch_applied
+from strandline.errors import Gap, InvalidInput, NotReady, StorageError
+from strandline.followers.events import Batching
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.watch.api import WATCHING, watch_applied
+from strandline.kv.contract import Ended, Listed
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Gap, InvalidInput, NotReady, StorageError
 from strandline.model.keyed import Prefix, Update, Updates
 from strandline.model.records import Op
 from strandline.testing.faulty import Crash
@@ -106,7 +106,7 @@ def test_a_stop_that_was_set_before_it_began_opens_nothing():
 
 
 def test_what_is_out_of_scope_moves_the_cursor_and_is_not_applied():
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a.1", b"1")
     reports = []
     watched = Prefix("a.")
@@ -164,7 +164,7 @@ def test_raw_updates_and_cursor_reach_the_store_whatever_parse_made_of_them():
 
 
 def test_deletes_and_purges_are_applied_and_taken_out_of_the_store():
-    bucket, store, batches = MemoryBucket(), MemoryStore(), []
+    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
     for key in ("a", "b", "c"):
         bucket.put(key, b"1")
     follow(bucket, store)
@@ -301,7 +301,7 @@ def test_apply_raising_ends_the_watch_and_the_cursor_stays():
 
 
 def test_after_apply_raised_a_new_watch_gets_the_same_batch_again():
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a", b"1")
     with pytest.raises(RuntimeError), ThreadPoolExecutor(1) as pool:
         pool.submit(watch_applied, bucket, raising(RuntimeError("cannot")), store=store).result(120)
@@ -339,7 +339,7 @@ def test_it_resumes_at_the_stores_cursor_unless_told_otherwise():
 
 
 def test_only_what_was_missed_is_delivered():
-    bucket, store, batches = MemoryBucket(), MemoryStore(), []
+    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
     for number in range(1000):
         bucket.put(b"k%d" % number, b"1")
     follow(bucket, store)
@@ -371,11 +371,11 @@ def test_a_resume_of_another_stream_than_the_stores_is_an_error():
     store = MemoryStore()
     store.apply(numbered(0, 5).table(), since=at(0), upto=at(5))
     with pytest.raises(InvalidInput, match="ahead of the store"):
-        Stage(store=store).run(resume=Cursor(MemoryBucket().stream, 1))
+        Stage(store=store).run(resume=Cursor(MemoryKeyValue().stream, 1))
 
 
 def test_a_resume_below_the_store_applies_again_and_changes_nothing_in_the_store():
-    bucket, store, batches = MemoryBucket(), MemoryStore(), []
+    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
     for number in range(5):
         bucket.put("a", b"%d" % number)
     follow(bucket, store)
@@ -497,7 +497,7 @@ def test_a_crash_of_the_stream_applies_nothing_more():
 
 
 def test_nothing_past_a_gap_is_applied():
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a", b"1")
     batches = []
 
@@ -571,7 +571,7 @@ def test_a_flood_does_not_starve_a_store_that_has_to_be_tried_again():
 
 @pytest.mark.parametrize("scope", [Prefix(""), Prefix("a"), Prefix("a", "ab", "b", "a")], ids=str)
 def test_a_store_follows_a_bucket_that_several_threads_change_and_every_update_comes_once(scope):
-    bucket, store, stop = MemoryBucket(), MemoryStore(), threading.Event()
+    bucket, store, stop = MemoryKeyValue(), MemoryStore(), threading.Event()
     versions, reports = [], []
     caught_up = threading.Event()
     target = threading.Event()
@@ -615,7 +615,7 @@ def test_a_store_follows_a_bucket_that_several_threads_change_and_every_update_c
 
 
 def test_scopes_that_overlap_deliver_once():
-    bucket, batches = MemoryBucket(), []
+    bucket, batches = MemoryKeyValue(), []
     for key in ("a", "ab", "abc", "b"):
         bucket.put(key, b"1")
     bucket.end()
@@ -626,7 +626,7 @@ def test_scopes_that_overlap_deliver_once():
 def test_a_request_to_stop_is_heard_while_nothing_comes():
     stop, opened = threading.Event(), threading.Event()
 
-    class Quiet(MemoryBucket):
+    class Quiet(MemoryKeyValue):
         def watch_from(self, scope, cursor):
             opened.set()
             return super().watch_from(scope, cursor)
@@ -645,7 +645,7 @@ def test_no_wait_for_changes_is_so_long_that_a_request_would_go_unheard():
 
 
 def test_a_normal_watch_warns_of_nothing(caplog):
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a", b"1")
     with caplog.at_level(logging.INFO):
         follow(bucket, store)

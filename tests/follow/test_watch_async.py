@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.watch import watch_applied_async
+from strandline.errors import Gap, InvalidInput
+from strandline.followers.events import Batching
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.watch.api import watch_applied_async
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Gap, InvalidInput
 from tests.follow.scripted import Stage, at, current, held, numbered
 
 PATIENCE = 120.0
@@ -66,7 +66,7 @@ def test_a_coroutine_that_raises_ends_the_watch_and_the_cursor_stays():
 
 
 def test_the_awaited_watch_runs_coroutines_in_the_callers_loop_and_returns_the_cursor():
-    bucket, store, loops, reports = MemoryBucket(), MemoryStore(), [], []
+    bucket, store, loops, reports = MemoryKeyValue(), MemoryStore(), [], []
     for number in range(250):
         bucket.put(b"k%d" % number, b"1")
     bucket.end()
@@ -88,7 +88,7 @@ def test_the_awaited_watch_runs_coroutines_in_the_callers_loop_and_returns_the_c
 
 
 def test_the_awaited_watch_takes_functions_too_and_does_not_block_the_loop():
-    bucket, entered, release = MemoryBucket(), threading.Event(), threading.Event()
+    bucket, entered, release = MemoryKeyValue(), threading.Event(), threading.Event()
     bucket.put("a", b"1")
     bucket.end()
 
@@ -106,7 +106,7 @@ def test_the_awaited_watch_takes_functions_too_and_does_not_block_the_loop():
 
 
 def test_cancelling_the_awaited_watch_stops_it_in_good_order():
-    bucket, store, applied = MemoryBucket(), MemoryStore(), []
+    bucket, store, applied = MemoryKeyValue(), MemoryStore(), []
     bucket.put("a", b"1")
 
     async def main():
@@ -136,7 +136,7 @@ def test_cancelling_the_awaited_watch_stops_it_in_good_order():
 def test_cancelling_the_awaited_watch_flushes_what_is_batched():
     store, taken = MemoryStore(), threading.Event()
 
-    class Watched(MemoryBucket):
+    class Watched(MemoryKeyValue):
         def changes(self, scope, position, most, timeout):
             taken.set()  # what was current has been received
             return super().changes(scope, position, most, timeout)
@@ -159,7 +159,7 @@ def test_cancelling_the_awaited_watch_flushes_what_is_batched():
 
 
 def test_a_stop_ends_the_awaited_watch_too():
-    bucket, stop = MemoryBucket(), threading.Event()
+    bucket, stop = MemoryKeyValue(), threading.Event()
     bucket.put("a", b"1")
 
     async def main():
@@ -171,7 +171,7 @@ def test_a_stop_ends_the_awaited_watch_too():
 
 
 def test_the_awaited_watch_raises_what_ended_it():
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a", b"1")
 
     async def lose(_):
@@ -188,7 +188,7 @@ def test_the_awaited_watch_raises_what_ended_it():
 
 
 def test_an_error_of_the_watch_is_not_lost_when_it_is_cancelled_at_the_same_moment():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     bucket.put("a", b"1")
 
     async def main():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.follow.engine import STORE_RETRIES, Engine, Phase
-from strandline.follow.steps import (
+from strandline.errors import InvalidInput
+from strandline.followers.engine import STORE_RETRIES, Engine, Phase
+from strandline.followers.events import (
     Action,
     Applied,
     Apply,
@@ -39,7 +40,6 @@ from strandline.follow.steps import (
     StreamFailed,
     Sweep,
 )
-from strandline.model.errors import InvalidInput
 from strandline.model.keyed import Updates
 from tests.follow.scripted import at, given, numbered, put
 

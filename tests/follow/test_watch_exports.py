@@ -8,15 +8,15 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 
-from strandline.follow.exports import Exports
-from strandline.follow.keyed.contract import Listed, Listing
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.watch import watch_applied
+from strandline.errors import AlreadyExists, Gap, InvalidInput, WatchEnded
+from strandline.followers.events import Batching
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.watch.api import watch_applied
+from strandline.followers.watch.exports import Exports
+from strandline.kv.contract import Listed, Listing
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import AlreadyExists, Gap, InvalidInput, WatchEnded
 from strandline.testing.faulty import Crash
 from tests.follow.scripted import Flaky, Stage, at, held, numbered
 
@@ -273,7 +273,7 @@ def test_a_flood_of_requests_does_not_starve_receiving(exports):
 
 
 def test_requests_come_from_other_threads_while_the_watch_waits_for_changes(store, exports, tmp_path):
-    bucket, stop, reported = MemoryBucket(), threading.Event(), threading.Event()
+    bucket, stop, reported = MemoryKeyValue(), threading.Event(), threading.Event()
     bucket.put("a", b"1")
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(

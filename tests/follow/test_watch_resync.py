@@ -8,16 +8,16 @@ from functools import partial
 
 import pytest
 
-from strandline.follow.keyed.contract import Listed, Listing
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.steps import Batching
-from strandline.follow.store import Standing
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.watch import watch_applied
+from strandline.errors import NotReady, StorageError
+from strandline.followers.events import Batching
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.watch.api import watch_applied
+from strandline.kv.contract import Listed, Listing
+from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import NotReady, StorageError
 from strandline.model.keyed import EVERYTHING, Prefix
+from strandline.model.store import Standing
 from strandline.testing.faulty import Crash
 from tests.follow.scripted import (
     STREAM,
@@ -71,7 +71,7 @@ def fold(*keys: bytes, upto: int = 5) -> MemoryStore:
     return store
 
 
-def behind(bucket: MemoryBucket, scope: Prefix = EVERYTHING, store=None):
+def behind(bucket: MemoryKeyValue, scope: Prefix = EVERYTHING, store=None):
     """A store that has followed a bucket, and what the bucket has changed since is no longer retained."""
     store = MemoryStore() if store is None else store
     for key in ("a.1", "a.2", "a.3", "b.1", "b.2", "c.1"):
@@ -95,7 +95,7 @@ def within(pairs, scope):
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
 def test_an_expired_resume_brings_the_store_in_step_in_each_scope_and_spares_other_keys(scope):
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)  # it holds everything, whatever is watched from now on
     before = held(store)
     cursor = follow(bucket, store, scope=scope)
@@ -107,7 +107,7 @@ def test_an_expired_resume_brings_the_store_in_step_in_each_scope_and_spares_oth
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
 def test_the_listing_is_asked_for_exactly_the_scope(scope):
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
     reader = Listings(bucket)
     follow(bucket, store, reader=reader, scope=scope)
@@ -115,8 +115,8 @@ def test_the_listing_is_asked_for_exactly_the_scope(scope):
 
 
 def test_a_bucket_that_was_created_anew_replaces_what_was():
-    store = behind(MemoryBucket())
-    anew = MemoryBucket()
+    store = behind(MemoryKeyValue())
+    anew = MemoryKeyValue()
     anew.put("a.1", b"other")
     cursor = follow(anew, store)
     assert held(store) == {b"a.1": b"other"}
@@ -124,7 +124,7 @@ def test_a_bucket_that_was_created_anew_replaces_what_was():
 
 
 def test_a_bucket_that_is_created_anew_between_the_flag_and_the_full_watch_replaces_what_was():
-    first, second = MemoryBucket(), MemoryBucket()
+    first, second = MemoryKeyValue(), MemoryKeyValue()
     store = behind(first)
     second.put("a.2", b"other")
     second.end()
@@ -174,7 +174,7 @@ def test_the_order_is_listing_removals_full_watch_what_is_current_and_the_sweep(
 
 
 def test_a_removal_precedes_the_relisted_put_of_the_same_key():
-    bucket, batches = MemoryBucket(), []
+    bucket, batches = MemoryKeyValue(), []
     store = behind(bucket)
     reader = Listings(bucket, lambda: bucket.put("a.1", b"back"))  # deleted when listed, there when watched
     bucket.end()
@@ -185,7 +185,7 @@ def test_a_removal_precedes_the_relisted_put_of_the_same_key():
 
 
 def test_a_key_deleted_between_listing_and_watch_is_swept():
-    bucket, batches = MemoryBucket(), []
+    bucket, batches = MemoryKeyValue(), []
     store = behind(bucket)
     reader = Listings(bucket, lambda: bucket.delete("a.3"))  # there when listed, and no more when watched
     bucket.end()
@@ -195,7 +195,7 @@ def test_a_key_deleted_between_listing_and_watch_is_swept():
 
 
 def test_a_key_deleted_and_created_again_between_listing_and_watch_survives():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
 
     def again():
@@ -208,7 +208,7 @@ def test_a_key_deleted_and_created_again_between_listing_and_watch_survives():
 
 
 def test_a_key_that_changes_during_the_sweep_is_right_in_the_end():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
 
     def apply(batch):
@@ -296,7 +296,7 @@ def test_after_a_resync_the_watch_goes_on():
 
 
 def test_a_full_watch_onto_a_store_that_is_not_empty_resyncs_the_same_way():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
     cursor = follow(bucket, store, resume=None)
     assert store.standing() == Standing(cursor)
@@ -355,7 +355,7 @@ def test_a_scan_of_the_store_that_fails_ends_the_watch(scan):
 
 
 def test_a_stop_within_a_resync_returns_the_cursor_from_before_and_the_next_watch_does_it_again():
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
     before = store.standing().cursor
     stage = Stage(numbered(7, 1), expired=True, store=store, reader=Fixed())
@@ -370,7 +370,7 @@ def test_a_stop_within_a_resync_returns_the_cursor_from_before_and_the_next_watc
 
 
 def test_a_resync_under_way_is_begun_again_even_if_the_cursor_would_do():
-    bucket, store = MemoryBucket(), MemoryStore()
+    bucket, store = MemoryKeyValue(), MemoryStore()
     bucket.put("a", b"1")
     follow(bucket, store)
     store.begin_resync(bucket.stream)
@@ -382,7 +382,7 @@ def test_a_resync_under_way_is_begun_again_even_if_the_cursor_would_do():
 @pytest.mark.parametrize("fault", ["before", "after"])
 def test_a_store_that_fails_at_each_write_of_a_resync_is_tried_again_and_ends_right(fault):
     for failing in range(6):
-        bucket = MemoryBucket()
+        bucket = MemoryKeyValue()
         inner = behind(bucket)
         store = Flaky(inner, *["well"] * failing, fault)
         bucket.delete("a.3")
@@ -404,7 +404,7 @@ def test_a_store_that_fails_for_good_within_a_resync_ends_the_watch():
 
 @pytest.mark.parametrize("missing", ["reader", "store", "both"])
 def test_without_reader_or_store_it_is_a_full_watch_with_exactly_one_warning(missing, caplog):
-    bucket, batches = MemoryBucket(), []
+    bucket, batches = MemoryKeyValue(), []
     store = behind(bucket)
     resume = store.standing().cursor
     bucket.end()
@@ -427,7 +427,7 @@ def test_without_reader_or_store_it_is_a_full_watch_with_exactly_one_warning(mis
 
 
 def test_a_full_watch_onto_a_store_without_a_reader_warns_once(caplog):
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     store = behind(bucket)
     follow(bucket, store, reader=None, resume=None)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
@@ -435,9 +435,9 @@ def test_a_full_watch_onto_a_store_without_a_reader_warns_once(caplog):
 
 
 def test_without_a_reader_a_bucket_that_was_created_anew_is_taken_from_its_beginning(caplog):
-    store = behind(MemoryBucket())
+    store = behind(MemoryKeyValue())
     before = held(store)
-    anew = MemoryBucket()
+    anew = MemoryKeyValue()
     anew.put("a.1", b"other")
     cursor = follow(anew, store, reader=None)
     assert store.standing() == Standing(cursor) == Standing(Cursor(anew.stream, 1))
@@ -472,7 +472,7 @@ def test_without_a_reader_a_store_that_fails_to_begin_anew_is_tried_again(fault)
 
 
 def test_with_reader_and_store_nothing_is_warned_of(caplog):
-    bucket = MemoryBucket()
+    bucket = MemoryKeyValue()
     follow(bucket, behind(bucket))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -480,8 +480,8 @@ def test_with_reader_and_store_nothing_is_warned_of(caplog):
 # --- evicted or deleted ----------------------------------------------------------------------------------------
 
 
-def evicting() -> tuple[MemoryBucket, MemoryStore]:
-    bucket, store = MemoryBucket(), MemoryStore()
+def evicting() -> tuple[MemoryKeyValue, MemoryStore]:
+    bucket, store = MemoryKeyValue(), MemoryStore()
     for key in ("deleted", "evicted", "stays"):
         bucket.put(key, b"1")
     follow(bucket, store)
@@ -553,7 +553,7 @@ def test_whoever_dies_at_whatever_step_of_a_resync_the_next_watch_ends_right(ope
     fresh, again = opened
     deaths = 0
     for step in itertools.count():
-        bucket = MemoryBucket()
+        bucket = MemoryKeyValue()
         store = behind(bucket, store=fresh())
         spared = {key: value for key, value in held(store).items() if key not in scope}
         reader = Listings(bucket, lambda bucket=bucket: (bucket.delete("a.3"), bucket.put("a.1", b"back")))

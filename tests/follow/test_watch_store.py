@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from strandline.follow.keyed.contract import Ended
-from strandline.follow.steps import Batching
-from strandline.follow.store import Standing
-from strandline.follow.stores.memory import MemoryStore
-from strandline.model.errors import Gap, NullKey, StorageError, TransientStorageError
+from strandline.errors import Gap, NullKey, StorageError, TransientStorageError
+from strandline.followers.events import Batching
+from strandline.followers.stores.memory import MemoryStore
+from strandline.kv.contract import Ended
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
+from strandline.model.store import Standing
 from tests.follow.scripted import Flaky, Stage, at, given, held, numbered, put
 
 

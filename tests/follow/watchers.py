@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import strandline as sl
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.keyed.nats import NatsBucket
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.watch import watch_applied
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.watch.api import watch_applied
+from strandline.kv.log import LogKeyValue
+from strandline.kv.nats.bucket import NatsKeyValue
 from strandline.model.keyed import Prefix
 
 
@@ -33,9 +33,9 @@ def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
 
 def open_bucket(kind: str, address: str) -> Any:
     if kind == "log":
-        return LogBucket(sl.open(address))
+        return LogKeyValue(sl.open(address))
     url, _, name = address.rpartition("/")
-    return NatsBucket.connect(url, name)
+    return NatsKeyValue.connect(url, name)
 
 
 def watch(job: dict[str, Any]) -> None:

@@ -12,12 +12,13 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.formats.batch import BatchInfo, encode_batch
-from strandline.formats.block import Compression, encode_page
+from strandline.compat.v1.format import encode_manifest, encode_queue_batch, encode_values
+from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.checksum import crc32c
-from strandline.formats.head import encode_head
-from strandline.formats.queue import encode_manifest, encode_queue_batch, encode_values
-from strandline.formats.segment_file import (
+from strandline.formats.object.batch import BatchInfo, encode_batch
+from strandline.formats.object.head import encode_head
+from strandline.formats.segment.file import (
     FACTS_KEY,
     SEGMENT_SCHEMA,
     SegmentFacts,
@@ -27,9 +28,8 @@ from strandline.formats.segment_file import (
     footer_size,
     tail_size,
 )
-from strandline.formats.segment_records import decode_group
-from strandline.formats.segment_writer import SegmentWriter
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.formats.segment.records import decode_group
+from strandline.formats.segment.writer import SegmentWriter
 from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import record_batch, with_offsets

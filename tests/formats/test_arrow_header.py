@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from strandline.formats.arrow_header import check_header, check_message
-from strandline.formats.block import Compression, decode_block, read_metadata
-from strandline.model.errors import CorruptData
+from strandline.errors import CorruptData
+from strandline.formats.arrow.block import Compression, decode_block, read_metadata
+from strandline.formats.arrow.header import check_header, check_message
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA
 from tests.formats.shared_headers import (
     batch_with_shared_pairs,

@@ -9,12 +9,12 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.arrow_header import find_field, follow, read_number
-from strandline.formats.batch import decode_batch
-from strandline.formats.block import Compression
-from strandline.formats.head import decode_head
-from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
-from strandline.model.errors import CorruptData
+from strandline.errors import CorruptData
+from strandline.formats.arrow.block import Compression
+from strandline.formats.arrow.header import find_field, follow, read_number
+from strandline.formats.object.batch import decode_batch
+from strandline.formats.object.head import decode_head
+from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.records import RECORD_SCHEMA, record_batch
 from strandline.model.slots import SlotState
 from strandline.model.stamp import Stamped

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.formats.block import (
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.arrow.block import (
     END,
     Compression,
     encode_page,
@@ -18,7 +19,7 @@ from strandline.formats.block import (
     read_block,
 )
 from strandline.formats.checksum import crc32c
-from strandline.formats.frame import (
+from strandline.formats.wal.frame import (
     HEADER_SIZE,
     MAX_PAYLOAD,
     TRAILER_SIZE,
@@ -30,7 +31,6 @@ from strandline.formats.frame import (
     frames_beyond,
     read_header,
 )
-from strandline.model.errors import CorruptData, InvalidInput
 from strandline.model.records import RECORD_SCHEMA, record_batch
 from tests.formats.forging import some_records
 
@@ -139,7 +139,7 @@ def test_a_payload_over_256_mib_is_refused_on_write():
 def test_a_small_plain_page_has_the_bytes_that_a_large_one_would_have(monkeypatch):
     batches = [some_records(5), some_records(300).slice(7, 90), some_records(0), two_records()]
     quick = [b"".join(encode_page(batch, Compression.NONE)) for batch in batches]
-    monkeypatch.setattr("strandline.formats.block._SMALL", -1)
+    monkeypatch.setattr("strandline.formats.arrow.block._SMALL", -1)
     assert quick == [b"".join(encode_page(batch, Compression.NONE)) for batch in batches]
 
 
@@ -255,7 +255,7 @@ def test_looking_past_the_damage_takes_time_in_step_with_the_bytes(monkeypatch):
         looked_at.append(len(part))
         return crc32c(part, value)
 
-    monkeypatch.setattr("strandline.formats.frame.crc32c", counting)
+    monkeypatch.setattr("strandline.formats.wal.frame.crc32c", counting)
     assert list(frames_beyond(data)) == []
     assert sum(looked_at) < 10 * len(data)
 

@@ -7,11 +7,11 @@ import struct
 import pyarrow as pa
 import pytest
 
-from strandline.formats.batch import BatchInfo, decode_batch, encode_batch
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.head import decode_entries, decode_head
-from strandline.formats.identity import SlotCodec, decode_identity
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.object.batch import BatchInfo, decode_batch, encode_batch
+from strandline.formats.object.head import decode_entries, decode_head
+from strandline.formats.object.identity import SlotCodec, decode_identity
 from strandline.model.records import RECORD_SCHEMA, record_batch
 from tests.formats.forging import WRITER, batch_bytes, head_bytes, reseal_batch, reseal_head, some_records
 

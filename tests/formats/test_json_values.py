@@ -8,11 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from strandline.formats.checked_json import encode_checked
-from strandline.formats.identity import SlotCodec, decode_identity
-from strandline.formats.segment_file import SegmentFacts
+from strandline.errors import CorruptData
+from strandline.formats.json.checked import encode_checked
+from strandline.formats.object.identity import SlotCodec, decode_identity
+from strandline.formats.segment.file import SegmentFacts
 from strandline.formats.topic import decode_topic
-from strandline.formats.wal_folder import (
+from strandline.formats.wal.folder import (
     Kept,
     Rewinding,
     append_of,
@@ -24,7 +25,6 @@ from strandline.formats.wal_folder import (
     encode_wal_identity,
     lead_of,
 )
-from strandline.model.errors import CorruptData
 from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object, text, whole
 
 INFINITE = float("inf")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.manifest import decode_snapshot, encode_snapshot
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 

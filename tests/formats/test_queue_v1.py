@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.block import Compression
-from strandline.formats.queue import (
+from strandline.compat.v1.format import (
     ManifestCodec,
     decode_manifest,
     decode_queue_batch,
@@ -24,7 +23,8 @@ from strandline.formats.queue import (
     encode_queue_batch,
     encode_values,
 )
-from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.arrow.block import Compression
 from strandline.model.head import MetadataRange
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.batch import decode_batch
-from strandline.formats.block import Compression
-from strandline.formats.head import (
+from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.formats.arrow.block import Compression
+from strandline.formats.object.batch import decode_batch
+from strandline.formats.object.head import (
     decode_cut,
     decode_entries,
     decode_head,
@@ -21,8 +22,7 @@ from strandline.formats.head import (
     encode_cut,
     encode_head,
 )
-from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, WriterState
 from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.records import record_batch

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strandline.formats.segment_file import SEGMENT_SCHEMA, footer_size
-from strandline.formats.unpacking import PADDED_LIMIT
-from strandline.model.errors import CorruptData
+from strandline.errors import CorruptData
+from strandline.formats.arrow.unpack_limits import PADDED_LIMIT
+from strandline.formats.segment.file import SEGMENT_SCHEMA, footer_size
 from strandline.model.records import TIMESTAMP
 from tests.formats.forging import forged_segment, read_segment, reseal_tail, segment_bytes
 from tests.formats.shared_headers import encapsulated, shared_pairs

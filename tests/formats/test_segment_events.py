@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.segment_events import decode_event, encode_event, metadata_partition
-from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.segment.events import decode_event, encode_event, metadata_partition
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,

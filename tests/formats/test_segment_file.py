@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.formats.segment_file import (
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.segment.file import (
     LISTED,
     SEGMENT_SCHEMA,
     Seal,
@@ -20,9 +21,8 @@ from strandline.formats.segment_file import (
     decode_tail,
     tail_size,
 )
-from strandline.formats.segment_records import decode_group
-from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
-from strandline.model.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.segment.records import decode_group
+from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 
 LOG, SEGMENT = UUID(int=7), UUID(int=8)

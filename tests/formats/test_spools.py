@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.formats.frame import MAX_PAYLOAD, FrameInfo, encode_frame
-from strandline.formats.legacy_frame import (
+from strandline.compat.spool.format import Run, SpoolRecord, SpoolScanner, decode_slots, encode_slots, read_spool, runs
+from strandline.compat.spool.legacy_frame import (
     RECORD_OVERHEAD,
     LegacyEnding,
     LegacyScanner,
     encode_record_frame,
     legacy_frame_at,
 )
-from strandline.formats.spool import Run, SpoolRecord, SpoolScanner, decode_slots, encode_slots, read_spool, runs
-from strandline.model.errors import CorruptData, InvalidInput
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.wal.frame import MAX_PAYLOAD, FrameInfo, encode_frame
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 
 CASES = {

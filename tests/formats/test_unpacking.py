@@ -7,12 +7,12 @@ import struct
 import pyarrow as pa
 import pytest
 
-from strandline.formats.batch import BatchInfo, decode_batch, encode_batch
-from strandline.formats.block import Compression, Parts, encode_page
-from strandline.formats.frame import Frame, FrameInfo, decode_frame, encode_frame
-from strandline.formats.queue import decode_queue_batch, encode_queue_batch, encode_values
-from strandline.formats.unpacking import PADDED_LIMIT, unpacked_limit
-from strandline.model.errors import CorruptData, InvalidInput
+from strandline.compat.v1.format import decode_queue_batch, encode_queue_batch, encode_values
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.arrow.block import Compression, Parts, encode_page
+from strandline.formats.arrow.unpack_limits import PADDED_LIMIT, unpacked_limit
+from strandline.formats.object.batch import BatchInfo, decode_batch, encode_batch
+from strandline.formats.wal.frame import Frame, FrameInfo, decode_frame, encode_frame
 from strandline.model.records import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats import value_page
-from strandline.formats.block import Compression, decode_block, encode_page, frame_pages
-from strandline.formats.value_page import MOST_RECORDS, decode_values, encode_values
+from strandline.formats.arrow import value_page
+from strandline.formats.arrow.block import Compression, decode_block, encode_page, frame_pages
+from strandline.formats.arrow.value_page import MOST_RECORDS, decode_values, encode_values
 from strandline.model.records import Op, record_batch
 
 

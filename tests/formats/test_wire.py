@@ -7,11 +7,19 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.block import Compression, encode_page, page_checksum
+from strandline.errors import CorruptData, ExpectationFailed, Fenced, InvalidInput, NotFound, StrandlineError
+from strandline.formats.arrow.block import Compression, encode_page, page_checksum
 from strandline.formats.checksum import crc32c
-from strandline.formats.json_fields import Fields, write_fields
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
-from strandline.formats.wire import (
+from strandline.formats.json.fields import Fields, write_fields
+from strandline.formats.node.ticket import (
+    FeedTicket,
+    FileTicket,
+    ReadTicket,
+    ReportTicket,
+    decode_ticket,
+    encode_ticket,
+)
+from strandline.formats.node.wire import (
     NOTE_SIZE,
     Advance,
     Flag,
@@ -28,7 +36,6 @@ from strandline.formats.wire import (
     encode_note,
 )
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, ExpectationFailed, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.records import record_batch

@@ -22,7 +22,7 @@ import typer.testing
 from typer.main import get_command
 
 from strandline.cli.app import app
-from strandline.model.errors import StrandlineError
+from strandline.errors import StrandlineError
 from tests.fuzz.formats import TARGETS as DECODERS
 from tests.fuzz.mutation import JSON_PIECES, JSON_VALUES, damage
 from tests.fuzz.places import PLACES

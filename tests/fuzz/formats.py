@@ -13,35 +13,53 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.formats.arrow_stream import Layout, read_stream
-from strandline.formats.batch import decode_batch
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.checked_json import encode_checked
+from strandline.compat.spool.format import decode_slots, encode_slots, read_spool, runs
+from strandline.compat.spool.legacy_frame import LegacyEnding, encode_record_frame
+from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
+from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
-from strandline.formats.cold import ColdCodec
-from strandline.formats.frame import (
-    HEADER_SIZE,
-    TRAILER_SIZE,
-    Ending,
-    FrameInfo,
-    FrameScanner,
-    decode_frame,
-    encode_frame,
-    frames_beyond,
+from strandline.formats.json.checked import encode_checked
+from strandline.formats.node.state import decode_node, encode_node
+from strandline.formats.node.ticket import (
+    FeedTicket,
+    FileTicket,
+    ReadTicket,
+    ReportTicket,
+    decode_ticket,
+    encode_ticket,
 )
-from strandline.formats.head import decode_cut, decode_entries, decode_head, decode_references, encode_chunk, encode_cut
-from strandline.formats.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
-from strandline.formats.legacy_frame import LegacyEnding, encode_record_frame
-from strandline.formats.manifest import decode_snapshot, encode_snapshot
-from strandline.formats.node_state import decode_node, encode_node
-from strandline.formats.pointer import PointerCodec
-from strandline.formats.queue import decode_manifest, decode_queue_batch, encode_manifest
-from strandline.formats.segment_events import decode_event, encode_event
-from strandline.formats.segment_file import Seal, SegmentFacts, footer_size, tail_size
-from strandline.formats.spool import decode_slots, encode_slots, read_spool, runs
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
+from strandline.formats.node.wire import (
+    Advance,
+    Flag,
+    Note,
+    decode_advance,
+    decode_answer,
+    decode_error,
+    decode_note,
+    encode_advance,
+    encode_answer,
+    encode_error,
+    encode_note,
+)
+from strandline.formats.object.batch import decode_batch
+from strandline.formats.object.head import (
+    decode_cut,
+    decode_entries,
+    decode_head,
+    decode_references,
+    encode_chunk,
+    encode_cut,
+)
+from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.formats.segment.cold_json import ColdCodec
+from strandline.formats.segment.events import decode_event, encode_event
+from strandline.formats.segment.file import Seal, SegmentFacts, footer_size, tail_size
+from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
+from strandline.formats.snapshot.pointer import PointerCodec
 from strandline.formats.topic import decode_topic, encode_topic
-from strandline.formats.wal_folder import (
+from strandline.formats.wal.folder import (
     Kept,
     Rewinding,
     append_of,
@@ -55,25 +73,21 @@ from strandline.formats.wal_folder import (
     lead_metadata,
     lead_of,
 )
-from strandline.formats.wal_index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
-from strandline.formats.wal_mark import Mark, decode_mark, encode_mark
-from strandline.formats.wire import (
-    Advance,
-    Flag,
-    Note,
-    decode_advance,
-    decode_answer,
-    decode_error,
-    decode_note,
-    encode_advance,
-    encode_answer,
-    encode_error,
-    encode_note,
+from strandline.formats.wal.frame import (
+    HEADER_SIZE,
+    TRAILER_SIZE,
+    Ending,
+    FrameInfo,
+    FrameScanner,
+    decode_frame,
+    encode_frame,
+    frames_beyond,
 )
+from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, ExpectationFailed, InvalidInput
 from strandline.model.head import MetadataRange, WriterState
 from strandline.model.node import Beat, NodeState, Peer, Trouble
 from strandline.model.queue import QueueManifest
@@ -91,8 +105,8 @@ from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.lease import LeaseCodec, LeaseState
-from strandline.tier.cache import SegmentCache
-from strandline.tier.cache_tables import SCHEMAS
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.cache_tables import SCHEMAS
 from tests.formats.forging import (
     CHECKSUM,
     FOOTER,

@@ -18,21 +18,21 @@ from uuid import UUID
 import pyarrow as pa
 
 import strandline as sl
-from strandline.follow.stores.appendlog import AppendLogStore
+from strandline.compat.v1.log import open_queue
+from strandline.errors import StrandlineError
+from strandline.followers.stores.append_log import AppendLogStore
 from strandline.log.object.log import open_log
-from strandline.log.object.verify import Verification
-from strandline.log.v1.log import open_queue
+from strandline.log.object.maintain.verify import Verification
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.verify import verify
+from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Cursor
-from strandline.model.errors import StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch, with_offsets
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import SeededChance
 from strandline.testing.plain import PlainStore
-from strandline.tier.front import attach, tiered, tiering
+from strandline.tier.opening import attach, tiered, tiering
 from tests.formats.forging import reseal_batch, reseal_head, some_records
 from tests.fuzz.formats import sealed_checked, sealed_frames
 from tests.fuzz.mutation import Reseal, damage, in_place, json_damage, times, unchanged
@@ -117,7 +117,7 @@ def _make_tiered_log(folder: Path) -> None:
 
 
 def _make_node(folder: Path) -> None:
-    with sl.Primary.open(folder, name="a") as primary:
+    with sl.node.Primary.open(folder, name="a") as primary:
         primary.append_values([b"one", b"two"])
         primary.register_replica("b")
 
@@ -166,7 +166,7 @@ def _use_wal(folder: Path) -> None:
 
 
 def _read_wal(folder: Path) -> None:
-    with sl.WalReader(str(folder)) as reader:
+    with sl.log.WalReader(str(folder)) as reader:
         for batch in reader.read():
             _look(batch)
 
@@ -187,7 +187,7 @@ def _tier(folder: Path) -> None:
 
 
 def _use_node(folder: Path) -> None:
-    with sl.Primary.open(folder, name="a", create=False, timeout=5.0) as primary:
+    with sl.node.Primary.open(folder, name="a", create=False, timeout=5.0) as primary:
         primary.append_values([b"three"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.errors import CorruptData, UnsupportedVersion
 
 Try = Callable[[bytes], str]
 """Tries an input, and says what came of it in a word. Whatever it raises is a find."""

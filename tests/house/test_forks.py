@@ -17,29 +17,29 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.keyed.memory import MemoryBucket
-from strandline.follow.snapshots.artifacts import Artifacts
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.memory import MemoryStore
-from strandline.follow.stores.rocks import RocksStore
-from strandline.follow.supervise import Supervisor
+from strandline.compat.v1.log import open_queue
+from strandline.errors import UsedAcrossFork
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.rocks import RocksStore
+from strandline.followers.watch.supervisor import Supervisor
+from strandline.kv.log import LogKeyValue
+from strandline.kv.memory import MemoryKeyValue
 from strandline.log.memory import MemoryLog
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
-from strandline.log.v1.log import open_queue
 from strandline.model.cursor import Cursor
-from strandline.model.errors import UsedAcrossFork
 from strandline.model.head import WriterId
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
+from strandline.snapshots.artifacts import Artifacts
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.store import ABSENT
 from strandline.storage.urls import open_store
 from strandline.testing.logs import records
-from strandline.tier.front import attach, tiering
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import attach, tiering
 from tests.forking import in_a_child
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -162,7 +162,7 @@ def log_in_memory(folder: Path) -> Iterator[Opened]:
 
 @kind
 def write_ahead_log(folder: Path) -> Iterator[Opened]:
-    with sl.WriteAheadLog.open(folder / "log") as wal:
+    with sl.compat.WriteAheadLog.open(folder / "log") as wal:
         opened = _log(wal.log)
         wal.log.create_slot("held", 0)
         slot = wal.log.claim_slot("held", "me")
@@ -192,9 +192,9 @@ def write_ahead_log(folder: Path) -> Iterator[Opened]:
 
 @kind
 def reader_of_a_write_ahead_log(folder: Path) -> Iterator[Opened]:
-    with sl.WriteAheadLog.open(folder / "log") as wal:
+    with sl.compat.WriteAheadLog.open(folder / "log") as wal:
         wal.append(b"a")
-        reader = sl.WalReader(folder / "log")
+        reader = sl.log.WalReader(folder / "log")
         calls: Calls = {
             "bounds": reader.bounds,
             "end": reader.end,
@@ -415,17 +415,17 @@ def _bucket(bucket: Any) -> Iterator[Opened]:
 
 @kind
 def bucket_in_a_log(folder: Path) -> Iterator[Opened]:
-    yield from _bucket(LogBucket(sl.open(str(folder / "log"), create=True)))
+    yield from _bucket(LogKeyValue(sl.open(str(folder / "log"), create=True)))
 
 
 @kind
 def bucket_in_memory(folder: Path) -> Iterator[Opened]:
-    yield from _bucket(MemoryBucket())
+    yield from _bucket(MemoryKeyValue())
 
 
 @kind
 def supervisor(folder: Path) -> Iterator[Opened]:
-    bucket, seen = MemoryBucket(), []
+    bucket, seen = MemoryKeyValue(), []
     with Supervisor(bucket, seen.extend) as running:
 
         def goes_on() -> None:
@@ -497,9 +497,9 @@ def artifacts(folder: Path) -> Iterator[Opened]:
 @kind
 def primary_and_replica(folder: Path) -> Iterator[Opened]:
     with (
-        sl.Primary.open(folder / "a", name="a") as primary,
-        sl.Replica(folder / "b", primary.url, name="b") as replica,
-        sl.RemoteLog(primary.url) as remote,
+        sl.node.Primary.open(folder / "a", name="a") as primary,
+        sl.node.Replica(folder / "b", primary.url, name="b") as replica,
+        sl.node.RemoteLog(primary.url) as remote,
     ):
         first = primary.append_values([b"one"])
 

@@ -126,7 +126,7 @@ def contracts_over(package: Path) -> subprocess.CompletedProcess[str]:
 
 
 def make_believe(folder: Path, files: dict[str, str]) -> Path:
-    rooms = ("model", "formats", "storage", "log", "follow", "spark", "cli", "testing")
+    rooms = ("model", "formats", "storage", "log", "followers", "spark", "cli", "testing")
     empty = {f"strandline/{room}/__init__.py": "" for room in rooms}
     skeleton = {"strandline/__init__.py": "", "pyspark_strandline/__init__.py": "", **empty}
     for name, text in {**skeleton, **files}.items():
@@ -144,10 +144,10 @@ def test_imports_that_go_down_the_house_are_fine(tmp_path: Path) -> None:
             "pyspark_strandline/__init__.py": "from strandline.spark import x\n",
             "strandline/storage/__init__.py": "from strandline.model import x\n",
             "strandline/log/__init__.py": "import strandline.storage\nimport strandline.formats\n",
-            "strandline/follow/__init__.py": "from strandline.log import x\n",
-            "strandline/spark/__init__.py": "from strandline.follow import x\n",
+            "strandline/followers/__init__.py": "from strandline.log import x\n",
+            "strandline/spark/__init__.py": "from strandline.followers import x\n",
             "strandline/cli/__init__.py": "from strandline.spark import x\n",
-            "strandline/testing/__init__.py": "from strandline.follow import x\n",
+            "strandline/testing/__init__.py": "from strandline.followers import x\n",
         },
     )
     done = contracts_over(package)
@@ -160,8 +160,8 @@ def test_imports_that_go_down_the_house_are_fine(tmp_path: Path) -> None:
         ("model", "strandline.storage"),
         ("storage", "strandline.formats"),
         ("formats", "strandline.storage"),
-        ("log", "strandline.follow"),
-        ("follow", "strandline.spark"),
+        ("log", "strandline.followers"),
+        ("followers", "strandline.spark"),
         ("spark", "strandline.cli"),
         ("log", "strandline.testing"),
         ("cli", "strandline.testing"),

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.follow.snapshots.sealed import check_snapshot, newest_snapshot, next_number, prune, read_snapshot
+from strandline.compat.spool.export import export_spool
+from strandline.errors import AlreadyExists, InvalidInput, NotALog, NotFound, NotReady
 from strandline.log.folders import contents
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
-from strandline.log.wal.export import export_spool
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import AlreadyExists, InvalidInput, NotALog, NotFound, NotReady
+from strandline.snapshots.sealed import check_snapshot, newest_snapshot, next_number, prune, read_snapshot
 from strandline.storage.disk import DISK
 from strandline.storage.urls import open_store
 
@@ -33,14 +33,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "sl.open of a queue": lambda place: sl.open(place, format="queue-v1"),
     "open_store": open_store,
     "Consumer": sl.Consumer,
-    "WriteAheadLog.open": sl.WriteAheadLog.open,
+    "WriteAheadLog.open": sl.compat.WriteAheadLog.open,
     "WalLog.open": WalLog.open,
-    "WalReader": sl.WalReader,
-    "export_spool": lambda place: using(sl.WriteAheadLog.open("log"), lambda wal: export_spool(wal.log, place)),
+    "WalReader": sl.log.WalReader,
+    "export_spool": lambda place: using(sl.compat.WriteAheadLog.open("log"), lambda wal: export_spool(wal.log, place)),
     "contents": lambda place: contents(place, disk=DISK),
-    "Primary.open": sl.Primary.open,
-    "Replica": lambda place: sl.Replica(place, "grpc://127.0.0.1:1"),
-    "NodeConfig": lambda place: sl.NodeConfig(folder=place, name="a", lead=True),
+    "Primary.open": sl.node.Primary.open,
+    "Replica": lambda place: sl.node.Replica(place, "grpc://127.0.0.1:1"),
+    "NodeConfig": lambda place: sl.node.NodeConfig(folder=place, name="a", lead=True),
     "DeltaSink": sl.DeltaSink,
     "open_wal_topic": lambda place: open_wal_topic(place, 1),
     "open_object_topic": lambda place: open_object_topic(place, 1),
@@ -53,23 +53,23 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "RocksStore.import_from into": lambda place: sl.RocksStore.import_from("snapshot", place),
     "RocksStore.export_to": lambda place: using(sl.RocksStore.open("rocks"), lambda fold: fold.export_to(place)),
     "Exports.request": lambda place: sl.Exports().request(place),
-    "Artifacts": sl.Artifacts,
-    "Artifacts.publish": lambda place: sl.Artifacts("memory://paths").publish(place),
-    "Artifacts.fetch": lambda place: sl.Artifacts("memory://paths").fetch(place),
-    "Artifacts.export": lambda place: sl.Artifacts("memory://paths").export(sl.MemoryStore(), scratch=place),
-    "bootstrap": lambda place: sl.bootstrap(place, "dest", sl.AppendLogStore),
-    "bootstrap into": lambda place: sl.bootstrap("snapshots", place, sl.AppendLogStore),
+    "Artifacts": sl.snapshots.Artifacts,
+    "Artifacts.publish": lambda place: sl.snapshots.Artifacts("memory://paths").publish(place),
+    "Artifacts.fetch": lambda place: sl.snapshots.Artifacts("memory://paths").fetch(place),
+    "Artifacts.export": lambda place: sl.snapshots.Artifacts("memory://paths").export(sl.MemoryStore(), scratch=place),
+    "bootstrap": lambda place: sl.snapshots.bootstrap(place, "dest", sl.AppendLogStore),
+    "bootstrap into": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.AppendLogStore),
     "read_snapshot": read_snapshot,
     "check_snapshot": check_snapshot,
     "newest_snapshot": newest_snapshot,
     "next_number": next_number,
     "prune": lambda place: prune(place, keep=1),
-    "RemoteLog": sl.RemoteLog,
+    "RemoteLog": sl.node.RemoteLog,
 }
 NONE_IS_A_MEANING: dict[str, Callable[[Any], Any]] = {
-    "Primary.open, to take over": lambda place: sl.Primary.open("node", take_over=place),
-    "MetadataManager.start": lambda place: sl.MetadataManager.start(MemoryTopic(1), snapshot_dir=place),
-    "attach": lambda place: sl.attach(sl.open("memory://attached", create=True), place),
+    "Primary.open, to take over": lambda place: sl.node.Primary.open("node", take_over=place),
+    "MetadataManager.start": lambda place: sl.tier.MetadataManager.start(MemoryTopic(1), snapshot_dir=place),
+    "attach": lambda place: sl.tier.attach(sl.open("memory://attached", create=True), place),
 }
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from strandline.errors import AlreadyExists, Contended, Fenced, OutcomeUnknown, TransientStorageError
 from strandline.log.contract import Receipt, Slot
 from strandline.log.object import ObjectLog, open_log
-from strandline.model.errors import AlreadyExists, Contended, Fenced, OutcomeUnknown, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.model.errors import StorageError
+from strandline.errors import StorageError
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 

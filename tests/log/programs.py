@@ -20,9 +20,9 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import strandline as sl
+from strandline.compat.v1.log import QueueLog
+from strandline.errors import OutcomeUnknown, OutOfOrder, ProducerFailed, StrandlineError
 from strandline.log.object import ObjectLog
-from strandline.log.v1 import QueueLog
-from strandline.model.errors import OutcomeUnknown, OutOfOrder, ProducerFailed, StrandlineError
 from strandline.model.head import Entry, WriterId
 from strandline.model.records import record_batch
 
@@ -130,7 +130,7 @@ def append(job: Job, notes: Notes, stop: threading.Event) -> None:
         stop.wait(chance.random() * LULL)
 
 
-def _append(log: ObjectLog | QueueLog, writer: WriterId, name: str, number: int) -> sl.Receipt:
+def _append(log: ObjectLog | QueueLog, writer: WriterId, name: str, number: int) -> sl.log.Receipt:
     values = [value.encode() for value in values_of(name, number)]
     count = len(values)
     batch = record_batch(timestamps=range(count), ops=bytes(count), keys=[None] * count, values=values)

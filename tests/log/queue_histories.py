@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from strandline.log.object import ObjectLog, open_log
-from strandline.log.queue.consumer import Consumer
-from strandline.log.v1 import QueueLog, open_queue
-from strandline.model.errors import (
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.errors import (
     Contended,
     CursorExpired,
     Fenced,
@@ -18,6 +16,8 @@ from strandline.model.errors import (
     OutcomeUnknown,
     TransientStorageError,
 )
+from strandline.followers.consumer.consumer import Consumer
+from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore

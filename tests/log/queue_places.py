@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from strandline.compat.v1.log import open_queue
+from strandline.compat.v1.queue import V1Queue
 from strandline.log.object import open_log
 from strandline.log.queue.contract import Queue
-from strandline.log.queue.own import OwnQueue
-from strandline.log.v1 import open_queue
-from strandline.log.v1.queue import V1Queue
+from strandline.log.queue.log_queue import OwnQueue
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore

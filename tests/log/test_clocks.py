@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strandline.log.object.edits import Listing, apply_spills, list_batches, plan_spills, set_back
+from strandline.log.object.head.edits import Listing, apply_spills, list_batches, plan_spills, set_back
+from strandline.log.object.head.trimming import begin_collection, is_due
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.trimming import begin_collection, is_due
-from strandline.log.object.verify import Verification
+from strandline.log.object.maintain.verify import Verification
 from strandline.log.retention import is_idle, is_suspect, suspect
 from strandline.log.slots import has_expired, seen
 from strandline.model.cursor import SECOND, Bounds, Cursor
@@ -22,7 +22,7 @@ from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
 from strandline.model.slots import SlotState
 from strandline.model.times import DAY, LEAP, NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
-from strandline.storage.steady import SteadyTime
+from strandline.storage.steady_clock import SteadyTime
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 
@@ -378,7 +378,7 @@ def test_a_round_that_seems_to_be_of_the_future_keeps_nobody_waiting(collected: 
 
 
 def test_a_damaged_note_is_no_doubt():
-    from strandline.formats.clock_note import decode_note, encode_note
+    from strandline.formats.object.clock_note import decode_note, encode_note
 
     doubt = Doubt(5, None)
     assert decode_note(encode_note(doubt)) == doubt

@@ -11,12 +11,13 @@ from uuid import UUID
 
 import pytest
 
-from strandline.log.object import collector, slots
-from strandline.log.object.edits import CHUNK, SPILL_AT
+from strandline.errors import CursorExpired, InvalidInput, NotFound, SlotInvalid
+from strandline.followers.consumer.consumer import Consumer
+from strandline.log.object import slots
+from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.queue.consumer import Consumer
+from strandline.log.object.maintain import collector
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
@@ -305,8 +306,8 @@ def test_chunks_go_with_what_they_list(bench: Bench):
 
 
 def test_many_levels_of_chunks_are_trimmed_in_the_middle(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("strandline.log.object.edits.CHUNK", 3)
-    monkeypatch.setattr("strandline.log.object.edits.SPILL_AT", 4)
+    monkeypatch.setattr("strandline.log.object.head.edits.CHUNK", 3)
+    monkeypatch.setattr("strandline.log.object.head.edits.SPILL_AT", 4)
     bench = Bench()
     bench.append(150)
     assert len(bench.log.head().levels) >= 3
@@ -505,8 +506,8 @@ def test_a_slot_dropped_and_created_again_keeps_its_old_holder_fenced(bench: Ben
 @pytest.mark.parametrize("action", ["create", "reset", "drop", "hold", "release", "collect", "collect-late"])
 def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: int, monkeypatch: pytest.MonkeyPatch):
     """At every store operation of an action, before it and after: then everything still works and nothing is lost."""
-    monkeypatch.setattr("strandline.log.object.edits.CHUNK", 3)
-    monkeypatch.setattr("strandline.log.object.edits.SPILL_AT", 4)
+    monkeypatch.setattr("strandline.log.object.head.edits.CHUNK", 3)
+    monkeypatch.setattr("strandline.log.object.head.edits.SPILL_AT", 4)
     stage, number = 0, 1  # operation 0 opens the log
     while True:
         bench = Bench("consumed")

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
+from strandline.errors import Fenced, StorageError
+from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.queue.consumer import Consumer
-from strandline.log.queue.own import OwnQueue
-from strandline.model.errors import Fenced, StorageError
+from strandline.log.queue.log_queue import OwnQueue
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore

@@ -8,10 +8,10 @@ from itertools import count
 
 import pytest
 
-from strandline.log.queue.consumer import Consumer
-from strandline.log.queue.own import OwnQueue
-from strandline.log.queue.progress import Progress, Step
-from strandline.model.errors import OutOfOrderAck, StorageError
+from strandline.errors import OutOfOrderAck, StorageError
+from strandline.followers.consumer.consumer import Consumer
+from strandline.followers.consumer.progress import Progress, Step
+from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.head import Entry
 from strandline.storage.retry import RetryingStore
 from strandline.storage.store import ObjectStore

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.log.queue import consumer as module
-from strandline.log.queue import progress
-from strandline.log.v1.log import open_queue
-from strandline.model.errors import InvalidInput, OutOfOrderAck
+from strandline.compat.v1.log import open_queue
+from strandline.errors import InvalidInput, OutOfOrderAck
+from strandline.followers.consumer import consumer as module
+from strandline.followers.consumer import progress
 from tests.interrupts import interruptions
 
 

@@ -17,12 +17,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 import strandline as sl
-from strandline.log.object import ObjectLog, open_log
-from strandline.log.queue.consumer import Consumer
-from strandline.log.queue.own import OwnQueue
-from strandline.log.v1 import open_queue
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.compat.v1.log import open_queue
+from strandline.errors import (
     CursorExpired,
     Diverged,
     Fenced,
@@ -31,6 +27,10 @@ from strandline.model.errors import (
     SlotInvalid,
     UnsupportedVersion,
 )
+from strandline.followers.consumer.consumer import Consumer
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.queue.log_queue import OwnQueue
+from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.queue import QueueEntry
 from strandline.model.retention import SlotLimits
@@ -617,7 +617,7 @@ class TestPlaces:
             sl.Consumer(f"memory://nowhere-{uuid4().hex}")
 
     def test_anything_else_is_refused(self) -> None:
-        for place, options in ((4711, {}), (sl.MemoryLog(), {}), ("memory://x", {"format": "queue-v9"})):
+        for place, options in ((4711, {}), (sl.log.MemoryLog(), {}), ("memory://x", {"format": "queue-v9"})):
             with pytest.raises(InvalidInput):
                 sl.Consumer(place, **options)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from strandline.compat.v1 import edits
 from strandline.log import slots as rules
-from strandline.log.queue.own import OwnQueue
-from strandline.log.v1 import edits
+from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.queue import QueueManifest
 from strandline.model.slots import SlotState
 from tests.cases import sampled

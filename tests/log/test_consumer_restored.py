@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.log.v1.log import open_queue
-from strandline.model.errors import Diverged
+from strandline.compat.v1.log import open_queue
+from strandline.errors import Diverged
 
 
 def opened(kind: str, folder: Path) -> Any:

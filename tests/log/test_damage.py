@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from strandline.errors import CorruptData, NotALog, NotFound, StrandlineError, UnsupportedVersion, WrongKind
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, NotALog, NotFound, StrandlineError, UnsupportedVersion, WrongKind
 from strandline.storage.local import LocalStore
 from strandline.storage.store import ObjectStore
 from strandline.testing.logs import content, fetched, writer_named

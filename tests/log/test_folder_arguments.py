@@ -3,20 +3,20 @@
 import pytest
 
 import strandline as sl
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 DOORS = {
-    "wal": sl.WriteAheadLog.open,
-    "wal, migrating": lambda place: sl.WriteAheadLog.open(place, migrate=True),
-    "wal reader": sl.WalReader,
+    "wal": sl.compat.WriteAheadLog.open,
+    "wal, migrating": lambda place: sl.compat.WriteAheadLog.open(place, migrate=True),
+    "wal reader": sl.log.WalReader,
     "append-log store": sl.AppendLogStore.open,
     "rocksdb store": sl.RocksStore.open,
-    "primary": lambda place: sl.Primary.open(place, name="a"),
-    "take over": lambda place: sl.Primary.open("node", name="a", take_over=place),
-    "replica": lambda place: sl.Replica(place, name="b", upstream="grpc://127.0.0.1:1"),
+    "primary": lambda place: sl.node.Primary.open(place, name="a"),
+    "take over": lambda place: sl.node.Primary.open("node", name="a", take_over=place),
+    "replica": lambda place: sl.node.Replica(place, name="b", upstream="grpc://127.0.0.1:1"),
     "import": lambda place: sl.AppendLogStore.import_from("snapshot", place),
     "export": lambda place: sl.MemoryStore().export_to(place),
-    "bootstrap": lambda place: sl.bootstrap("snapshots", place, sl.AppendLogStore, log=sl.MemoryLog()),
+    "bootstrap": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.AppendLogStore, log=sl.log.MemoryLog()),
 }
 
 

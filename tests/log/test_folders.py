@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import strandline as sl
+from strandline.errors import NotALog, WrongKind
 from strandline.log.folders import Kind, contents, recognise, refuse_others
-from strandline.log.wal.mending import mend
-from strandline.log.wal.verify import verify
-from strandline.model.errors import NotALog, WrongKind
-from strandline.storage.ambient import CLOCK
+from strandline.log.wal.recover.manual_repair import mend
+from strandline.log.wal.recover.verify import verify
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, FolderRow
 from strandline.testing.simdisk import SimulatedDisk
 from tests import things

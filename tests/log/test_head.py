@@ -10,10 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.formats.head import encode_head
+from strandline.errors import (
+    AlreadyExists,
+    Contended,
+    CursorExpired,
+    Diverged,
+    ExpectationFailed,
+    NotFound,
+    OutOfOrder,
+    WriterExpired,
+)
+from strandline.formats.object.head import encode_head
 from strandline.log.contract import Receipt
-from strandline.log.object import ObjectLog, edits, open_log
-from strandline.log.object.edits import (
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.object.head import edits
+from strandline.log.object.head.edits import (
     Listing,
     Spill,
     StaleGeneration,
@@ -25,20 +36,10 @@ from strandline.log.object.edits import (
     settle_slot,
     unlist_slot,
 )
-from strandline.log.object.index import chunk_path, entries_from
+from strandline.log.object.head.index import chunk_path, entries_from
 from strandline.log.object.span import plan_entries
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
-from strandline.model.errors import (
-    AlreadyExists,
-    Contended,
-    CursorExpired,
-    Diverged,
-    ExpectationFailed,
-    NotFound,
-    OutOfOrder,
-    WriterExpired,
-)
 from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
 from strandline.model.stamp import OpId, Stamped
 from strandline.testing.clock import ManualClock, SeededChance

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from strandline.errors import OutcomeUnknown, TransientStorageError
 from strandline.log import slots as rules
 from strandline.log.contract import Receipt
-from strandline.log.object import ObjectLog, edits
-from strandline.model.errors import OutcomeUnknown, TransientStorageError
+from strandline.log.object import ObjectLog
+from strandline.log.object.head import edits
 from strandline.model.head import WriterId
 from strandline.testing.faulty import Faults
 from strandline.testing.slots import append
@@ -78,7 +79,7 @@ def test_a_lister_that_ignores_writers_numbers_is_caught(monkeypatch: pytest.Mon
             head = replace(listed, tail=(*listed.tail[:-1], entry), writers={**head.writers, **listed.writers})
         return head
 
-    monkeypatch.setattr("strandline.log.object.upload.list_batches", list_anyway)
+    monkeypatch.setattr("strandline.log.object.produce.upload.list_batches", list_anyway)
     assert "listed twice" in caught()
 
 

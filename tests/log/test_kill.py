@@ -15,7 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline.log.findings import Severity
-from strandline.log.object.verify import Verification
+from strandline.log.object.maintain.verify import Verification
 from tests.log.programs import SOON, V1_GRACE, Job, read_notes, start, tell, values_of
 from tests.servers import S3Server
 

@@ -6,11 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.log.contract import Receipt
-from strandline.log.object import ObjectLog, open_log
-from strandline.log.writers import MAX_WRITERS
-from strandline.model.cursor import Bounds
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     ExpectationFailed,
@@ -20,6 +16,10 @@ from strandline.model.errors import (
     TransientStorageError,
     WriterExpired,
 )
+from strandline.log.contract import Receipt
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.writers import MAX_WRITERS
+from strandline.model.cursor import Bounds
 from strandline.model.stamp import REMEMBERED
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance

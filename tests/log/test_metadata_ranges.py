@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
-from strandline.log.queue.letters import encode_letter
+from strandline.log.queue.dead_letters import encode_letter
 from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.queue import QueueEntry
 

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 import strandline as sl
+from strandline.errors import TransientStorageError
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.model.errors import TransientStorageError
 from strandline.model.retention import SlotLimits
 from strandline.storage import metrics
 from strandline.testing.clock import ManualClock
@@ -150,7 +150,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
 
 
 def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
-    bucket, stop = sl.MemoryBucket(), threading.Event()
+    bucket, stop = sl.kv.MemoryKeyValue(), threading.Event()
 
     class Flaky(sl.MemoryStore):
         failed = False
@@ -165,7 +165,7 @@ def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
     for key in ("a", "b", "bad"):
         bucket.put(key, b"")
 
-    def parse(update: sl.Update) -> sl.Update | None:
+    def parse(update: sl.kv.Update) -> sl.kv.Update | None:
         return None if update.key == b"bad" else update
 
     def watch() -> None:

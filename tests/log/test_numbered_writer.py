@@ -2,10 +2,7 @@
 
 import pytest
 
-from strandline.log.contract import Receipt
-from strandline.log.memory import MemoryLog
-from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
-from strandline.model.errors import (
+from strandline.errors import (
     CommitTimedOut,
     Contended,
     CorruptData,
@@ -18,8 +15,11 @@ from strandline.model.errors import (
     TransientStorageError,
     WriterExpired,
 )
+from strandline.log.contract import Receipt
+from strandline.log.memory import MemoryLog
+from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.model.records import Op, record_batch
-from strandline.storage.ambient import CHANCE
+from strandline.storage.clock import CHANCE
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from strandline.errors import BufferFull, InvalidInput, ProducerClosed
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import BufferFull, InvalidInput, ProducerClosed
 from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_RECORD_BYTES, Op
 from strandline.testing.clock import ManualClock
@@ -120,8 +120,8 @@ class TestWhenABatchCloses:
         # The real limits are thirty times as large and in the same proportion. All this compresses well.
         for module in ("log.object.buffer", "model.records"):
             monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
-        monkeypatch.setattr("strandline.formats.unpacking.PADDED_LIMIT", (10 << 20) + (10 << 17))
-        monkeypatch.setattr("strandline.formats.unpacking._EARLIER_LIMIT", 0)
+        monkeypatch.setattr("strandline.formats.arrow.unpack_limits.PADDED_LIMIT", (10 << 20) + (10 << 17))
+        monkeypatch.setattr("strandline.formats.arrow.unpack_limits._EARLIER_LIMIT", 0)
         with log.producer(linger=NEVER, batch_bytes=5 << 20) as producer:
 
             def work() -> None:

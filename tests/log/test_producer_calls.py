@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
+from strandline.compat.v1.log import open_queue
+from strandline.errors import BufferFull, InvalidInput
 from strandline.log.contract import Receipt
-from strandline.log.object.buffer import MAX_METADATA
 from strandline.log.object.log import open_log
-from strandline.log.object.rows import CALL, Room, cut_calls
-from strandline.log.object.shipper import RANGE_BYTES
-from strandline.log.v1.log import open_queue
-from strandline.model.errors import BufferFull, InvalidInput
+from strandline.log.object.produce.buffer import MAX_METADATA
+from strandline.log.object.produce.rows import CALL, Room, cut_calls
+from strandline.log.object.produce.shipper import RANGE_BYTES
 from strandline.testing.clock import ManualClock
 
 SOON = 120.0

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from strandline.errors import ExpectationFailed, OutcomeUnknown, ProducerFailed, StorageError
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import ExpectationFailed, OutcomeUnknown, ProducerFailed, StorageError
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import content, records

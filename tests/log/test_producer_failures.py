@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.formats.block import encode_page
+from strandline.errors import DiskFull, OutcomeUnknown, ProducerFailed, StorageError, TransientStorageError
+from strandline.formats.arrow.block import encode_page
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import DiskFull, OutcomeUnknown, ProducerFailed, StorageError, TransientStorageError
 from strandline.storage.disk import DISK
 from strandline.storage.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
@@ -113,7 +113,7 @@ def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_nobody(
             raise MemoryError
         return encode_page(*args)
 
-    monkeypatch.setattr("strandline.log.object.upload.encode_page", encode_some)
+    monkeypatch.setattr("strandline.log.object.produce.upload.encode_page", encode_some)
     with log.producer(linger=NEVER) as producer:
         before = producer.append_batch(records(b"before"))
         with pytest.raises(MemoryError):

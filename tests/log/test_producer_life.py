@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from strandline.errors import BufferFull, ProducerClosed, StorageError
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.errors import BufferFull, ProducerClosed, StorageError
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
@@ -249,7 +249,7 @@ def test_handles_of_a_program_that_ends_are_failed_for_those_who_still_wait(tmp_
     program = """
 import atexit, sys
 from strandline.log.object import open_log
-from strandline.model.errors import ProducerClosed
+from strandline.errors import ProducerClosed
 
 def wait_for_it():
     try:

@@ -10,17 +10,17 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.block import Compression
+from strandline.errors import BufferFull, Contended, InvalidInput
+from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.object.committer import Pace
-from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.log.object.produce.committer import Pace
+from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.model.cursor import Bounds
-from strandline.model.errors import BufferFull, Contended, InvalidInput
 from strandline.model.head import Head, WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.stamp import OpId
-from strandline.storage.ambient import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.logs import content, fetched, records, writer_named

@@ -8,11 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from strandline.log.contract import Receipt
-from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.writers import MAX_WRITERS
-from strandline.model.cursor import Bounds
-from strandline.model.errors import (
+from strandline.errors import (
     Diverged,
     OutcomeUnknown,
     OutOfOrder,
@@ -22,6 +18,10 @@ from strandline.model.errors import (
     TransientStorageError,
     WriterExpired,
 )
+from strandline.log.contract import Receipt
+from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.writers import MAX_WRITERS
+from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore
@@ -368,7 +368,7 @@ class TestWhereRetryingCannotHelp:
         producer = log.producer(linger=NEVER)
         before = producer.append_batch(records(b"before"))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.object.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.object.produce.buffer.page_of", no_memory)
         with pytest.raises(MemoryError):
             producer.flush(SOON)
         monkeypatch.undo()
@@ -391,7 +391,7 @@ class TestWhereRetryingCannotHelp:
         producer, gate = log.producer(linger=NEVER, batch_bytes=1), Gate(line)
         under_way = producer.append_batch(records(bytes(1000)))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.object.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.object.produce.buffer.page_of", no_memory)
         closing = threading.Thread(target=lambda: failure_of(_Closing(producer)), daemon=True)
         closing.start()
         assert isinstance(failure_of(under_way), ProducerFailed)

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.log.queue.progress import Progress, Step
-from strandline.model.errors import CorruptData, InvalidInput, OutOfOrderAck
+from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
+from strandline.followers.consumer.progress import Progress, Step
 from strandline.model.queue import QueueEntry
 
 

@@ -14,17 +14,17 @@ from uuid import uuid4
 import pytest
 
 import strandline as sl
-from strandline.follow.keyed.log import LogBucket
-from strandline.follow.run import follow
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.follow.stores.memory import MemoryStore
+from strandline.compat.v1.log import open_queue
+from strandline.errors import CursorExpired, Diverged, InvalidInput
+from strandline.followers.run import follow
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.followers.stores.memory import MemoryStore
+from strandline.kv.log import LogKeyValue
 from strandline.log.object import open_log
 from strandline.log.planning import behind
-from strandline.log.v1.log import open_queue
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.rewind import rewind
+from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING
 from strandline.model.records import Op, record_batch
@@ -130,7 +130,7 @@ def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(resto
 
 @pytest.mark.parametrize("restored", [KINDS[0]], indirect=True)
 def test_a_watch_that_resumes_takes_everything_anew(restored: Restored) -> None:
-    bucket = LogBucket(restored.log)
+    bucket = LogKeyValue(restored.log)
     with pytest.raises(CursorExpired, match="restored from a copy"):
         bucket.watch_from(EVERYTHING, restored.cursors[0])
     store, halt = restored.stores[0], threading.Event()
@@ -150,7 +150,7 @@ def test_a_bucket_that_is_open_while_its_log_is_restored_says_so(tmp_path: Path)
     put(log, b"a")
     shutil.copytree(folder, tmp_path / "backup")
     put(log, b"b")
-    bucket = LogBucket(log)
+    bucket = LogKeyValue(log)
     assert bucket.get("b") == b"v"
     shutil.rmtree(folder)
     shutil.move(tmp_path / "backup", folder)

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
+from strandline.errors import Diverged
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import Diverged
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 
 LOG = Cursor(UUID(int=1), 0)

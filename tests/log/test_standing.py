@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.log.object.edits import CHUNK, SPILL_AT
+from strandline.errors import StorageError
+from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.standing import Standing, standings, trim_end
-from strandline.model.errors import StorageError
+from strandline.log.object.maintain.slot_lag import Standing, standings, trim_end
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.model.slots import InvalidReason
 from strandline.testing.clock import ManualClock

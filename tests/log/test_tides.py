@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.log.object import collector, edits, slots, trimming, upload
+from strandline.log.object import slots
+from strandline.log.object.head import edits, trimming
+from strandline.log.object.maintain import collector
+from strandline.log.object.produce import upload
 from strandline.model.head import Head
 from strandline.model.slots import SlotState
 from strandline.testing.faulty import CALM

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from strandline.log.object import edits
+from strandline.errors import CursorExpired, Diverged
+from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
-from strandline.log.object.standing import standings, trim_end
-from strandline.log.object.verify import Verification
+from strandline.log.object.maintain.slot_lag import standings, trim_end
+from strandline.log.object.maintain.verify import Verification
 from strandline.log.planning import Gathering
 from strandline.log.slots import check_position, floor, outrun, retained_first, trim_floor
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import NO_LIMIT, Bounds, Limit
-from strandline.model.errors import CursorExpired, Diverged
 from strandline.model.retention import FOREVER, NO_LIMITS, Consumed, MaxBytes, SlotLimits
 from strandline.model.slots import TIER_SLOT, Invalidation, InvalidReason, SlotState
 from strandline.testing.clock import ManualClock

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.model.errors import StrandlineError
+from strandline.errors import StrandlineError
 from strandline.model.retention import MaxAge, MaxBytes, SlotLimits
 
 NUMBERS = [True, 1.5, 1.0, math.nan, math.inf, "1", b"1", None, 1 << 63, 1 << 70, -1]
@@ -17,19 +17,19 @@ TEXTS = [5, 1.5, True, b"holder", ["holder"], {"holder": 1}, "\ud800"]
 def log(request, tmp_path):
     if request.param == "object":
         log = sl.open(str(tmp_path / "log"), create=True)
-        log.append(pa.table({"value": [b"1", b"2"]}), writer=sl.WriterId(log.log_id), number=0).result(30)
+        log.append(pa.table({"value": [b"1", b"2"]}), writer=sl.log.WriterId(log.log_id), number=0).result(30)
         yield log
         return
-    with sl.WriteAheadLog.open(tmp_path / "log") as wal:
+    with sl.compat.WriteAheadLog.open(tmp_path / "log") as wal:
         wal.append_many([b"1", b"2"])
         yield wal.log
 
 
 def reopened(log, tmp_path):
     """What another process finds."""
-    if isinstance(log, sl.ObjectLog):
+    if isinstance(log, sl.log.ObjectLog):
         return sl.open(str(tmp_path / "log"))
-    return sl.WalReader(tmp_path / "log")
+    return sl.log.WalReader(tmp_path / "log")
 
 
 def check_refused(call, log, tmp_path):
@@ -37,8 +37,8 @@ def check_refused(call, log, tmp_path):
     with pytest.raises(StrandlineError):
         call()
     assert log.slots() == before
-    assert reopened(log, tmp_path).bounds() == sl.Bounds(0, 2)
-    if isinstance(log, sl.ObjectLog):
+    assert reopened(log, tmp_path).bounds() == sl.log.Bounds(0, 2)
+    if isinstance(log, sl.log.ObjectLog):
         assert reopened(log, tmp_path).slots() == before
 
 
@@ -101,10 +101,10 @@ def test_no_log_is_created_with_a_policy_that_is_none(tmp_path, wrong):
 
 @pytest.mark.parametrize("number", [True, 1.5, math.nan, math.inf, "1"], ids=repr)
 def test_a_write_ahead_log_is_pruned_up_to_a_whole_number(tmp_path, number):
-    with sl.WriteAheadLog.open(tmp_path / "log") as wal:
+    with sl.compat.WriteAheadLog.open(tmp_path / "log") as wal:
         wal.append_many([b"1", b"2"])
         with pytest.raises(sl.errors.InvalidInput, match="whole number"):
             wal.prune_through(number)
         wal.append(b"3")
-    with sl.WriteAheadLog.open(tmp_path / "log") as wal:
+    with sl.compat.WriteAheadLog.open(tmp_path / "log") as wal:
         assert (wal.oldest, wal.current) == (1, 3)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.formats.queue import encode_manifest
-from strandline.log.v1 import QueueLog
-from strandline.log.v1.collect import Collection, QueueCollector, is_old, unlisted
-from strandline.log.v1.edits import list_batches
-from strandline.log.v1.names import new_location
-from strandline.log.v1.queue import V1Queue
-from strandline.model.errors import CorruptData, TransientStorageError
+from strandline.compat.v1.edits import list_batches
+from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.names import new_location
+from strandline.compat.v1.queue import V1Queue
+from strandline.errors import CorruptData, TransientStorageError
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.storage.store import ObjectInfo
 from strandline.testing.clock import ManualClock
@@ -356,7 +356,7 @@ def test_a_producer_that_lists_too_late_would_list_what_is_gone(place, monkeypat
         return [entry.location for entry in manifest_in(place.store).entries]
 
     assert set(late(0)) <= set(paths(place.store))
-    monkeypatch.setattr("strandline.log.v1.shipper.list_batches", _patient)
+    monkeypatch.setattr("strandline.compat.v1.shipper.list_batches", _patient)
     assert not set(late(1)) <= set(paths(place.store)), "the twin has listed what was collected"
 
 

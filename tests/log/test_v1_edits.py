@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.formats.queue import encode_manifest
-from strandline.log.v1 import edits
-from strandline.log.v1.edits import Moment, QueueListing, UploadTooOld
-from strandline.log.v1.names import checked_path, mark_of, new_location, stored_as, time_of
+from strandline.compat.v1 import edits
+from strandline.compat.v1.edits import Moment, QueueListing, UploadTooOld
+from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.names import checked_path, mark_of, new_location, stored_as, time_of
+from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock
 from tests.log.v1_parts import writer

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.log.v1.manifest import ManifestCell
-from strandline.log.v1.queue import V1Queue
-from strandline.model.errors import (
+from strandline.compat.v1.manifest import ManifestCell
+from strandline.compat.v1.queue import V1Queue
+from strandline.errors import (
     Contended,
     ExpectationFailed,
     Fenced,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strandline.log.v1 import edits
-from strandline.log.v1.collect import Collection, QueueCollector, is_old, unlisted
+from strandline.compat.v1 import edits
+from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
 from strandline.model.queue import QueueManifest
 from strandline.testing.faulty import Faults
 from tests.cases import sampled
@@ -63,13 +63,13 @@ def test_a_lister_that_does_not_look_for_its_batch_is_caught(monkeypatch):
         listed = honest(replace(manifest, entries=()), listings, now, patience)
         return replace(listed, entries=(*manifest.entries, *listed.entries))
 
-    monkeypatch.setattr("strandline.log.v1.shipper.list_batches", blind)
+    monkeypatch.setattr("strandline.compat.v1.shipper.list_batches", blind)
     assert "listed twice" in caught(faults=Faults(after=0.15), stall=0.0)
 
 
 def test_a_lister_that_knows_only_the_last_name_of_its_batch_is_caught(monkeypatch):
-    monkeypatch.setattr("strandline.log.v1.edits.mark_of", lambda location: location)
-    monkeypatch.setattr("strandline.log.v1.shipper.mark_of", lambda location: location)
+    monkeypatch.setattr("strandline.compat.v1.edits.mark_of", lambda location: location)
+    monkeypatch.setattr("strandline.compat.v1.shipper.mark_of", lambda location: location)
     assert "listed twice" in caught()
 
 
@@ -79,7 +79,7 @@ def test_a_producer_without_the_rule_of_half_the_grace_period_is_caught(monkeypa
     def patient(manifest, listings, now, patience):
         return honest(manifest, listings, now, float("inf"))
 
-    monkeypatch.setattr("strandline.log.v1.shipper.list_batches", patient)
+    monkeypatch.setattr("strandline.compat.v1.shipper.list_batches", patient)
     assert "was collected" in caught()
 
 

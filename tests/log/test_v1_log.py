@@ -13,13 +13,11 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.formats.queue import encode_manifest
-from strandline.log.contract import Handle, Log, Slot
-from strandline.log.v1 import QueueLog, open_queue
-from strandline.log.v1.names import time_of
-from strandline.log.v1.queue import V1Queue
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.errors import (
+from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.names import time_of
+from strandline.compat.v1.queue import V1Queue
+from strandline.errors import (
     AlreadyExists,
     CorruptData,
     CursorExpired,
@@ -32,6 +30,8 @@ from strandline.model.errors import (
     StorageError,
     UnsupportedVersion,
 )
+from strandline.log.contract import Handle, Log, Slot
+from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.head import MetadataRange
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.model.records import READ_SCHEMA, Op
@@ -260,7 +260,7 @@ def test_the_front_opens_it_by_its_format(tmp_path):
     append(log, b"a", number=0)
     assert sorted(path.parent.name for path in (tmp_path / "queue").rglob("*") if path.suffix == ".batch") == ["data"]
     assert (tmp_path / "queue/in/list").exists()
-    assert isinstance(sl.open(str(tmp_path / "own"), create=True), sl.ObjectLog)
+    assert isinstance(sl.open(str(tmp_path / "own"), create=True), sl.log.ObjectLog)
     with pytest.raises(InvalidInput, match="queue-v1"):
         sl.open(str(tmp_path / "queue"), format="queue-v2")
 

@@ -9,10 +9,9 @@ from base64 import b64decode
 import pytest
 
 import strandline as sl
-from strandline.log.queue.contract import Fetcher, Queue
-from strandline.log.v1 import open_queue
-from strandline.log.v1.queue import V1Queue
-from strandline.model.errors import (
+from strandline.compat.v1.log import open_queue
+from strandline.compat.v1.queue import V1Queue
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     Diverged,
@@ -23,6 +22,7 @@ from strandline.model.errors import (
     OutOfOrderAck,
     TransientStorageError,
 )
+from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.queue import Descriptor
 from strandline.storage.local import LocalStore
 from strandline.testing.clock import ManualClock

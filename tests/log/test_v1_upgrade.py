@@ -9,11 +9,12 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.queue import encode_manifest
+from strandline.compat.v1.format import encode_manifest
+from strandline.compat.v1.upgrade import UpgradeProgress, upgrade
+from strandline.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.log import writers
-from strandline.log.object import ObjectLog, edits, open_log
-from strandline.log.v1.upgrade import UpgradeProgress, upgrade
-from strandline.model.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.object.head import edits
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock, SeededChance
@@ -358,6 +359,6 @@ def test_a_twin_that_does_not_expect_the_end_it_saw_is_caught(scene, monkeypatch
     def unexpecting(head, listings, now):
         return honest(head, [replace(listing, expect=None) for listing in listings], now)
 
-    monkeypatch.setattr("strandline.log.object.upload.list_batches", unexpecting)
+    monkeypatch.setattr("strandline.log.object.produce.upload.list_batches", unexpecting)
     with pytest.raises(AssertionError):
         test_two_that_have_seen_different_holes_do_not_copy_a_batch_twice(scene)

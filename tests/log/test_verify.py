@@ -10,15 +10,15 @@ from uuid import UUID
 
 import pytest
 
-from strandline.formats.head import decode_head, encode_head
+from strandline.errors import StrandlineError, TransientStorageError
+from strandline.formats.object.head import decode_head, encode_head
 from strandline.log.findings import Severity
 from strandline.log.object import ObjectLog, open_log
-from strandline.log.object.checks import Finding, Kind, Writers
-from strandline.log.object.index import chunk_path
-from strandline.log.object.inventory import Names, compare
-from strandline.log.object.verify import Verification
+from strandline.log.object.head.index import chunk_path
+from strandline.log.object.maintain.checks import Finding, Kind, Writers
+from strandline.log.object.maintain.inventory import Names, compare
+from strandline.log.object.maintain.verify import Verification
 from strandline.model.cursor import Cursor
-from strandline.model.errors import StrandlineError, TransientStorageError
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId
 from strandline.model.retention import SlotLimits
 from strandline.model.stamp import Stamped
@@ -35,8 +35,8 @@ GRACE = 600.0
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strandline.log.object.edits.CHUNK", 3)
-    monkeypatch.setattr("strandline.log.object.edits.SPILL_AT", 4)
+    monkeypatch.setattr("strandline.log.object.head.edits.CHUNK", 3)
+    monkeypatch.setattr("strandline.log.object.head.edits.SPILL_AT", 4)
 
 
 def verified(log: ObjectLog, *, quick: bool = False) -> list[Finding]:

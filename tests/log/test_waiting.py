@@ -6,7 +6,7 @@ from strandline.log.object import open_log
 from strandline.log.reading import Waiter
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
-from strandline.storage.ambient import CHANCE
+from strandline.storage.clock import CHANCE
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.sinks import changes

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
+from strandline.errors import Fenced, LogClosed, LogFailed, StorageError
 from strandline.log.contract import Slot
-from strandline.log.wal.face import LsnHandle, WriteAheadLog
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import Fenced, LogClosed, LogFailed, StorageError
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.testing.logs import records
 from tests.interrupts import interruptions
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from strandline.model.errors import CorruptData, NotALog, UnsupportedVersion
+from strandline.errors import CorruptData, NotALog, UnsupportedVersion
 from strandline.testing.simdisk import (
     CrashMode,
     SimulatedDisk,

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from strandline.formats.legacy_frame import LegacyEnding, LegacyScanner
-from strandline.formats.spool import decode_slots, read_spool
-from strandline.log.wal import export
-from strandline.log.wal.export import export_spool
-from strandline.log.wal.face import WriteAheadLog
+from strandline.compat.spool import export
+from strandline.compat.spool.export import export_spool
+from strandline.compat.spool.format import decode_slots, read_spool
+from strandline.compat.spool.legacy_frame import LegacyEnding, LegacyScanner
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, NotFound, StorageError
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.records import Op, record_batch
 from strandline.model.slots import InvalidReason
 from strandline.testing.clock import ManualClock, SeededChance

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.log import WalLog
-from strandline.model.cursor import Bounds
-from strandline.model.errors import (
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import (
     DiskFull,
     LogFailed,
     StorageError,
 )
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Bounds
 from strandline.storage.disk import DISK
 from strandline.testing.disks import FullDisk, _PassingDisk
 from strandline.testing.logs import append, content, records, writer_named

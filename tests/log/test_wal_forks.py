@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from strandline.log.wal.face import LsnHandle, WriteAheadLog
-from strandline.log.wal.reader import WalReader
-from strandline.model.errors import Fenced, UsedAcrossFork
+from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
+from strandline.errors import Fenced, UsedAcrossFork
+from strandline.log.wal.read.reader import WalReader
 from strandline.testing.logs import records
 from tests.forking import in_a_child
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals

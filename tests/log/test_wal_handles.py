@@ -9,9 +9,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from strandline.log.wal import groups
-from strandline.log.wal.face import LsnHandle, WriteAheadLog
-from strandline.log.wal.groups import Group
+from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
+from strandline.log.wal.write import groups
+from strandline.log.wal.write.groups import Group
 from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)

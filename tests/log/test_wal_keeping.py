@@ -9,13 +9,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.follow.stores.appendlog import AppendLogStore
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import data_name
-from strandline.log.wal.reader import WalReader
-from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import (
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     Fenced,
@@ -26,6 +21,11 @@ from strandline.model.errors import (
     UnsupportedVersion,
     WrongKind,
 )
+from strandline.followers.stores.append_log import AppendLogStore
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import data_name
+from strandline.log.wal.read.reader import WalReader
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.slots import InvalidReason
 from strandline.testing.clock import ManualClock
 from strandline.testing.disks import RecordingDisk
@@ -273,6 +273,6 @@ def test_opening_a_write_ahead_log_as_an_object_log_says_how_to_open_it(tmp_path
     sl.open(str(store), create=True)
     before = sorted(store.rglob("*"))
     with pytest.raises(InvalidInput, match=r"is an object log .* Open it with strandline\.open"):
-        sl.WriteAheadLog.open(store)
+        sl.compat.WriteAheadLog.open(store)
     assert sorted(store.rglob("*")) == before
     sl.open(str(store))

@@ -13,11 +13,11 @@ from zlib import crc32
 
 import pytest
 
-from strandline.log.wal.face import WriteAheadLog
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import Fenced
 from strandline.log.wal.names import LOCK
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced
 from tests.log.wal_programs import SLOT, Follower, Life, Nest, Note, Said, What, said_in
 
 PATIENCE = 120.0

@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from strandline.formats.frame import MAX_PAYLOAD
-from strandline.formats.wal_index import decode_index, new_chain
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.journal import INDEX_BYTES, INDEX_FRAMES
-from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import data_name, index_name
-from strandline.log.wal.reader import WalReader
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import (
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import (
     CursorExpired,
     Diverged,
     ExpectationFailed,
@@ -25,6 +18,13 @@ from strandline.model.errors import (
     InvalidInput,
     LogClosed,
 )
+from strandline.formats.wal.frame import MAX_PAYLOAD
+from strandline.formats.wal.index import decode_index, new_chain
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import data_name, index_name
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
+from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.disks import RecordingDisk, _PassingDisk

@@ -16,12 +16,12 @@ from zlib import crc32
 import pyarrow as pa
 import pytest
 
-from strandline.formats.legacy_frame import encode_record_frame
-from strandline.formats.wal_folder import Kept
-from strandline.log.wal import migrate
-from strandline.log.wal.face import WriteAheadLog
+from strandline.compat.spool import migrate
+from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
+from strandline.formats.wal.folder import Kept
 from strandline.log.wal.slots import write_kept
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.model.slots import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.storage.files import replace_file

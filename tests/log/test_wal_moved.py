@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from strandline.errors import LogFailed, NotFound, StrandlineError
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import LogFailed, NotFound, StrandlineError
 from strandline.storage.disk import DISK
 
 SOON = 120.0

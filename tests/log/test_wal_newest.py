@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.wire import content_checksum
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.node.wire import content_checksum
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.span import whole_batches
+from strandline.log.wal.read.span import whole_batches
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.testing.disks import RecordingDisk

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.reader import WalReader
-from strandline.log.wal.span import WalSpan
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import Diverged, InvalidInput
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import Diverged, InvalidInput
 from strandline.testing.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads
 

@@ -20,12 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from strandline.log.contract import Receipt
-from strandline.log.wal.face import LsnHandle, WriteAheadLog
-from strandline.log.wal.log import WalLog
-from strandline.log.wal.reader import WalReader
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import (
+from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
+from strandline.errors import (
     AlreadyExists,
     CursorExpired,
     Diverged,
@@ -37,6 +33,10 @@ from strandline.model.errors import (
     StrandlineError,
     WriterExpired,
 )
+from strandline.log.contract import Receipt
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reader import WalReader
+from strandline.model.cursor import Cursor, Limit
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.logs import records, writer_named

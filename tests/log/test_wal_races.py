@@ -14,10 +14,10 @@ from uuid import UUID
 
 import pytest
 
-from strandline.log.wal.catalog import Catalog
-from strandline.log.wal.face import LsnHandle, WriteAheadLog
+from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
+from strandline.errors import CursorExpired, ExpectationFailed, LogClosed, NotFound
+from strandline.log.wal.read.catalog import Catalog
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, ExpectationFailed, LogClosed, NotFound
 from strandline.storage.disk import DISK
 from strandline.testing.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said

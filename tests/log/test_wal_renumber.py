@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.formats.legacy_frame import encode_record_frame
-from strandline.log.wal import migrate
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.renumber import OLD_LSN, plan_renumbering
-from strandline.model.errors import CorruptData
+from strandline.compat.spool import migrate
+from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.compat.spool.renumber import OLD_LSN, plan_renumbering
+from strandline.errors import CorruptData
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere

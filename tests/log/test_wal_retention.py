@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from strandline.errors import SlotInvalid
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.errors import SlotInvalid
 from strandline.model.retention import NO_LIMITS, Consumed, Forever, MaxAge, MaxBytes, SlotLimits
 from strandline.model.slots import InvalidReason
 from strandline.storage.disk import DISK

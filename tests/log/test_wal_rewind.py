@@ -9,16 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.formats.wal_index import decode_index, new_chain
-from strandline.log.contract import Receipt
-from strandline.log.wal.log import WalLog
-from strandline.log.wal.mending import mend
-from strandline.log.wal.names import REWIND, data_name, firsts_in, index_name
-from strandline.log.wal.reader import WalReader
-from strandline.log.wal.rewind import rewind
-from strandline.log.wal.verify import verify
-from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     CorruptData,
     Diverged,
@@ -29,9 +20,18 @@ from strandline.model.errors import (
     OutOfOrder,
     StorageError,
 )
+from strandline.formats.wal.index import decode_index, new_chain
+from strandline.log.contract import Receipt
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import REWIND, data_name, firsts_in, index_name
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.recover.manual_repair import mend
+from strandline.log.wal.recover.rewind import rewind
+from strandline.log.wal.recover.verify import verify
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.slots import InvalidReason
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash

@@ -8,15 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from strandline.follow.snapshots.sealed import seal, unpack
+from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotFound
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import INDEX, data_name, firsts_in
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotFound
 from strandline.model.head import WriterId
+from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK
 from strandline.testing.disks import _PassingDisk
 from strandline.testing.logs import records

@@ -8,14 +8,14 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.follow.run import follow
-from strandline.follow.stores.memory import MemoryStore
+from strandline.errors import CursorExpired, Diverged
+from strandline.followers.run import follow
+from strandline.followers.stores.memory import MemoryStore
 from strandline.log.memory import MemoryLog
 from strandline.log.planning import behind
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, Diverged
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.disk import DISK

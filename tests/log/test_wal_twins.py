@@ -9,16 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.formats.frame import Ending
-from strandline.log.wal import examine, repair
-from strandline.log.wal.catalog import damaged
-from strandline.log.wal.committer import Committer
-from strandline.log.wal.groups import Run
-from strandline.log.wal.journal import Journal
+from strandline.errors import CorruptData, StorageError, StrandlineError
+from strandline.formats.wal.frame import Ending
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
+from strandline.log.wal.read.catalog import damaged
+from strandline.log.wal.recover import repair
+from strandline.log.wal.recover import scan_tail as examine
 from strandline.log.wal.slots import WalSlots
-from strandline.model.errors import CorruptData, StorageError, StrandlineError
+from strandline.log.wal.write.committer import Committer
+from strandline.log.wal.write.groups import Run
+from strandline.log.wal.write.journal import Journal
 from strandline.storage.disk import DISK
 from strandline.testing.logs.parts import SOON
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere

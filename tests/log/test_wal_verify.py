@@ -12,22 +12,22 @@ from uuid import UUID
 
 import pytest
 
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.frame import FrameInfo, FrameScanner, encode_frame
-from strandline.formats.wal_index import decode_index, encode_entry, index_lead, new_chain
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import CorruptData, NotALog, UnsupportedVersion
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.wal.frame import FrameInfo, FrameScanner, encode_frame
+from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
 from strandline.log.findings import Severity
-from strandline.log.wal.checks import Finding, Kind
-from strandline.log.wal.face import WriteAheadLog
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.mending import mend, plan_mending
 from strandline.log.wal.names import firsts_in, salt_of
-from strandline.log.wal.reindex import rebuild_index
-from strandline.log.wal.verify import Verification, verify
-from strandline.log.wal.walk import Hole, walk
-from strandline.model.errors import CorruptData, NotALog, UnsupportedVersion
+from strandline.log.wal.read.scan import Hole, walk
+from strandline.log.wal.recover.checks import Finding, Kind
+from strandline.log.wal.recover.manual_repair import mend, plan_mending
+from strandline.log.wal.recover.reindex import rebuild_index
+from strandline.log.wal.recover.verify import Verification, verify
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, LocalDisk
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, damage_everywhere

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
-from strandline.formats.head import HeadCodec
-from strandline.formats.identity import SlotCodec
-from strandline.log.object import ObjectLog, open_log
-from strandline.log.object.index import StoredChunks, chunk_path, newest_first, references_of
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Contended,
     CursorExpired,
@@ -28,6 +23,11 @@ from strandline.model.errors import (
     SlotInvalid,
     TransientStorageError,
 )
+from strandline.formats.object.head import HeadCodec
+from strandline.formats.object.identity import SlotCodec
+from strandline.log.object import ObjectLog, open_log
+from strandline.log.object.head.index import StoredChunks, chunk_path, newest_first, references_of
+from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import Head, WriterId
 from strandline.model.retention import SlotLimits
 from strandline.model.slots import SlotState

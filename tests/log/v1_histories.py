@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from strandline.formats.queue import decode_manifest
-from strandline.log.v1 import QueueLog, open_queue
-from strandline.log.v1.collect import QueueCollector
-from strandline.log.v1.queue import V1Queue
-from strandline.model.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
+from strandline.compat.v1.format import decode_manifest
+from strandline.compat.v1.gc import QueueCollector
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.queue import V1Queue
+from strandline.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.queue import QueueManifest
 from strandline.storage.store import Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance

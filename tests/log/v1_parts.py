@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.formats.queue import decode_manifest, encode_manifest
-from strandline.log.v1 import QueueLog, open_queue
+from strandline.compat.v1.format import decode_manifest, encode_manifest
+from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.queue import QueueEntry, QueueManifest
 from strandline.storage.store import ObjectStore

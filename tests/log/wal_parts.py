@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.errors import CursorExpired, NotReady
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, NotReady
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import DISK, AppendFile, Disk

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 from zlib import crc32
 
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.reader import WalReader
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import CursorExpired, NotFound, NotReady
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, NotFound, NotReady
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOT = "behind"

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import pytest
 
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import StrandlineError
 from strandline.log.contract import Slot
-from strandline.log.wal.face import WriteAheadLog
-from strandline.model.errors import StrandlineError
 from strandline.model.slots import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.testing.logs import records, writer_named

@@ -11,10 +11,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from strandline.follow.snapshots import pointer as production
-from strandline.follow.snapshots.pointer import StalePayload, Sweep
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import Cursor
+from strandline.snapshots import pointer as production
+from strandline.snapshots.pointer import StalePayload, Sweep
 from tests.model.explorer import Model, Move
 
 PARTS = 2

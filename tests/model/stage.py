@@ -8,13 +8,13 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.follow.keyed.contract import Ended, Listed, Listing
-from strandline.follow.sink import remaining
-from strandline.follow.store import Standing
+from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.kv.contract import Ended, Listed, Listing
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
+from strandline.model.sink import remaining
+from strandline.model.store import Standing
 from tests.model.world import Change, Fold, Subscribed, World, changed, stream_id, within
 
 

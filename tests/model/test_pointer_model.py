@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.follow.snapshots import pointer as production
-from strandline.follow.snapshots.pointer import Sweep
 from strandline.model.artifacts import Superseded
+from strandline.snapshots import pointer as production
+from strandline.snapshots.pointer import Sweep
 from tests.model.explorer import Counterexample, Explored, explore
 from tests.model.pointer_model import Job, PointerModel, twin
 

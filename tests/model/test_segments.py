@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.follow.steps import Batching
+from strandline.followers.events import Batching
 from tests.model import twins
 from tests.model.explorer import Counterexample, Explored, explore
 from tests.model.watch_model import Scenario, WatchModel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strandline.follow.engine import Engine, Phase
-from strandline.follow.steps import (
+from strandline.followers.engine import Engine, Phase
+from strandline.followers.events import (
     Action,
     Apply,
     Began,
@@ -21,7 +21,7 @@ from strandline.follow.steps import (
     Store,
     Write,
 )
-from strandline.follow.watching import Resume, Watch
+from strandline.followers.watch.run import Resume, Watch
 from strandline.model.cursor import Cursor
 from tests.model.stage import ModelStore, ModelSubscription, ModelWatcher
 from tests.model.world import Fold

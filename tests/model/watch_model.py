@@ -16,12 +16,12 @@ from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-from strandline.follow.engine import Engine, Phase
-from strandline.follow.steps import Action, Batching, Event, FindGhosts, Finish, Open, Pause, Receive
-from strandline.follow.steps import Store as StoreAction
-from strandline.follow.watching import Options, Resume, Watch
+from strandline.errors import Gap, StorageError
+from strandline.followers.engine import Engine, Phase
+from strandline.followers.events import Action, Batching, Event, FindGhosts, Finish, Open, Pause, Receive
+from strandline.followers.events import Store as StoreAction
+from strandline.followers.watch.run import Options, Resume, Watch
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Gap, StorageError
 from strandline.model.keyed import Prefix, Scope, Updates
 from strandline.storage.retry import Backoff
 from tests.model.explorer import Model, Move
@@ -414,6 +414,8 @@ def _words(value: Any) -> Sequence[str]:
             return [word for part in value for word in _words(part)]
         case frozenset():
             return [f"{{{', '.join(sorted(key.decode() for key in value))}}}"]
-        case _ if is_dataclass(value) and not isinstance(value, type) and type(value).__module__.endswith("steps"):
+        case _ if (
+            is_dataclass(value) and not isinstance(value, type) and type(value).__module__ == StoreAction.__module__
+        ):
             return [describe(value)]
     return []

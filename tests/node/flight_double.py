@@ -5,14 +5,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.errors import NotFound
 from strandline.formats.checksum import crc32c
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.errors import NotFound
 from strandline.model.node import Beat
 from strandline.model.records import record_batch
-from strandline.node.contract import (
+from strandline.node.messages import (
     Acknowledgement,
     Chunk,
     Commit,

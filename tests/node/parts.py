@@ -10,13 +10,13 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from strandline.model.errors import TransientStorageError
+from strandline.errors import TransientStorageError
 from strandline.model.records import Op, record_batch
-from strandline.node.contract import Feed
-from strandline.node.home import Home
+from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.messages import Feed
 from strandline.node.node import Node
+from strandline.node.node_folder import Home
 from strandline.node.options import NodeOptions, PrimaryOptions
-from strandline.node.policies import Quorum, parse_policy
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock, SeededChance

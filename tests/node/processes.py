@@ -25,16 +25,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from strandline.formats.node_state import decode_node
-from strandline.model.errors import NotReady, StrandlineError
+from strandline.errors import NotReady, StrandlineError
+from strandline.formats.node.state import decode_node
 from strandline.model.node import NodeState
 from strandline.model.retention import SlotLimits
-from strandline.node.contract import Status
 from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.node.messages import Status
 from strandline.node.running import NodeConfig, RunningNode
-from strandline.storage.ambient import SystemClock
+from strandline.storage.clock import SystemClock
 from tests.node.tcp import TcpProxy
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,13 +12,13 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from strandline.errors import Fenced, InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.reader import WalReader
+from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.model.head import WriterId
-from strandline.node.contract import Commit, TimedOut
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.messages import Commit, TimedOut
 from tests.node.processes import ClusterOfProcesses
 
 _DOUBTFUL = (TransientStorageError, NotReady, Fenced, Overloaded)

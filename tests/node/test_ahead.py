@@ -10,21 +10,21 @@ from uuid import UUID
 
 import pytest
 
+from strandline.errors import CorruptData, NotReady
 from strandline.log.wal.log import WalLog
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData, NotReady
 from strandline.model.node import Beat
-from strandline.node import arrivals
-from strandline.node.arrivals import Arrivals
-from strandline.node.contract import Reached
-from strandline.node.feed import TAKEN_BYTES, LogFeed
-from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.home import Home
+from strandline.node.lead.feed import TAKEN_BYTES, LogFeed
+from strandline.node.lead.policies import AckN
+from strandline.node.messages import Reached
 from strandline.node.node import Node
+from strandline.node.node_folder import Home
 from strandline.node.options import NodeOptions
-from strandline.node.policies import AckN
+from strandline.node.replicate import incoming as arrivals
+from strandline.node.replicate.incoming import Arrivals
 from strandline.testing.cluster.machine import WatchedDisk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode

@@ -7,13 +7,11 @@ from uuid import UUID
 
 import pytest
 
+from strandline.errors import Diverged
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import Diverged
 from strandline.model.node import Peer
-from strandline.node.agreement import agreement, stepped_back
-from strandline.node.contract import Report, Rewind
-from strandline.node.election import covers, objection, own_term, standing
-from strandline.node.policies import (
+from strandline.node.elect.election import covers, objection, own_term, standing
+from strandline.node.lead.policies import (
     AckN,
     Every,
     Local,
@@ -23,6 +21,8 @@ from strandline.node.policies import (
     Standing,
     watermark,
 )
+from strandline.node.messages import Report, Rewind
+from strandline.node.replicate.agreement import agreement, stepped_back
 
 LOG = UUID(int=1)
 PEERS = (Peer("r1", "eu"), Peer("r2", "eu"), Peer("r3", "us"), Peer("r4", "us"))

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
-from strandline.node.contract import NotRequired, Reached, TimedOut
-from strandline.node.face import Primary, Replica
+from strandline.node.api import Primary, Replica
+from strandline.node.messages import NotRequired, Reached, TimedOut
 
 WAIT = 120.0
 
@@ -47,11 +47,11 @@ class TestPrimary:
 
     def test_what_was_submitted_tells_later_what_became_of_it(self, primary):
         handle = primary.submit(pa.table({"value": pa.array([b"1"], pa.binary())}))
-        assert handle.result(WAIT).ensure() == sl.Receipt(0, 1)
+        assert handle.result(WAIT).ensure() == sl.log.Receipt(0, 1)
 
     def test_a_repeated_append_is_found_again_with_its_bookmark(self, primary):
         batch = pa.table({"value": pa.array([b"1"], pa.binary())})
-        writer = sl.WriterId(primary.reading().log_id)
+        writer = sl.log.WriterId(primary.reading().log_id)
         first = primary.append(batch, append=(writer, 0))
         primary.append_values([b"2"])
         again = primary.append(batch, append=(writer, 0))
@@ -118,7 +118,7 @@ class TestPrimary:
         assert [member.name for member in primary.topology().members] == ["b"]
 
     def test_flow_limits_refuse_writers_while_a_replica_is_too_far_behind(self, tmp_path):
-        with Primary.open(tmp_path / "a", flow=sl.FlowLimits(refuse_at=2)) as primary:
+        with Primary.open(tmp_path / "a", flow=sl.node.FlowLimits(refuse_at=2)) as primary:
             with Replica(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:
                 replica.reading(after=primary.append_values([b"1"]).bookmark, timeout=WAIT)
                 assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 1, WAIT)
@@ -181,7 +181,7 @@ class TestReplica:
 
     def test_an_append_that_is_repeated_on_the_new_primary_has_the_bookmark_of_the_first(self, primary, replica):
         batch = pa.table({"value": pa.array([b"1"], pa.binary())})
-        writer = sl.WriterId(primary.reading().log_id)
+        writer = sl.log.WriterId(primary.reading().log_id)
         first = primary.append(batch, append=(writer, 0))
         replica.reading(after=first.bookmark, timeout=WAIT)
         again = replica.promote().append(batch, append=(writer, 0))
@@ -247,7 +247,7 @@ class TestReadingOn:
 
     def test_a_stream_goes_on_when_the_replica_builds_its_copy_again(self, primary, replica):
         primary.append_values([b"1"])
-        with sl.RemoteLog(replica.url) as remote:
+        with sl.node.RemoteLog(replica.url) as remote:
             stream = remote.read(follow=True)
             assert next(stream).column("value").to_pylist() == [b"1"]
             before = replica.running.node.home.state.generation

@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
+from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.model.cursor import Bounds
-from strandline.model.errors import Fenced, InvalidInput, NotReady
 from strandline.model.head import WriterId
-from strandline.node.contract import Caller, Reached
+from strandline.node.messages import Caller, Reached
 from tests.node.parts import TERM, Cluster, records
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.formats.wire import NOTE_SIZE
+from strandline.formats.node.wire import NOTE_SIZE
 from strandline.model.records import READ_SCHEMA
 from strandline.node.flight.server import FlightNode
 from tests.node.flight_double import Node, records

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from strandline.formats.wire import decode_error
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     Fenced,
     InvalidInput,
@@ -15,9 +14,10 @@ from strandline.model.errors import (
     Overloaded,
     StorageError,
 )
+from strandline.formats.node.wire import decode_error
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.refusals import Code, Unauthenticated, refusal_of
 from strandline.node.flight.server import FlightNode
+from strandline.node.flight.server_errors import Code, Unauthenticated, refusal_of
 from tests.node.flight_double import Node, until
 from tests.node.raw_grpc import RawGrpc, flight_data, message_of
 

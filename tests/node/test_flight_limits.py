@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from strandline.model.errors import InvalidInput, Overloaded
+from strandline.errors import InvalidInput, Overloaded
 from strandline.node.flight.limits import MemoryBudget, ServerLimits, Turnstile
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.server import FlightNode
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import Node

@@ -8,15 +8,15 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.block import Compression, encode_page
-from strandline.formats.received import admit_batch
-from strandline.formats.wire import Flag, Note, decode_note
+from strandline.errors import CorruptData, TransientStorageError
+from strandline.formats.arrow.block import Compression, encode_page
+from strandline.formats.arrow.received import admit_batch
+from strandline.formats.node.wire import Flag, Note, decode_note
 from strandline.model.batch import LogBatch
-from strandline.model.errors import CorruptData, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.receiving import Assembler, Receiver, read_part
+from strandline.node.flight.stream_receiver import Assembler, Receiver, read_part
 from strandline.node.flight.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     InvalidInput,
@@ -17,12 +16,13 @@ from strandline.model.errors import (
     OutOfOrder,
     TransientStorageError,
 )
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, with_offsets
 from strandline.node.flight.channel import Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.protocol import SERVICE
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.server import FlightNode
 from tests.forking import in_a_child
 from tests.node.flight_double import OUTCOMES, TABLE, Node, records, values_of
@@ -63,7 +63,7 @@ def test_a_numbered_append_again_is_a_no_op(node, remote):
 
 
 def test_an_append_in_many_messages_is_still_one(node, remote, monkeypatch):
-    monkeypatch.setattr("strandline.node.flight.appending.PART_BYTES", 1000)
+    monkeypatch.setattr("strandline.node.flight.append_stream.PART_BYTES", 1000)
     values = [bytes([index]) * (5_000 if index % 10 == 7 else 400) for index in range(50)]
     assert remote.append(records(*values)).receipt.count == 50
     assert len(node.log.plan(node.log.start())) == 1

@@ -7,8 +7,7 @@ import threading
 import pyarrow.flight as fl
 import pytest
 
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     Fenced,
     InvalidInput,
     Overloaded,
@@ -16,13 +15,14 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.node.contract import Caller
-from strandline.node.flight.client import FlightUpstream
+from strandline.model.cursor import Cursor
 from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.primary_client import FlightUpstream
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
 from strandline.node.flight.server import FlightNode
-from strandline.node.registry import Progress
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller
 from tests.node.flight_double import TABLE, Node, records
 
 TOKENS = """

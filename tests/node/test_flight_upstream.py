@@ -6,9 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from strandline.model import errors
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline import errors
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     Diverged,
@@ -21,11 +20,12 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
+from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.node.contract import Caller, Served, Upstream
-from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.registry import Progress
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller, Served, Upstream
 from tests.node.flight_double import ANSWERS, CHUNK, Node, records, values_of
 
 ME = Caller("replica-1", 2)
@@ -289,7 +289,7 @@ def test_a_snapshot_comes_in_chunks_from_any_byte_on(node, upstream):
 
 
 def test_a_file_larger_than_one_call_fetches_is_whole(node, upstream, monkeypatch):
-    monkeypatch.setattr("strandline.node.flight.client._FETCHED", 2 * CHUNK)
+    monkeypatch.setattr("strandline.node.flight.primary_client._FETCHED", 2 * CHUNK)
     node.files = {"a": bytes(4 * CHUNK), "b": bytes(5 * CHUNK + 1)}
     for path, data in node.files.items():
         assert b"".join(chunk.data for chunk in upstream.chunks(ME, "s", path, 0)) == data

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.formats.arrow_header import find_field, read_number
-from strandline.formats.received import RECORD_BYTES, admit_batch, memory_of
-from strandline.formats.wire import Flag, Note, encode_note
-from strandline.model.errors import CorruptData, InvalidInput
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.arrow.header import find_field, read_number
+from strandline.formats.arrow.received import RECORD_BYTES, admit_batch, memory_of
+from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.model.node import NO_BEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
-from strandline.node.flight.appending import collect
+from strandline.node.flight.append_stream import collect
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
 from strandline.node.flight.streams import CHUNK_SCHEMA
@@ -153,10 +153,10 @@ CLIENT = """
 import sys
 from uuid import UUID
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CorruptData
-from strandline.node.contract import Caller
-from strandline.node.flight.client import FlightUpstream
-from strandline.node.flight.remote import RemoteLog
+from strandline.errors import CorruptData
+from strandline.node.messages import Caller
+from strandline.node.flight.primary_client import FlightUpstream
+from strandline.node.flight.remote_log import RemoteLog
 
 def feed():
     feed = upstream.feed(Caller("a"), Cursor(UUID(int=0), 0))

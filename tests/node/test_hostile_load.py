@@ -11,12 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.model.errors import Overloaded, TransientStorageError
+from strandline.errors import Overloaded, TransientStorageError
 from strandline.model.records import RECORD_SCHEMA, record_batch
-from strandline.node.contract import Caller
-from strandline.node.flight.client import FlightUpstream
-from strandline.node.flight.remote import RemoteLog
+from strandline.node.flight.primary_client import FlightUpstream
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
+from strandline.node.messages import Caller
 from tests.node.processes import Nest
 from tests.node.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
 from tests.node.victim import MIB, ONE, Victim

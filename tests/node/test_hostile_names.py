@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow.flight as fl
 import pytest
 
-from strandline.formats.json_fields import Fields
-from strandline.formats.ticket import decode_ticket
-from strandline.model.errors import CorruptData, InvalidInput, LogFailed, StrandlineError
+from strandline.errors import CorruptData, InvalidInput, LogFailed, StrandlineError
+from strandline.formats.json.fields import Fields
+from strandline.formats.node.ticket import decode_ticket
 from strandline.model.names import check_replica_name
-from strandline.node.flight.remote import RemoteLog
-from strandline.node.flight.values import read_topology
-from strandline.node.home import Home
+from strandline.node.flight.json_messages import read_topology
+from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.node_folder import Home
 from strandline.storage.files import below
 from tests.node.processes import Nest
 from tests.node.victim import ONE, Victim

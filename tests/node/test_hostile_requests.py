@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.contract import Caller
-from strandline.node.flight.client import FlightUpstream
 from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server import FlightNode
-from strandline.node.registry import Progress
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller
 from strandline.testing.clock import ManualClock
 from tests.formats.shared_headers import batch_with_shared_pairs, encapsulated, shared_columns, shared_pairs
 from tests.node.flight_double import Node

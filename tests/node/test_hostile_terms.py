@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
-from strandline.formats.wire import Advance, encode_advance
-from strandline.model.errors import Fenced, InvalidInput
-from strandline.node.contract import Caller
+from strandline.errors import Fenced, InvalidInput
+from strandline.formats.node.wire import Advance, encode_advance
+from strandline.node.elect.terms import HIGHEST_TERM, TERM_STEP, check_rise, plausible_term
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, parse_identities
-from strandline.node.home import Home
-from strandline.node.registry import Progress
-from strandline.node.terms import HIGHEST_TERM, TERM_STEP, check_rise, plausible_term
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller
+from strandline.node.node_folder import Home
 from tests.node.parts import Cluster
 from tests.node.processes import Nest
 from tests.node.victim import Victim

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.model.errors import InvalidInput
-from strandline.node.policies import (
+from strandline.errors import InvalidInput
+from strandline.node.lead.policies import (
     AckN,
     CommitPolicy,
     Every,

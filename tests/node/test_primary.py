@@ -8,9 +8,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import REGISTRY
 
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CommitTimedOut,
     Diverged,
     Fenced,
@@ -20,15 +18,17 @@ from strandline.model.errors import (
     Overloaded,
     StorageError,
 )
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
 from strandline.model.slots import InvalidReason
-from strandline.node.contract import Caller, NotRequired, Reached, Rewind, TimedOut
-from strandline.node.copy import KIND
-from strandline.node.flow import FlowLimits
+from strandline.node.lead.flow import FlowLimits
+from strandline.node.lead.policies import AckN, Local, Quorum, Regions
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.options import PrimaryOptions
-from strandline.node.policies import AckN, Local, Quorum, Regions
-from strandline.node.primary import PrimaryRole
-from strandline.node.registry import Progress
+from strandline.node.replicate.log_copy import KIND
 from tests.node.parts import Cluster, records
 
 ONE = Caller("r1", 1)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from strandline.errors import Fenced, NotReady, StrandlineError, TransientStorageError
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import Fenced, NotReady, StrandlineError, TransientStorageError
 from strandline.model.head import WriterId
-from strandline.node.contract import Commit, Reached, TimedOut
+from strandline.node.messages import Commit, Reached, TimedOut
 from tests.node.processes import ClusterOfProcesses, Nest
 from tests.node.recording import Mark, Recorder, append, check, new_writer, value_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import SECOND
-from strandline.model.errors import Diverged, InvalidInput, NotFound
-from strandline.node.policies import AckN, watermark
-from strandline.node.registry import (
+from strandline.node.lead.policies import AckN, watermark
+from strandline.node.lead.replica_registry import (
     Progress,
     Registry,
     acknowledged,

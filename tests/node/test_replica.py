@@ -8,17 +8,18 @@ from uuid import UUID
 import pytest
 from prometheus_client import REGISTRY
 
+from strandline.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.slots import InvalidReason
-from strandline.node import bootstrap, offers
-from strandline.node.arrivals import Verdict, judge
-from strandline.node.contract import Caller, Chunk
+from strandline.node.lead import bootstrap_snapshots as offers
+from strandline.node.lead.replica_registry import bootstrapping
+from strandline.node.messages import Caller, Chunk
 from strandline.node.node import Node
-from strandline.node.registry import bootstrapping
+from strandline.node.replicate import bootstrap
+from strandline.node.replicate.incoming import Verdict, judge
 from tests.node.parts import Cluster, records
 
 LOG = UUID(int=3)

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from strandline.model.errors import NotReady
-from strandline.node.contract import Caller, Reached
+from strandline.errors import NotReady
+from strandline.node.messages import Caller, Reached
 from tests.node.parts import TERM, Cluster
 
 OLD = [b"%d" % number for number in range(10)]

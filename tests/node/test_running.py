@@ -12,14 +12,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.model.errors import Fenced, InvalidInput, NotReady, StorageError
-from strandline.node.contract import Caller, Served
-from strandline.node.flight.client import FlightUpstream
-from strandline.node.flight.remote import RemoteLog
+from strandline.errors import Fenced, InvalidInput, NotReady, StorageError
+from strandline.node.flight.primary_client import FlightUpstream
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.front import Front, Jobs
-from strandline.node.home import Home
+from strandline.node.messages import Caller, Served
+from strandline.node.node_folder import Home
 from strandline.node.running import NodeConfig, RunningNode
+from strandline.node.service import Front, Jobs
 from strandline.storage.lease import Lease
 from strandline.storage.local import LocalStore
 

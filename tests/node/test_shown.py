@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 import strandline as sl
-from strandline.formats.checked_json import decode_checked, encode_checked
-from strandline.formats.node_state import KIND, VERSION, decode_node, encode_node
-from strandline.model.errors import CorruptData, NotReady, StorageError
+from strandline.errors import CorruptData, NotReady, StorageError
+from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.node.state import KIND, VERSION, decode_node, encode_node
 from strandline.model.node import NodeState
-from strandline.node.contract import Reached
-from strandline.node.face import Primary, Replica
+from strandline.node.api import Primary, Replica
+from strandline.node.messages import Reached
 from tests.node.parts import TERM, Cluster, records
 
 WAIT = 120.0

@@ -11,18 +11,18 @@ from dataclasses import replace
 import pytest
 
 from strandline.model.cursor import Cursor
-from strandline.node import candidacy, election
-from strandline.node.contract import Caller
-from strandline.node.copy import LogCopy, behind
-from strandline.node.feed import LogFeed
-from strandline.node.gate import Gate
-from strandline.node.handles import CommitHandle
-from strandline.node.home import Home
+from strandline.node.elect import candidacy, election
+from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.lead.feed import LogFeed
+from strandline.node.lead.leadership import Gate
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.lead.replica_registry import Progress, Registry, bootstrapping
+from strandline.node.lead.replica_slots import Replicas
+from strandline.node.messages import Caller
 from strandline.node.node import Node
-from strandline.node.primary import PrimaryRole
-from strandline.node.registry import Progress, Registry, bootstrapping
-from strandline.node.replica import ReplicaRole
-from strandline.node.replicas import Replicas
+from strandline.node.node_folder import Home
+from strandline.node.replicate.log_copy import LogCopy, behind
+from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.cluster import Broken, Climate, World, check, play
 from strandline.testing.cluster.clients import read
 from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Shown, Wiped
@@ -263,7 +263,7 @@ def shows_what_it_remembers_when_it_leads(patch):
 
 def keeps_a_tail_that_the_primary_never_had(patch):
     """Broken: a position that the primary retains is taken for the same log."""
-    patch.setattr("strandline.node.primary.agreement", lambda *_, **__: None)
+    patch.setattr("strandline.node.lead.primary.agreement", lambda *_, **__: None)
 
 
 def leads_on_with_a_log_that_failed(patch):

@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.formats.node_state import decode_node, encode_node
-from strandline.model.errors import CorruptData, Fenced, InvalidInput
+from strandline.errors import CorruptData, Fenced, InvalidInput
+from strandline.formats.node.state import decode_node, encode_node
 from strandline.model.node import Beat, NodeState, Peer, Trouble
-from strandline.node.commits import Commits
 from strandline.node.flight.streams import SOON, TURN, next_turn
-from strandline.node.flow import FlowLimits, Proceed, Refuse, admit
-from strandline.node.gate import Gate
-from strandline.node.home import Home
-from strandline.node.policies import AckN
+from strandline.node.lead.commits import Commits
+from strandline.node.lead.flow import FlowLimits, Proceed, Refuse, admit
+from strandline.node.lead.leadership import Gate
+from strandline.node.lead.policies import AckN
+from strandline.node.node_folder import Home
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore

@@ -9,24 +9,24 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
+from strandline.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, WrongKind
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, WrongKind
-from strandline.node.face import Primary, Replica
-from strandline.node.home import Home
+from strandline.node.api import Primary, Replica
+from strandline.node.node_folder import Home
 from strandline.storage.disk import DISK
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from tests import things
 from tests.cases import some
 from tests.node.parts import Cluster, records
 
-WRITER = sl.WriterId(UUID(int=7))
+WRITER = sl.log.WriterId(UUID(int=7))
 
 OPENERS = {
     "a primary": (things.node, lambda path: Primary.open(path).close()),
     "a replica": (things.node, lambda path: Replica(path, "grpc://127.0.0.1:1").close()),
-    "a write-ahead log": (things.wal, lambda path: sl.WriteAheadLog.open(path).close()),
+    "a write-ahead log": (things.wal, lambda path: sl.compat.WriteAheadLog.open(path).close()),
     "a write-ahead log with offsets": (things.wal, lambda path: WalLog.open(str(path)).close()),
     "an object log": (things.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
     "an object log by its path": (things.object_log, lambda path: sl.open(str(path), create=True).close()),
@@ -47,19 +47,19 @@ OTHERS = {
     things.spool_beside: "a spool",
 }
 OPENED_WITH = {
-    things.wal: r"(strandline\.WriteAheadLog\.open|take_over=)",
-    things.node: r"strandline\.Primary\.open, strandline\.Replica",
+    things.wal: r"(strandline\.compat\.WriteAheadLog\.open|take_over=)",
+    things.node: r"strandline\.node\.Primary\.open, strandline\.node\.Replica",
     things.object_log: r"strandline\.open",
     things.append_log_store: r"strandline\.AppendLogStore\.open",
     things.rocksdb_store: r"strandline\.RocksStore\.open",
     things.topic: "as a topic",
     things.snapshot: "import_from",
     things.queue_v1: r"strandline\.open\(..., format='queue-v1'\)",
-    things.spool_beside: r"strandline\.WriteAheadLog\.open\(.*, migrate=True\)",
+    things.spool_beside: r"strandline\.compat\.WriteAheadLog\.open\(.*, migrate=True\)",
 }
 LOOKERS = {
-    "a write-ahead log": ({things.wal}, lambda path: sl.WriteAheadLog.open(path, create=False).close()),
-    "a reader of a write-ahead log": ({things.wal}, sl.WalReader),
+    "a write-ahead log": ({things.wal}, lambda path: sl.compat.WriteAheadLog.open(path, create=False).close()),
+    "a reader of a write-ahead log": ({things.wal}, sl.log.WalReader),
     "an object log": ({things.object_log}, lambda path: sl.open(path.as_uri())),
     "a consumer": ({things.object_log}, lambda path: sl.Consumer(str(path), slot="billing").close()),
     "a queue": ({things.queue_v1, things.object_log}, lambda path: sl.open(str(path), format="queue-v1")),
@@ -186,7 +186,7 @@ class TestTakingOver:
         things.spool_beside(tmp_path / "orders")
         with pytest.raises(InvalidInput, match="migrate=True"):
             Primary.open(tmp_path / "a", take_over=tmp_path / "orders")
-        sl.WriteAheadLog.open(tmp_path / "orders", migrate=True).close()
+        sl.compat.WriteAheadLog.open(tmp_path / "orders", migrate=True).close()
         with Primary.open(tmp_path / "a", take_over=tmp_path / "orders") as primary:
             assert [value.as_py() for batch in primary.reading().read() for value in batch["value"]] == [b"one"]
 

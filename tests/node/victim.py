@@ -11,8 +11,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.formats.json_fields import write_fields
-from strandline.node.flight.remote import RemoteLog
+from strandline.formats.json.fields import write_fields
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from tests.node.processes import ClusterOfProcesses, Nest
 

@@ -21,11 +21,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import strandline as sl
-from strandline.follow.sink import remaining
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, Op, record_batch
+from strandline.model.sink import remaining
 from strandline.model.stamp import OpId
 from strandline.spark import local_session
 

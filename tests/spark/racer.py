@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import strandline as sl
-from strandline.model.errors import Fenced
+from strandline.errors import Fenced
 from tests.spark.helpers import quick_session, until_its_source_starts
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.formats.identity import FORMAT_VERSION
-from strandline.model.errors import CorruptData, InvalidInput, NotALog, NotFound, StrandlineError, UnsupportedVersion
+from strandline.errors import CorruptData, InvalidInput, NotALog, NotFound, StrandlineError, UnsupportedVersion
+from strandline.formats.object.identity import FORMAT_VERSION
 from strandline.model.records import Op
 from strandline.spark.failures import unwrapped
 from tests.spark.helpers import NOW, append, batch_files, new_log, numbered, put

@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.errors import Diverged
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Diverged
 from strandline.spark import follow, pipeline
 from tests.spark.helpers import (
     RowsSink,

@@ -11,8 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     Diverged,
@@ -22,6 +21,7 @@ from strandline.model.errors import (
     NullKey,
     StrandlineError,
 )
+from strandline.model.cursor import Cursor
 from strandline.model.records import Op
 from strandline.spark import Following, follow
 from tests.spark.helpers import (
@@ -284,7 +284,7 @@ def test_a_log_in_memory_is_refused(spark):
     with pytest.raises(InvalidInput):
         follow(spark, sl.open("memory://follow-me", create=True), RowsSink(), trigger=NOW)
     with pytest.raises(InvalidInput):
-        follow(spark, sl.MemoryLog(), RowsSink(), trigger=NOW)
+        follow(spark, sl.log.MemoryLog(), RowsSink(), trigger=NOW)
 
 
 def test_records_lost_or_doubled_on_the_way_are_noticed(spark, log):

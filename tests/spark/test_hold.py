@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
+from strandline.compat.v1.log import open_queue
+from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, TransientStorageError
 from strandline.log.object import ObjectLog
-from strandline.log.v1 import open_queue
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CursorExpired, InvalidInput, NotFound, NotReady, TransientStorageError
 from strandline.model.slots import SlotState
 from strandline.spark import failures
 from strandline.spark.failures import unwrapped

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput
 from strandline.spark.options import parse_options
 from strandline.spark.planning import (
     FULL_PARTITION,

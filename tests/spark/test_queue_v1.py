@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strandline.log.v1 import QueueLog, open_queue
-from strandline.model.errors import CursorExpired, InvalidInput, NotFound
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.errors import CursorExpired, InvalidInput, NotFound
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import QueuePaths, parse_options
 from strandline.storage.local import LocalStore

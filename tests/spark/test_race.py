@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import strandline as sl
-from strandline.model.errors import Fenced
+from strandline.errors import Fenced
 from strandline.spark import follow
 from tests.spark.helpers import append, appended_rows, expected_rows, latest_rows, new_log, numbered, truth
 
 CHANGES = numbered(0, 30)
 
 
-def fill(folder: Path, number: int) -> sl.ObjectLog:
+def fill(folder: Path, number: int) -> sl.log.ObjectLog:
     log = new_log(folder, f"log-{number}")
     for first in range(0, 30, 10):
         append(log, CHANGES[first : first + 10])

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructField, StructType
 
+from strandline.errors import CursorExpired, Diverged, InvalidInput, TransientStorageError
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput, TransientStorageError
 from strandline.spark import failures
 from strandline.spark.planning import decode_offset, encode_offset
 from strandline.spark.shaping import SPARK_SCHEMA

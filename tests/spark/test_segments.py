@@ -7,7 +7,7 @@ from uuid import UUID
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from strandline.formats.segment_writer import SegmentWriter
+from strandline.formats.segment.writer import SegmentWriter
 from strandline.model.records import READ_SCHEMA, record_batch, with_offsets
 
 

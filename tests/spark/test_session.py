@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.model.errors import MissingExtra
+from strandline.errors import MissingExtra
 from strandline.spark import session
 
 
@@ -18,7 +18,7 @@ def test_without_pyspark_the_extra_is_named():
     program = "import sys; sys.modules['pyspark'] = None; import strandline as sl; sl.spark.follow"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == (
-        "strandline.model.errors.MissingExtra: Spark needs the extra 'spark': pip install 'strandline[spark]'."
+        "strandline.errors.MissingExtra: Spark needs the extra 'spark': pip install 'strandline[spark]'."
     )
 
 

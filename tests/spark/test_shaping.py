@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from strandline.model.errors import CorruptData, Fenced, InvalidInput, TransientStorageError
+from strandline.errors import CorruptData, Fenced, InvalidInput, TransientStorageError
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import patiently, unwrapped
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
@@ -67,7 +67,7 @@ def test_our_error_is_found_in_the_text_of_sparks():
     text = (
         "[FOREACH_BATCH] Traceback...\nstrandline.model.errors.NotFound: There is nothing at x.\n\n"
         "The above exception was the direct cause of the following exception:\n\n"
-        "strandline.model.errors.CorruptData: s3://b/x is damaged. Restore it.\n\tat org.apache.spark"
+        "strandline.errors.CorruptData: s3://b/x is damaged. Restore it.\n\tat org.apache.spark"
     )
     error = unwrapped(RuntimeError(text))
     assert isinstance(error, CorruptData)
@@ -75,7 +75,7 @@ def test_our_error_is_found_in_the_text_of_sparks():
 
 
 def test_other_errors_stay_what_they_are():
-    error = RuntimeError("strandline.model.errors.NoSuchName: x")
+    error = RuntimeError("strandline.errors.NoSuchName: x")
     assert unwrapped(error) is error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.model.errors import CursorExpired, Diverged
+from strandline.errors import CursorExpired, Diverged
 from strandline.spark.failures import unwrapped
 from tests.spark.helpers import append, move_floor, new_log, numbered, until_its_source_starts
 

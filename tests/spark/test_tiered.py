@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame
 
 import strandline as sl
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.retention import Consumed
 from strandline.spark import failures, reading
@@ -31,9 +31,9 @@ from strandline.spark.planning import scans, spark_path
 from strandline.spark.shaping import SPARK_SCHEMA
 from strandline.spark.source import StrandlineDataSource
 from strandline.storage.retry import Backoff
-from strandline.tier.reading import ColdPiece
-from strandline.tier.segment_files import ColdSpan, forget_tails
-from strandline.tier.tiered import TieredLog
+from strandline.tier.copy.segment_files import ColdSpan, forget_tails
+from strandline.tier.read.cold_reader import ColdPiece
+from strandline.tier.read.tiered_log import TieredLog
 from tests.servers import S3Server
 from tests.spark.helpers import (
     RowsSink,
@@ -61,7 +61,7 @@ def fill(log: ObjectLog, upto: int, size: int = 10) -> None:
 
 def copy(log: ObjectLog, *, target: int = 1_500, **settings: object) -> list[tuple[int, int]]:
     """Copy everything to the cold tier; the offsets of the segments that were made."""
-    with sl.tiering(log, target=target, linger=0, grace=0, **settings) as tierer:
+    with sl.tier.tiering(log, target=target, linger=0, grace=0, **settings) as tierer:
         return [(segment.start, segment.end + 1) for segment in tierer.run_once(everything=True).copied]
 
 
@@ -78,7 +78,7 @@ def expire(log: ObjectLog) -> None:
 def new_tiered(folder: Path) -> ObjectLog:
     log = sl.open(f"{folder}/log", create=True, retention="consumed")
     assert isinstance(log, ObjectLog)
-    sl.attach(log)
+    sl.tier.attach(log)
     return log
 
 
@@ -92,7 +92,7 @@ def log(tmp_path: Path) -> ObjectLog:
     fill(log, BOTH)
     copy(log)
     fill(log, END)
-    assert log.bounds() == sl.Bounds(COLD, END)
+    assert log.bounds() == sl.log.Bounds(COLD, END)
     return log
 
 
@@ -268,7 +268,7 @@ def test_a_stream_that_was_open_before_the_log_had_a_cold_tier_finds_it(tmp_path
     fill(log, 30)
     stream = source(log).streamReader(SPARK_SCHEMA)
     start = stream.initialOffset()
-    sl.attach(log)
+    sl.tier.attach(log)
     copy(log)
     forget(log)
     upto = stream.latestOffset(start, stream.getDefaultReadLimit())
@@ -545,7 +545,7 @@ def test_segments_in_a_store_that_sparks_readers_do_not_reach_are_read_by_the_da
     log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
     store = s3_place().url
     storage = {f"storage.{name}": value for name, value in s3_server.options.items()}
-    sl.attach(log, store, f"file://{tmp_path}/events", options=s3_server.options)
+    sl.tier.attach(log, store, f"file://{tmp_path}/events", options=s3_server.options)
     fill(log, 50)
     copy(log, options=s3_server.options)
     forget(log)

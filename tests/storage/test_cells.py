@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from obstore.store import MemoryStore
 
-from strandline.model.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown, TransientStorageError
+from strandline.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import REMEMBERED, Stamped
 from strandline.storage.cell import Cell, StoreCell
 from strandline.storage.local import LocalStore

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.model.errors import NotFound, StorageError, TransientStorageError
+from strandline.errors import NotFound, StorageError, TransientStorageError
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.store import ABSENT, Match
 from strandline.storage.urls import open_store

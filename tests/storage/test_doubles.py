@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.model.errors import DiskFull, InvalidInput, NotFound, StorageError, TransientStorageError
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.errors import DiskFull, InvalidInput, NotFound, StorageError, TransientStorageError
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance

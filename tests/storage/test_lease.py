@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.model.errors import (
+from strandline.errors import (
     Contended,
     CorruptData,
     Fenced,

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from strandline.model.errors import AlreadyExists, NotFound
+from strandline.errors import AlreadyExists, NotFound
 from strandline.storage.local import LocalStore
 from strandline.storage.store import ABSENT, Match
 from strandline.testing.clock import SeededChance

@@ -12,11 +12,11 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.model.errors import InvalidInput, StorageError
+from strandline.errors import InvalidInput, StorageError
 from strandline.model.records import record_batch
 from strandline.storage.disk import LocalDisk
 from strandline.storage.local import LocalStore
-from strandline.storage.modes import SETTING, parse_umask
+from strandline.storage.permissions import SETTING, parse_umask
 from strandline.storage.store import ABSENT, Match
 from strandline.testing.clock import ManualClock
 from tests import things
@@ -100,10 +100,10 @@ def test_a_stranger_s_lock_ends_in_an_error_that_names_it_and_changes_nothing(tm
 
 def test_an_append_while_a_stranger_holds_the_lock_is_delayed_and_not_lost(tmp_path):
     with sl.open(str(tmp_path / "log"), create=True) as log:
-        log.append(batch(), writer=sl.WriterId(UUID(int=1)), number=0).result(120)
+        log.append(batch(), writer=sl.log.WriterId(UUID(int=1)), number=0).result(120)
         with (tmp_path / "log" / ".~lock-head").open() as held, ThreadPoolExecutor(1) as pool:
             fcntl.flock(held, fcntl.LOCK_EX)
-            appended = pool.submit(log.append, batch(), writer=sl.WriterId(UUID(int=1)), number=1)
+            appended = pool.submit(log.append, batch(), writer=sl.log.WriterId(UUID(int=1)), number=1)
             with pytest.raises(TimeoutError):
                 appended.result(0.1).result(0.1)
             fcntl.flock(held, fcntl.LOCK_UN)

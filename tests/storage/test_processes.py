@@ -20,7 +20,7 @@ from tests.storage.programs import finish, run_python, start_python
 FORK = """
 import os, signal, sys
 from obstore.store import MemoryStore
-from strandline.model.errors import UsedAcrossFork
+from strandline.errors import UsedAcrossFork
 from strandline.storage.remote import ObstoreStore
 
 store, other = ObstoreStore("memory:///one"), ObstoreStore("memory:///two")
@@ -40,7 +40,7 @@ print("status", status)
 
 INCREMENT = """
 import sys
-from strandline.model.errors import Contended
+from strandline.errors import Contended
 from strandline.storage.cell import StoreCell
 from strandline.storage.local import LocalStore
 from strandline.testing.cells import JsonCodec, Operations, increment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     DiskFull,

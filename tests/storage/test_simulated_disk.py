@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
+from strandline.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import (

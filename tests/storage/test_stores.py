@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from obstore.store import MemoryStore
 
-from strandline.model.errors import AlreadyExists, Conflict, CorruptData, DiskFull, InvalidInput, StorageError
+from strandline.errors import AlreadyExists, Conflict, CorruptData, DiskFull, InvalidInput, StorageError
 from strandline.storage.disk import DISK, FolderRow, LocalDisk
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
@@ -250,7 +250,7 @@ class TestFailingDisk:
     def test_a_real_limit_on_file_sizes_is_disk_full_and_leaves_the_old_object(self, tmp_path: Path) -> None:
         program = f"""
 import resource, signal
-from strandline.model.errors import DiskFull
+from strandline.errors import DiskFull
 from strandline.storage.local import LocalStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = LocalStore({str(tmp_path)!r})
@@ -291,7 +291,7 @@ for attempt in (lambda: store.put("a", b"x" * 200_000), lambda: store.put("b", [
     def test_a_rewrite_that_finds_no_room_is_disk_full(self, tmp_path: Path) -> None:
         program = f"""
 import resource, signal
-from strandline.model.errors import DiskFull
+from strandline.errors import DiskFull
 from strandline.storage.disk import DISK
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 file = DISK.open_append({str(tmp_path / "file")!r})

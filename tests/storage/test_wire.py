@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     Contended,

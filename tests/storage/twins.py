@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from strandline.model.errors import Conflict, Contended, TransientStorageError
+from strandline.errors import Conflict, Contended, TransientStorageError
 from strandline.model.stamp import OpId
 from strandline.storage.cell import Codec, Versioned
 from strandline.storage.store import Match, Object, ObjectInfo, ObjectStore, Payload, Precondition, Version

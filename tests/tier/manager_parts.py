@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from uuid import UUID
 
-from strandline.formats.segment_events import encode_event, metadata_partition
+from strandline.errors import InvalidInput, TransientStorageError
+from strandline.formats.segment.events import encode_event, metadata_partition
 from strandline.log.topic.contract import NO_TOPIC, Assignment, Message, Subscription
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Bounds
-from strandline.model.errors import InvalidInput, TransientStorageError
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -25,8 +25,8 @@ from strandline.model.segments import (
 from strandline.storage.disk import Disk
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk
-from strandline.tier.cache import SegmentCache
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.manager import MetadataManager
 
 PARTITIONS = 4
 FOLDER = "/node/metadata"

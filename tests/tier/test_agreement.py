@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.errors import Diverged, Gap, NotReady
 from strandline.model.cursor import Bounds
-from strandline.model.errors import Diverged, Gap, NotReady
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.tier.agreement import TermHistory, lowest_parting, parting, plan_cuts
+from strandline.tier.copy.agreement import TermHistory, lowest_parting, parting, plan_cuts
 
 PARTITION = TopicPartition("", UUID(int=7), 0)
 

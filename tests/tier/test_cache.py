@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -16,8 +16,8 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.tier import cache as cache_module
-from strandline.tier.cache import SegmentCache
+from strandline.tier.metadata import cache as cache_module
+from strandline.tier.metadata.cache import SegmentCache
 
 ORDERS = TopicPartition("orders", UUID(int=0xCA), 7)
 OTHERS = TopicPartition("others", UUID(int=0xCB), 0)

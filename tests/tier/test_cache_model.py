@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -20,10 +20,10 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.tier import cache as cache_module
-from strandline.tier import terms as terms_module
-from strandline.tier.cache import SegmentCache
-from strandline.tier.lifecycle import add_segment, advance_deletion, update_segment
+from strandline.tier.metadata import cache as cache_module
+from strandline.tier.metadata import terms as terms_module
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
 from tests.cases import some
 
 PARTITIONS = [

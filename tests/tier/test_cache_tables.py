@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.model.errors import CorruptData
+from strandline.errors import CorruptData
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -18,7 +18,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.tier.cache import SegmentCache
+from strandline.tier.metadata.cache import SegmentCache
 
 A, B, C = (TopicPartition(name, UUID(int=number), 0) for number, name in enumerate("abc"))
 

@@ -9,12 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.formats.checked_json import encode_checked
-from strandline.formats.cold import ColdCodec
-from strandline.model.cold import COLD_FILE as COLD
-from strandline.model.cold import ColdTier
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     CorruptData,
     CursorExpired,
@@ -22,6 +17,11 @@ from strandline.model.errors import (
     StrandlineError,
     UnsupportedVersion,
 )
+from strandline.formats.json.checked import encode_checked
+from strandline.formats.segment.cold_json import ColdCodec
+from strandline.model.cold import COLD_FILE as COLD
+from strandline.model.cold import ColdTier
+from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.store import ObjectStore
@@ -29,8 +29,8 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
-from strandline.tier.cold import ColdCell
-from strandline.tier.segment_files import forget_tails
+from strandline.tier.attachment import ColdCell
+from strandline.tier.copy.segment_files import forget_tails
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
 
 LOG = UUID(int=7)

@@ -14,7 +14,7 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.model.segments import SegmentState
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.manager import MetadataManager
 from tests.servers import KafkaServer
 from tests.tier.manager_parts import TERM, copied, place, segment, update
 
@@ -62,16 +62,16 @@ def test_what_one_manager_writes_all_see_and_a_restart_replays_only_the_rest(top
 def test_a_log_is_tiered_with_its_events_on_kafka(kafka_server: KafkaServer, tmp_path: Path) -> None:
     events = f"kafka://{kafka_server.bootstrap}/tier-{uuid4().hex}"
     log = sl.open(f"file://{tmp_path}/log", create=True, retention="consumed")
-    assert isinstance(log, sl.ObjectLog)
+    assert isinstance(log, sl.log.ObjectLog)
     with log.producer(linger=0.0) as producer:
         for number in range(10):
             producer.append(value=b"%d" % number).result(120)
-    sl.attach(log, events=events, partitions=2)
-    with sl.tiering(log) as tierer:
+    sl.tier.attach(log, events=events, partitions=2)
+    with sl.tier.tiering(log) as tierer:
         tierer.run_once(everything=True)
     log.collect(grace=0)
     with sl.open(log.url) as both:
-        assert isinstance(both, sl.TieredLog)
+        assert isinstance(both, sl.tier.TieredLog)
         assert log.bounds().first == 10
         values = [value for batch in both.read() for value in batch.column("value").to_pylist()]
         assert values == [b"%d" % number for number in range(10)]

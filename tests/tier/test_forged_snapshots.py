@@ -11,10 +11,10 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.follow.snapshots.sealed import MANIFEST
-from strandline.tier.cache import SegmentCache
-from strandline.tier.metadata_snapshot import MetadataSnapshots
-from strandline.tier.metadata_state import Taken
+from strandline.snapshots.sealed import MANIFEST
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.snapshot import MetadataSnapshots
+from strandline.tier.metadata.state import Taken
 from tests.fuzz.formats import TABLES, read_cache, stream_of  # the tables of a cache with five segments
 from tests.fuzz.mutation import in_place
 from tests.fuzz.targets import decoding

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.errors import AlreadyExists, InvalidInput, NotALog, NotFound
 from strandline.log.object import ObjectLog
-from strandline.log.object.verify import Verification
+from strandline.log.object.maintain.verify import Verification
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import COLD_FILE as COLD
 from strandline.model.cursor import Cursor
-from strandline.model.errors import AlreadyExists, InvalidInput, NotALog, NotFound
 from strandline.model.retention import Consumed, MaxBytes
 from strandline.testing.logs import append
-from strandline.tier.front import attach, cold_tier, open_tiered, tiered, tiering
-from strandline.tier.segment_files import forget_tails
-from strandline.tier.tiered import TieredLog
+from strandline.tier.copy.segment_files import forget_tails
+from strandline.tier.opening import attach, cold_tier, open_tiered, tiered, tiering
+from strandline.tier.read.tiered_log import TieredLog
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -16,7 +16,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.tier.lifecycle import add_segment, advance_deletion, update_segment
+from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
 
 ORDERS = TopicPartition("orders", UUID(int=0xCA), 7)
 RENAMED = TopicPartition("renamed", ORDERS.topic_id, 7)

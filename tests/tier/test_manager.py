@@ -9,10 +9,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
-from strandline.follow.snapshots.sealed import seal
-from strandline.formats.segment_events import encode_event
-from strandline.model.cursor import Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CommitTimedOut,
     InvalidInput,
     LogClosed,
@@ -21,12 +18,15 @@ from strandline.model.errors import (
     StorageError,
     StrandlineError,
 )
+from strandline.formats.segment.events import encode_event
+from strandline.model.cursor import Cursor
 from strandline.model.segments import PartitionDeleteState, SegmentState
+from strandline.snapshots.sealed import seal
 from strandline.testing.clock import ManualClock
 from strandline.testing.simdisk import SimulatedDisk
-from strandline.tier.cache import SegmentCache
-from strandline.tier.manager import MetadataManager
-from strandline.tier.readiness import CatchingUp, Ready, Unassigned
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.metadata.readiness import CatchingUp, Ready, Unassigned
 from tests.tier.manager_parts import (
     FOLDER,
     PARTITIONS,

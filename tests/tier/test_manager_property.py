@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from strandline.formats.segment_events import decode_event, encode_event
-from strandline.model.errors import CommitTimedOut, InvalidInput, NotReady
+from strandline.errors import CommitTimedOut, InvalidInput, NotReady
+from strandline.formats.segment.events import decode_event, encode_event
 from strandline.model.segments import PartitionDelete, PartitionDeleteState, SegmentEvent, SegmentState
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
-from strandline.tier import manager as manager_module
-from strandline.tier.manager import MetadataManager
-from strandline.tier.metadata_state import Absorbed, MetadataState, Taken
-from strandline.tier.readiness import CatchingUp, Ready, Unassigned
+from strandline.tier.metadata import manager as manager_module
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.metadata.readiness import CatchingUp, Ready, Unassigned
+from strandline.tier.metadata.state import Absorbed, MetadataState, Taken
 from tests.tier.manager_parts import Events, copied, delete, managed, place, replayed, segment, settled, story, update
 
 METADATA = 3

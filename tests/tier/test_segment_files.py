@@ -11,18 +11,18 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.formats.segment_writer import EncodedSegment, SegmentWriter
+from strandline.errors import CorruptData, InvalidInput, NotFound, TransientStorageError
+from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.planning import Termed
 from strandline.model.cursor import Limit, Span
-from strandline.model.errors import CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.records import READ_SCHEMA, record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, TopicPartition
 from strandline.storage.local import LocalStore
 from strandline.storage.store import ObjectStore, Payload
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.tier import segment_files
-from strandline.tier.segment_files import (
+from strandline.tier.copy import segment_files
+from strandline.tier.copy.segment_files import (
     ColdSpan,
     examine_segment,
     forget_tails,

@@ -9,30 +9,30 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import COLD_FILE
-from strandline.model.errors import InvalidInput, NotFound, Unsupported
 from strandline.testing.plain import PlainStore
 from strandline.testing.sinks import MemorySink
-from strandline.tier.front import cold_tier
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import cold_tier
 
 
 def enter(log: Any) -> None:
-    with sl.tiering(log):
+    with sl.tier.tiering(log):
         pytest.fail("It was tiered.")
 
 
 def tierer(log: Any) -> object:
     with MetadataManager.start(MemoryTopic(1), background=False) as manager:
-        return sl.Tierer(log, manager, PlainStore())
+        return sl.tier.Tierer(log, manager, PlainStore())
 
 
 DOORS: dict[str, Callable[[Any], object]] = {
-    "attach": sl.attach,
+    "attach": sl.tier.attach,
     "tiering": enter,
-    "tiered": sl.tiered,
+    "tiered": sl.tier.tiered,
     "Tierer": tierer,
     "cold_tier": cold_tier,
 }
@@ -44,30 +44,32 @@ def door(request: pytest.FixtureRequest) -> Callable[[Any], object]:
 
 
 @pytest.fixture(scope="module")
-def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.Primary]:
-    with sl.Primary.open(tmp_path_factory.mktemp("node") / "orders") as opened:
+def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.node.Primary]:
+    with sl.node.Primary.open(tmp_path_factory.mktemp("node") / "orders") as opened:
         opened.append_values([b"order 1 is new"])
         yield opened
 
 
-def test_a_primary_s_inner_log_cannot_have_a_cold_tier_yet(door: Callable[[Any], object], primary: sl.Primary) -> None:
+def test_a_primary_s_inner_log_cannot_have_a_cold_tier_yet(
+    door: Callable[[Any], object], primary: sl.node.Primary
+) -> None:
     log = primary.running.node.primary.log
     with pytest.raises(Unsupported, match=r"belongs to the node in .*cannot have a cold tier yet: only object logs"):
         door(log)
     assert not (Path(log.folder) / COLD_FILE).exists()
 
 
-def test_the_folder_of_a_node_s_log_cannot_have_a_cold_tier_either(primary: sl.Primary) -> None:
-    reader = sl.WalReader(primary.running.node.primary.log.folder)
-    for opened in (sl.attach, sl.tiered, cold_tier):
+def test_the_folder_of_a_node_s_log_cannot_have_a_cold_tier_either(primary: sl.node.Primary) -> None:
+    reader = sl.log.WalReader(primary.running.node.primary.log.folder)
+    for opened in (sl.tier.attach, sl.tier.tiered, cold_tier):
         with pytest.raises(Unsupported, match="belongs to the node"):
             opened(reader)
 
 
 def test_a_log_over_the_network_and_what_is_no_log_cannot_have_a_cold_tier(
-    door: Callable[[Any], object], primary: sl.Primary
+    door: Callable[[Any], object], primary: sl.node.Primary
 ) -> None:
-    with sl.RemoteLog(primary.url) as remote:
+    with sl.node.RemoteLog(primary.url) as remote:
         for log in (remote, primary, primary.reading(), "s3://bucket/orders", None):
             with pytest.raises(Unsupported, match=rf"^A {type(log).__name__} cannot (have a cold tier|be tiered): "):
                 door(log)
@@ -80,50 +82,50 @@ def test_what_is_refused_is_invalid_input_to_those_who_catch_that() -> None:
 
 def test_a_folder_that_only_looks_like_a_node_s_is_tiered(tmp_path: Path) -> None:
     with WalLog.open(str(tmp_path / "data-00000001")) as log:
-        sl.attach(log)
-        with sl.tiering(log) as tierer:
+        sl.tier.attach(log)
+        with sl.tier.tiering(log) as tierer:
             tierer.run_once(everything=True)
 
 
 def test_a_log_in_two_tiers_and_a_write_ahead_log_s_face_mean_the_log_itself(tmp_path: Path) -> None:
-    sl.attach(sl.open(str(tmp_path / "objects"), create=True))
+    sl.tier.attach(sl.open(str(tmp_path / "objects"), create=True))
     both = sl.open(str(tmp_path / "objects"))
-    assert isinstance(both, sl.TieredLog)
-    assert sl.attach(both) == cold_tier(both)
-    assert sl.tiered(both) is both  # type: ignore[type-var]
-    with both, sl.tiering(both) as tierer:
+    assert isinstance(both, sl.tier.TieredLog)
+    assert sl.tier.attach(both) == cold_tier(both)
+    assert sl.tier.tiered(both) is both  # type: ignore[type-var]
+    with both, sl.tier.tiering(both) as tierer:
         tierer.run_once(everything=True)
-    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         with pytest.raises(NotFound, match="has no cold tier"):
             cold_tier(wal)
-        sl.attach(wal)
+        sl.tier.attach(wal)
         wal.append(b"order 1 is new")
-        with sl.tiering(wal) as tierer:
+        with sl.tier.tiering(wal) as tierer:
             assert len(tierer.run_once(everything=True).copied) == 1
 
 
 def test_a_reader_of_a_write_ahead_log_is_not_tiered_and_says_who_tiers_it(tmp_path: Path) -> None:
-    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
-        sl.attach(wal)
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
+        sl.tier.attach(wal)
         with pytest.raises(Unsupported, match=r"was opened for reading.*the process that writes the log tiers it"):
-            enter(sl.WalReader(str(tmp_path / "wal")))
+            enter(sl.log.WalReader(str(tmp_path / "wal")))
 
 
 def test_a_node_does_not_take_over_a_log_that_has_a_cold_tier(tmp_path: Path) -> None:
-    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         wal.append(b"order 1 is new")
-        sl.attach(wal)
+        sl.tier.attach(wal)
     with pytest.raises(Unsupported, match=r"has a cold tier \(cold.json\), which the log of a primary"):
-        sl.Primary.open(tmp_path / "node", take_over=tmp_path / "wal")
-    with sl.WriteAheadLog.open(tmp_path / "wal") as wal:
+        sl.node.Primary.open(tmp_path / "node", take_over=tmp_path / "wal")
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
         assert wal.current == 1
 
 
-def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(primary: sl.Primary) -> None:
+def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(primary: sl.node.Primary) -> None:
     with pytest.raises(Unsupported, match=r"^A Primary cannot be followed: it has no bounds, end, plan"):
         sl.follow(primary, MemorySink(), until="end")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match=r"^A Primary cannot be followed"):
-        sl.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=primary)  # type: ignore[arg-type]
+        sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=primary)  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match="it has no claim_slot"):
         sl.follow(primary.reading(), MemorySink(), "billing", until="end")  # type: ignore[arg-type]
     sink = MemorySink()

@@ -20,12 +20,12 @@ from strandline.model.slots import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
 from strandline.storage.urls import open_store
 from strandline.testing.logs import LogContract, append
-from strandline.tier.cold import ColdCell
-from strandline.tier.manager import MetadataManager
-from strandline.tier.reading import ColdReader
-from strandline.tier.segment_files import forget_tails
-from strandline.tier.tiered import TieredLog
-from strandline.tier.tierer import Tierer
+from strandline.tier.attachment import ColdCell
+from strandline.tier.copy.segment_files import forget_tails
+from strandline.tier.copy.tierer import Tierer
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.cold_reader import ColdReader
+from strandline.tier.read.tiered_log import TieredLog
 from tests.tier.tiered_parts import Settled, forget, value_at
 
 GONE = Invalidation(InvalidReason.HORIZON, 1)

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from strandline.errors import CursorExpired, Diverged
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, Diverged
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentState
 from strandline.model.slots import TIER_SLOT
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from strandline.tier.segment_files import forget_tails, segment_path
+from strandline.tier.copy.segment_files import forget_tails, segment_path
 from tests.cases import some
 from tests.tier.tiered_parts import KINDS, LIMITS, Kind, PointedTopic, Tiers, fetched, rows
 

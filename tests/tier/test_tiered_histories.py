@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import pytest
 
+from strandline.errors import CursorExpired, Diverged, Gap, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, Diverged, Gap, NotReady, StrandlineError
 from strandline.model.retention import MaxBytes
 from strandline.model.slots import TIER_SLOT
-from strandline.tier import agreement, history, tiered, truncation
-from strandline.tier.reading import ColdReader, Seam
-from strandline.tier.segment_files import forget_tails
-from strandline.tier.tiered import TieredLog
+from strandline.tier.copy import agreement, history, truncation
+from strandline.tier.copy.segment_files import forget_tails
+from strandline.tier.read import tiered_log as tiered
+from strandline.tier.read.cold_reader import ColdReader, Seam
+from strandline.tier.read.tiered_log import TieredLog
 from tests.tier.tiered_parts import LIMITS, Backup, Row, Tiers, fetched, rows
 
 STEPS = 40
@@ -194,7 +195,7 @@ def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.Monk
 def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "parting", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
-    monkeypatch.setattr("strandline.tier.tierer.Cursor", lambda log_id, offset, *_: Cursor(log_id, offset))
+    monkeypatch.setattr("strandline.tier.copy.tierer.Cursor", lambda log_id, offset, *_: Cursor(log_id, offset))
     for seed in range(8):
         with contextlib.suppress(StrandlineError):
             try:

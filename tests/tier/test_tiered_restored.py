@@ -8,14 +8,14 @@ from shutil import copytree, rmtree
 
 import pytest
 
+from strandline.errors import Diverged
 from strandline.log import slots as rules
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import Diverged
 from strandline.model.records import Op, record_batch
 from strandline.model.slots import TIER_SLOT, SlotState
-from strandline.tier.front import attach, tiered, tiering
-from strandline.tier.segment_files import forget_tails
+from strandline.tier.copy.segment_files import forget_tails
+from strandline.tier.opening import attach, tiered, tiering
 from tests.tier.test_tiered_terms import go_on, position, settle
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, fetched, rows
 

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from strandline.follow.run import Batching, begin, follow
-from strandline.log.contract import Log
-from strandline.log.planning import behind
-from strandline.log.wal.log import WalLog
-from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     CursorExpired,
     Diverged,
@@ -25,13 +20,18 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
+from strandline.followers.run import Batching, begin, follow
+from strandline.log.contract import Log
+from strandline.log.planning import behind
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.retention import FOREVER, Consumed, MaxAge, MaxBytes
 from strandline.model.slots import TIER_SLOT
 from strandline.testing.sinks import MemorySink
-from strandline.tier.manager import MetadataManager
-from strandline.tier.reading import ColdReader
-from strandline.tier.segment_files import forget_tails, segment_path
-from strandline.tier.tiered import TieredLog
+from strandline.tier.copy.segment_files import forget_tails, segment_path
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.cold_reader import ColdReader
+from strandline.tier.read.tiered_log import TieredLog
 from tests.cases import some
 from tests.tier.manager_parts import Events
 from tests.tier.tiered_parts import KINDS, LIMITS, PARTITIONS, Kind, Tiers, fetched, forget, rows

@@ -7,14 +7,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady
 from strandline.log.planning import Termed
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady
 from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import TIER_SLOT
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from strandline.tier.segment_files import forget_tails
+from strandline.tier.copy.segment_files import forget_tails
 from tests.tier.tiered_parts import KINDS, Kind, PointedTopic, Tiers, fetched, rows
 
 EVERYTHING = 1 << 20

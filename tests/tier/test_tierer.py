@@ -11,14 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.log.contract import Log
-from strandline.log.object import ObjectLog
-from strandline.log.object.log import open_log
-from strandline.log.topic.contract import Assignment, Subscription, Topic
-from strandline.log.topic.memory import MemoryTopic
-from strandline.log.wal.log import WalLog
-from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     Fenced,
     Gap,
@@ -27,6 +20,13 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
+from strandline.log.contract import Log
+from strandline.log.object import ObjectLog
+from strandline.log.object.log import open_log
+from strandline.log.topic.contract import Assignment, Subscription, Topic
+from strandline.log.topic.memory import MemoryTopic
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
@@ -36,11 +36,10 @@ from strandline.storage.store import Payload
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.tier.cold import ColdCell
-from strandline.tier.ledger import Progress
-from strandline.tier.manager import MetadataManager
-from strandline.tier.planning import written_time
-from strandline.tier.segment_files import (
+from strandline.tier.attachment import ColdCell
+from strandline.tier.copy.ledger import Progress
+from strandline.tier.copy.planning import written_time
+from strandline.tier.copy.segment_files import (
     forget_tails,
     list_segments,
     listed_since,
@@ -48,7 +47,8 @@ from strandline.tier.segment_files import (
     segment_path,
     verify_segment,
 )
-from strandline.tier.tierer import Tierer
+from strandline.tier.copy.tierer import Tierer
+from strandline.tier.metadata.manager import MetadataManager
 
 TARGET = 8_000
 BATCHES = 8

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from strandline.log.contract import Log
 from strandline.log.object import ObjectLog
-from strandline.log.object.index import bytes_from
+from strandline.log.object.head.index import bytes_from
 from strandline.log.object.log import open_log
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.rewind import rewind
+from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import Limit, Span
 from strandline.model.head import WriterId
@@ -29,12 +29,12 @@ from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
-from strandline.tier.cold import ColdCell
-from strandline.tier.manager import MetadataManager
-from strandline.tier.reading import ColdReader
-from strandline.tier.segment_files import forget_tails, list_segments
-from strandline.tier.tiered import TieredLog
-from strandline.tier.tierer import Tierer
+from strandline.tier.attachment import ColdCell
+from strandline.tier.copy.segment_files import forget_tails, list_segments
+from strandline.tier.copy.tierer import Tierer
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.cold_reader import ColdReader
+from strandline.tier.read.tiered_log import TieredLog
 
 Kind = Literal["object", "wal"]
 KINDS: tuple[Kind, ...] = ("object", "wal")

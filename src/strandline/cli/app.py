@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperCommand
 
 import strandline
-from strandline.cli.collect import gc
 from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
+from strandline.cli.gc import gc
 from strandline.cli.lag import lag, with_default_interval
 from strandline.cli.node.command import node, promote
 from strandline.cli.produce import produce

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from rich.text import Text
 
-from strandline.cli import show
+from strandline.cli import output as show
 from strandline.log.findings import Severity
 
 SHOWN: Final = 20

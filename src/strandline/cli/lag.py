@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import (
+from strandline.cli import output as show
+from strandline.cli.common import (
     DATA,
     MANIFEST,
     Data,
@@ -34,8 +34,8 @@ from strandline.cli.frame import (
     open_shared,
 )
 from strandline.cli.queue import look_at_queue
-from strandline.log.object.index import Chunks
-from strandline.log.object.standing import Standing, standings, trim_end
+from strandline.log.object.head.index import Chunks
+from strandline.log.object.maintain.slot_lag import Standing, standings, trim_end
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
 from strandline.model.cursor import microseconds
@@ -191,7 +191,7 @@ def _print(seen: Seen, *, as_json: bool) -> None:
         show.out().print(seen.rendered())
 
 
-def look(log: sl.ObjectLog) -> Lag:
+def look(log: sl.log.ObjectLog) -> Lag:
     """How the log and its slots stand now."""
     states = log.slots()  # before the head: then no slot is ahead of the log's end
     return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=log.identity.retention)

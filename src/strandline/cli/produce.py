@@ -14,12 +14,12 @@ import pyarrow as pa
 import typer
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
-from strandline.cli.frame import retention as known_retention
+from strandline.cli import output as show
+from strandline.cli.common import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
+from strandline.cli.common import retention as known_retention
 from strandline.cli.text import Row, parse_json, parse_line
+from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
-from strandline.model.errors import InvalidInput
 
 _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))

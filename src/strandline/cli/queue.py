@@ -8,10 +8,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.log.v1.log import QueueLog
-from strandline.log.v1.names import time_of
-from strandline.model.errors import CursorExpired
+from strandline.cli import output as show
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.names import time_of
+from strandline.errors import CursorExpired
 from strandline.model.head import MetadataRanges
 from strandline.model.queue import QueueEntry
 

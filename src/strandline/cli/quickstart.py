@@ -21,9 +21,9 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
-from strandline.model.errors import StrandlineError
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
+from strandline.errors import StrandlineError
 
 
 def append(url: str, changes: int) -> dict[bytes, bytes]:

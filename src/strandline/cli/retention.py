@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, guarded, length_of_time, open_log, size_in_bytes
-from strandline.cli.frame import retention as understood
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, Url, guarded, length_of_time, open_log, size_in_bytes
+from strandline.cli.common import retention as understood
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 
 _OFF = "; 0 switches it off"

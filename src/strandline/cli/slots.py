@@ -14,11 +14,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Url, both_tiers, confirm, guarded, open_log, start
-from strandline.log.object.standing import Standing, standings
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, Url, both_tiers, confirm, guarded, open_log, start
+from strandline.errors import NotFound
+from strandline.log.object.maintain.slot_lag import Standing, standings
 from strandline.model.cursor import Start
-from strandline.model.errors import NotFound
 from strandline.model.retention import Retention, SlotLimits
 from strandline.model.slots import SlotState
 
@@ -207,7 +207,7 @@ def drop(
         show.line(f"Slot {name!r} is dropped.")
 
 
-def _listed(log: sl.ObjectLog, name: str) -> SlotState | None:
+def _listed(log: sl.log.ObjectLog, name: str) -> SlotState | None:
     """The slot's state, None while it is being created; ``NotFound`` if there is no such slot."""
     known = log.head().slots
     if name not in known:
@@ -226,7 +226,7 @@ def _done(state: SlotState, what: str, *, as_json: bool) -> None:
 # --- looking ---------------------------------------------------------------------------------------------------
 
 
-def look(log: sl.ObjectLog) -> Slots:
+def look(log: sl.log.ObjectLog) -> Slots:
     """How the slots stand now."""
     states = log.slots()  # before the head: then no slot is ahead of the log's end
     head, identity, now = log.head(), log.identity, time.time_ns() // 1000

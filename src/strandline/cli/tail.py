@@ -13,12 +13,12 @@ import typer
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
 from strandline.cli.text import escaped, moment, readable, to_fields
+from strandline.errors import SlotInvalid
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
-from strandline.model.errors import SlotInvalid
 
 _LAST: Final = 10
 _WAIT: Final = 1.0
@@ -76,14 +76,14 @@ def _show(log: Tiers, since: str | None, *, follow: bool, limit: int | None, hol
 
 def _start(log: Tiers, since: str | None) -> sl.Cursor:
     if since is None:
-        bounds = log.hot.bounds() if isinstance(log, sl.TieredLog) else log.bounds()
-        if isinstance(log, sl.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
+        bounds = log.hot.bounds() if isinstance(log, sl.tier.TieredLog) else log.bounds()
+        if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < _LAST:
             bounds = log.bounds()  # only then is there any need to know the cold tier
         return sl.Cursor(log.log_id, max(bounds.first, bounds.next - _LAST))
     where = start(since)
     # Who looks at records builds no state of them, and nothing goes wrong if the first ones were trimmed.
     cursor = sl.Cursor(log.log_id, log.position_of("retained" if where == "beginning" else where))
-    log.plan(cursor, sl.Limit(batches=1))  # refuses what is not retained, or past the end
+    log.plan(cursor, sl.log.Limit(batches=1))  # refuses what is not retained, or past the end
     return cursor
 
 
@@ -120,7 +120,7 @@ def _batches(
     while last is None or cursor.next < last:
         still_needed(cursor.next)
         upto = last if follow else min(end, end if last is None else last)
-        spans = log.plan(cursor, sl.Limit(batches=_PLANNED, upto=upto))
+        spans = log.plan(cursor, sl.log.Limit(batches=_PLANNED, upto=upto))
         for span, batches in fetch_in_order(spans):
             yield from batches
             still_needed(span.next)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Start
-from strandline.model.errors import InvalidInput
 from strandline.model.records import Op
 
 _FIELDS: Final = frozenset(

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import (
+from strandline.cli import output as show
+from strandline.cli.common import (
     DATA,
     MANIFEST,
     Data,
@@ -19,9 +19,9 @@ from strandline.cli.frame import (
     open_log,
     open_shared,
 )
-from strandline.cli.frame import retention as known_retention
-from strandline.log.v1.upgrade import UpgradeProgress
-from strandline.log.v1.upgrade import upgrade as copy
+from strandline.cli.common import retention as known_retention
+from strandline.compat.v1.upgrade import UpgradeProgress
+from strandline.compat.v1.upgrade import upgrade as copy
 
 
 @guarded

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from strandline.cli import show
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, Url, guarded, open_log
 from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
-from strandline.cli.frame import Debug, Json, Url, guarded, open_log
+from strandline.errors import CorruptData
 from strandline.log.findings import Severity
-from strandline.log.object.checks import Finding, Kind
-from strandline.log.object.verify import Verification, Verified
-from strandline.model.errors import CorruptData
+from strandline.log.object.maintain.checks import Finding, Kind
+from strandline.log.object.maintain.verify import Verification, Verified
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from strandline.model.errors import CorruptData, UnsupportedVersion
+from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.model.json_values import parse_object
 
 FORMAT_VERSION: Final = 1

@@ -1,1 +1,33 @@
-"""Logs: the contract, slot rules, and the logs themselves."""
+"""Logs: the contract of every log, the rules of slots and retention, and the logs themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.log.contract import Receipt as Receipt
+    from strandline.log.memory import MemoryLog as MemoryLog
+    from strandline.log.object.log import ObjectLog as ObjectLog
+    from strandline.log.wal.read.reader import WalReader as WalReader
+    from strandline.model.cursor import Bounds as Bounds
+    from strandline.model.cursor import Limit as Limit
+    from strandline.model.head import WriterId as WriterId
+    from strandline.model.records import READ_SCHEMA as READ_SCHEMA
+    from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "Bounds": "strandline.model.cursor",
+        "Limit": "strandline.model.cursor",
+        "MemoryLog": "strandline.log.memory",
+        "ObjectLog": "strandline.log.object.log",
+        "READ_SCHEMA": "strandline.model.records",
+        "RECORD_SCHEMA": "strandline.model.records",
+        "Receipt": "strandline.log.contract",
+        "WalReader": "strandline.log.wal.read.reader",
+        "WriterId": "strandline.model.head",
+    },
+)

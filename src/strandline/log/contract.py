@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 from uuid import UUID
 
+from strandline.errors import Unsupported
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.errors import Unsupported
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.slots import SlotState

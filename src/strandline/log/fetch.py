@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from strandline.storage.process import Origin
+from strandline.storage.fork_check import Origin
 
 AHEAD_BYTES: Final = 64 << 20
 

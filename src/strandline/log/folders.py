@@ -15,12 +15,12 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Final
 
-from strandline.formats.frame import MAGIC as FRAME_MAGIC
-from strandline.formats.head import HEAD_MAGIC
-from strandline.formats.wal_folder import KEPT_KIND
-from strandline.formats.wal_folder import KIND as WAL_KIND
+from strandline.errors import NotALog, NotFound, WrongKind
+from strandline.formats.object.head import HEAD_MAGIC
+from strandline.formats.wal.folder import KEPT_KIND
+from strandline.formats.wal.folder import KIND as WAL_KIND
+from strandline.formats.wal.frame import MAGIC as FRAME_MAGIC
 from strandline.model.addresses import Address, as_address
-from strandline.model.errors import NotALog, NotFound, WrongKind
 from strandline.storage.disk import Disk, FolderRow
 
 
@@ -180,16 +180,16 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
 
 
 OPENED_WITH: Final = {
-    Kind.WAL: "open it with strandline.WriteAheadLog.",
+    Kind.WAL: "open it with strandline.compat.WriteAheadLog.",
     Kind.OBJECT_LOG: "open it with strandline.open.",
     Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1').",
     Kind.TOPIC: "open the logs of its partitions.",
-    Kind.NODE: "open it with strandline.Primary, or strandline.Replica.",
+    Kind.NODE: "open it with strandline.node.Primary, or strandline.node.Replica.",
     Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.",
     Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.",
     Kind.SNAPSHOT: "import it into a store with import_from.",
     Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink.",
-    Kind.SPOOL: "open it with strandline.WriteAheadLog and migrate=True.",
+    Kind.SPOOL: "open it with strandline.compat.WriteAheadLog and migrate=True.",
 }
 """What a program opens each kind with."""
 

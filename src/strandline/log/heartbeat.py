@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Protocol, Self, final, runtime_checkable
 
+from strandline.errors import StorageError, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.errors import StorageError, StrandlineError
 from strandline.model.retention import SlotLimits
 from strandline.model.slots import SlotState
-from strandline.storage.ambient import Clock
+from strandline.storage.clock import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)
 

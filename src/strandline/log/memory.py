@@ -9,18 +9,18 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.errors import InvalidInput, NotFound
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
-from strandline.log.object.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
-from strandline.log.object.handles import settled
+from strandline.log.object.head.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
+from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, entries_after, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.errors import InvalidInput, NotFound
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.model.slots import SlotState
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection
 from os import PathLike
 from typing import Final
 
-from strandline.formats.identity import OPEN_OBJECT_LOG, OPEN_WAL
+from strandline.errors import NotFound, WrongKind
+from strandline.formats.object.identity import OPEN_OBJECT_LOG, OPEN_WAL
 from strandline.log.folders import FIRST_BYTES, PROBED, Contents, Kind, contents, recognise
-from strandline.model.errors import NotFound, WrongKind
 from strandline.storage.disk import Disk, FolderRow
 from strandline.storage.store import ObjectStore
 
@@ -24,12 +24,12 @@ _OPENED_WITH: Final = {
     Kind.OBJECT_LOG: OPEN_OBJECT_LOG,
     Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
     Kind.TOPIC: "open it as a topic",
-    Kind.NODE: "open it with strandline.Primary.open, strandline.Replica or 'strandline node run'",
+    Kind.NODE: "open it with strandline.node.Primary.open, strandline.node.Replica or 'strandline node run'",
     Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
     Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
     Kind.SNAPSHOT: "import it into a store with import_from",
     Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
-    Kind.SPOOL: "open it with strandline.WriteAheadLog.open(..., migrate=True)",
+    Kind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
     Kind.FILE: "name a folder",
 }
 
@@ -40,8 +40,8 @@ _TAKE_OVER: Final = (
 _TAKEN_OVER: Final = {
     (Kind.NODE, Kind.WAL): _TAKE_OVER,
     (Kind.NODE, Kind.SPOOL): (
-        "move it into a write-ahead log, with strandline.WriteAheadLog.open('{path}', migrate=True) or 'strandline wal "
-        "migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
+        "move it into a write-ahead log, with strandline.compat.WriteAheadLog.open('{path}', migrate=True) or "
+        "'strandline wal migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
     ),
 }
 """How one thing becomes another."""

@@ -11,8 +11,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from strandline.log.contract import Log, Receipt
-from strandline.model.errors import (
+from strandline.errors import (
     CommitTimedOut,
     Contended,
     ExpectationFailed,
@@ -23,8 +22,9 @@ from strandline.model.errors import (
     TransientStorageError,
     WriterExpired,
 )
+from strandline.log.contract import Log, Receipt
 from strandline.model.head import WriterId
-from strandline.storage.ambient import Chance, Clock
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
 
 _IN_DOUBT: Final = (TransientStorageError, OutcomeUnknown, CommitTimedOut)

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
+from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.errors import Diverged, InvalidInput
 from strandline.model.records import READ_SCHEMA
 
 

@@ -8,11 +8,11 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
+from strandline.errors import NotFound, NotReady
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
-from strandline.model.errors import NotFound, NotReady
-from strandline.storage.ambient import Clock
+from strandline.storage.clock import Clock
 
 _FIRST_POLL: Final = 0.005
 _LAST_POLL: Final = 0.25

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
+from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
 from strandline.model.arguments import plain_text, whole_number
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
-from strandline.model.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
 from strandline.model.head import Pin
 from strandline.model.names import check_plain_name
 from strandline.model.slots import TIER_SLOT, SlotState

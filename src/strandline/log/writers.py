@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from strandline.model.errors import OutOfOrder, WriterExpired
+from strandline.errors import OutOfOrder, WriterExpired
 from strandline.model.head import WriterId, WriterState
 
 MAX_WRITERS: Final = 512

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final, TypeAlias
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 Address: TypeAlias = str | os.PathLike[str]
 """What public calls take where a folder or a store is meant: a path, or an address such as ``s3://bucket/orders``."""
@@ -71,7 +71,7 @@ def as_folder(place: Address) -> str:
     'data/orders'
     >>> as_folder("file:///data/orders")
     Traceback (most recent call last):
-    strandline.model.errors.InvalidInput: This needs a folder of this machine, and file://… is an address: give a path.
+    strandline.errors.InvalidInput: This needs a folder of this machine, and file://… is an address: give a path.
     """
     text = as_address(place)
     if found := _SCHEME.match(text):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
 _SHOWN: Final = 60
@@ -15,7 +15,7 @@ def whole_number(value: object, what: str, *, least: int = 0, most: int = LARGES
 
     >>> whole_number(True, "A position", most=9)
     Traceback (most recent call last):
-    strandline.model.errors.InvalidInput: A position is a whole number from 0 up to 9, not True.
+    strandline.errors.InvalidInput: A position is a whole number from 0 up to 9, not True.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{what} is a whole number from {least} up to {most}, not {shown(value)}.")

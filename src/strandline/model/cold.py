@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 COLD_FILE: Final = "cold.json"
 """What it is called that says where the cold tier is, beside the log."""

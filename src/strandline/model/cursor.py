@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)

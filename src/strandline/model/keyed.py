@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.model.errors import InvalidInput
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
 KeyVersion: TypeAlias = int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 from strandline.model.slots import TIER_SLOT
 
 BOOTSTRAP_SUFFIX: Final = ".bootstrap"

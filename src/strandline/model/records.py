@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 MAX_RECORD_BYTES: Final = 256 << 20
 """No single key or value may be larger than this, nor a record that is appended by itself."""

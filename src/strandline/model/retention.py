@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from strandline.errors import InvalidInput
 from strandline.model.arguments import shown, whole_number
-from strandline.model.errors import InvalidInput
 
 DEFAULT_LAG: Final = 64 << 30
 """How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 _LONGEST_NAME: Final = (1 << 15) - 1
 _NAME_SHOWN: Final = 249

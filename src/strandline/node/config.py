@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from strandline.errors import InvalidInput
 from strandline.model.addresses import as_address, refuse_credentials
-from strandline.model.errors import InvalidInput
 from strandline.model.names import check_replica_name
 from strandline.model.retention import FOREVER, Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
-from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
+from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
+from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
 from strandline.node.options import NodeOptions, PrimaryOptions
-from strandline.node.policies import CommitPolicy, Quorum, parse_policy
 from strandline.storage.urls import open_store
 
 LEASE: Final = "lease"

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
+from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.node.committed import Committed, Current
-from strandline.node.contract import (
+from strandline.node.elect.election import own_term
+from strandline.node.forwarding import Relay
+from strandline.node.lead.committed_log import Committed, Current
+from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.messages import (
     Caller,
     Commit,
     Leading,
@@ -22,18 +26,14 @@ from strandline.node.contract import (
     Topology,
     Upstream,
 )
-from strandline.node.election import own_term
-from strandline.node.home import Home
+from strandline.node.node_folder import Home
 from strandline.node.options import NodeOptions
-from strandline.node.policies import Quorum, parse_policy
-from strandline.node.primary import PrimaryRole
-from strandline.node.relay import Relay
-from strandline.node.replica import Condition, ReplicaRole
+from strandline.node.replicate.replica import Condition, ReplicaRole
 from strandline.node.roles import Roles, create_log, take_over_log
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
-from strandline.storage.process import Origin, bound_to_process
 
 _LOGGER = logging.getLogger(__name__)
 _RENEWALS: Final = 3
@@ -45,7 +45,7 @@ _LOOKS: Final = 8
 @bound_to_process()
 @final
 class Node(Relay):
-    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.contract.Served`.
+    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.Served`.
 
     At no time do two nodes acknowledge writes: who leads holds the lease, and stops before it runs out. Who takes over
     has everything that was committed, or does not take over. One thread calls :meth:`step` again and again, or

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from strandline.model.retention import FOREVER, Retention, SlotLimits, default_limits
-from strandline.node.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.policies import CommitPolicy, Local
+from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
+from strandline.node.lead.policies import CommitPolicy, Local
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,23 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from strandline.formats.wal_folder import Kept
+from strandline.compat.spool.migrate import folder_of
+from strandline.errors import InvalidInput, NotReady, StorageError, Unsupported
+from strandline.formats.wal.folder import Kept
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.migrate import folder_of
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.snapshot import fill
 from strandline.model.cold import COLD_FILE
-from strandline.model.errors import InvalidInput, NotReady, StorageError, Unsupported
 from strandline.model.snapshot import Snapshot
-from strandline.node.candidacy import Candidacy
-from strandline.node.contract import Report, Upstream
-from strandline.node.copy import KIND, LogCopy, export_log
-from strandline.node.gate import Gate
-from strandline.node.home import Home
+from strandline.node.elect.candidacy import Candidacy
+from strandline.node.lead.leadership import Gate
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.messages import Report, Upstream
+from strandline.node.node_folder import Home
 from strandline.node.options import NodeOptions
-from strandline.node.primary import PrimaryRole
-from strandline.node.replica import ReplicaRole
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.node.replicate.log_copy import KIND, LogCopy, export_log
+from strandline.node.replicate.replica import ReplicaRole
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.files import exists
 from strandline.storage.lease import Lease
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, final
 
-from strandline.model.errors import NotReady
+from strandline.errors import NotReady
 from strandline.node.config import LEASE, NodeConfig
-from strandline.node.contract import Topology, Upstream
-from strandline.node.flight.client import FlightUpstream
+from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.front import FAILED, Front, Jobs
-from strandline.node.home import Home
+from strandline.node.messages import Topology, Upstream
 from strandline.node.node import Node
-from strandline.storage.ambient import CLOCK, Clock
+from strandline.node.node_folder import Home
+from strandline.node.service import FAILED, Front, Jobs
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.process import Origin, bound_to_process
 from strandline.storage.urls import open_store
 
 __all__ = ["NodeConfig", "RunningNode"]

@@ -7,10 +7,10 @@ registers itself wherever the package is installed. :func:`read` leaves cold dat
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from strandline.model.errors import MissingExtra
+from strandline.errors import MissingExtra
+from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
     from strandline.spark.pipeline import Following as Following
@@ -20,30 +20,22 @@ if TYPE_CHECKING:
     from strandline.spark.source import StrandlineDataSource as StrandlineDataSource
 
 # Lazy, because executors import this package for the data source alone.
-_HOMES = {
-    "Following": "strandline.spark.pipeline",
-    "StrandlineDataSource": "strandline.spark.source",
-    "follow": "strandline.spark.pipeline",
-    "local_session": "strandline.spark.session",
-    "read": "strandline.spark.reading",
-}
-
-__all__ = ["Following", "StrandlineDataSource", "follow", "local_session", "read"]
+_get, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "Following": "strandline.spark.pipeline",
+        "StrandlineDataSource": "strandline.spark.source",
+        "follow": "strandline.spark.pipeline",
+        "local_session": "strandline.spark.session",
+        "read": "strandline.spark.reading",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'strandline.spark' has no attribute {name!r}")
     try:
-        value = getattr(import_module(home), name)
+        return _get(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "py4j"):
             raise
         raise MissingExtra("Spark needs the extra 'spark': pip install 'strandline[spark]'.") from error
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -10,10 +10,10 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import InvalidInput
 from strandline.spark.planning import Remembered, agrees, decode_offset
-from strandline.storage.ambient import CHANCE, Chance
+from strandline.storage.clock import CHANCE, Chance
 
 _LOGGER: Final = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from strandline.model import errors
-from strandline.model.errors import StrandlineError
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline import errors
+from strandline.errors import StrandlineError
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
 R = TypeVar("R")
@@ -16,7 +16,7 @@ R = TypeVar("R")
 PATIENCE: Final = Backoff(attempts=6, base=0.5, ceiling=8.0)
 """On top of what the store does itself: a query that ends has to be started again by somebody."""
 
-_OURS = re.compile(r"strandline\.model\.errors\.(\w+): ([^\n]*)")
+_OURS = re.compile(r"strandline\.errors\.(\w+): ([^\n]*)")
 
 
 def patiently(
@@ -39,7 +39,7 @@ def unwrapped(error: BaseException) -> BaseException:
 
     Spark hands an error of a Python worker on as the text of its traceback.
 
-    >>> unwrapped(RuntimeError("... strandline.model.errors.Fenced: Slot 'a' is held by 'b'.\n at org.apache..."))
+    >>> unwrapped(RuntimeError("... strandline.errors.Fenced: Slot 'a' is held by 'b'.\n at org.apache..."))
     Fenced("Slot 'a' is held by 'b'.")
     """
     if isinstance(error, StrandlineError):

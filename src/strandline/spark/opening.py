@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from os import PathLike
 
+from strandline.errors import InvalidInput
 from strandline.log.object import ObjectLog
 from strandline.model.addresses import Address
-from strandline.model.errors import InvalidInput
 from strandline.spark.options import STORAGE_PREFIX
-from strandline.tier.front import open_tiered, tiered
-from strandline.tier.tiered import TieredLog
+from strandline.tier.opening import open_tiered, tiered
+from strandline.tier.read.tiered_log import TieredLog
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from strandline.errors import InvalidInput
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit
-from strandline.model.errors import InvalidInput
 from strandline.model.retention import parse_seconds
 
 Position = Literal["earliest", "latest"] | int | Cursor
@@ -72,7 +72,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     >>> parse_options({"path": "s3://bucket/orders", "startOffset": "42"})
     Traceback (most recent call last):
     ...
-    strandline.model.errors.InvalidInput: The source has no option 'startoffset'; did you mean 'startingOffset'?
+    strandline.errors.InvalidInput: The source has no option 'startoffset'; did you mean 'startingOffset'?
     """
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower(): name for name in _KNOWN}

@@ -15,19 +15,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.follow.committer import Committer, begin
-from strandline.follow.sink import Sink, without_key
+from strandline.errors import CorruptData, Fenced, InvalidInput
+from strandline.followers.committer import Committer, begin
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Cursor, Start
-from strandline.model.errors import CorruptData, Fenced, InvalidInput
 from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import Sink, without_key
 from strandline.spark.checkpoint import usable_checkpoint
 from strandline.spark.failures import patiently, unwrapped
 from strandline.spark.opening import opened
 from strandline.spark.options import parse_options
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
-from strandline.tier.tiered import TieredLog
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.tier.read.tiered_log import TieredLog
 
 OnStep = Callable[[str], None]
 """Called in the driver as a micro-batch gets on: ``planned``, ``fetched``, ``committed``, ``advanced``."""

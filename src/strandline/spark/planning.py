@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
+from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.slots import check_cursor
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput
 from strandline.spark.options import Position
 
 if TYPE_CHECKING:
-    from strandline.tier.reading import ColdPiece
+    from strandline.tier.read.cold_reader import ColdPiece
 
 S = TypeVar("S", bound=Span)
 

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import StructField, StructType
 
+from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.object import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.planning import known_columns
 from strandline.model.cursor import Cursor, Start
-from strandline.model.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import patiently
 from strandline.spark.opening import opened
@@ -27,8 +27,8 @@ from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.planning import Seam, admit, resolve, scans, spark_path
 from strandline.spark.shaping import SPARK_SCHEMA
 from strandline.spark.source import report_skipped
-from strandline.tier.reading import ColdPiece
-from strandline.tier.tiered import TieredLog
+from strandline.tier.read.cold_reader import ColdPiece
+from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER: Final = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from strandline.model.errors import MissingExtra, StorageError
+from strandline.errors import MissingExtra, StorageError
 from strandline.storage.disk import DISK, Disk
 
 _ARCHIVE_MAGIC: Final = (b"\xf0\x0b\xab\xa2", b"\xa2\xab\x0b\xf0", b"\xf0\x0b\xab\xa8", b"\xa8\xab\x0b\xf0")

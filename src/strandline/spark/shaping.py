@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 SPARK_SCHEMA: Final = StructType(
     [

@@ -23,19 +23,19 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from strandline.compat.v1.log import open_queue
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.object import ObjectLog
-from strandline.log.v1 import open_queue
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
-from strandline.model.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.spark.failures import patiently
 from strandline.spark.options import Position, ReadOptions, parse_options
 from strandline.spark.planning import admit, decode_offset, encode_offset, narrower, pack, resolve, trimmed_meanwhile
 from strandline.spark.shaping import SPARK_SCHEMA, check_schema, shaped
 
 if TYPE_CHECKING:
-    from strandline.tier.tiered import TieredLog
+    from strandline.tier.read.tiered_log import TieredLog
 
 _SKIPPED: Final = Counter(
     "strandline_spark_records_skipped",
@@ -112,7 +112,7 @@ class _Opened:
             url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
             if queue is None:
                 # Not above: a task that finds what was planned opens nothing, and need not import all this.
-                from strandline.tier.front import open_tiered
+                from strandline.tier.opening import open_tiered
 
                 self._log = open_tiered(url, options=storage)
             else:
@@ -122,7 +122,7 @@ class _Opened:
     @property
     def tiered(self) -> TieredLog | None:
         """The log, if it has a cold tier."""
-        from strandline.tier.tiered import TieredLog  # opening the log has imported it
+        from strandline.tier.read.tiered_log import TieredLog  # opening the log has imported it
 
         log = self.log
         return log if isinstance(log, TieredLog) else None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     Contended,
@@ -19,7 +19,7 @@ from strandline.model.errors import (
     TransientStorageError,
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import Role, count_write
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore, Payload, Version

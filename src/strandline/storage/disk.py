@@ -9,11 +9,11 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from strandline.model.errors import NotFound, StorageError
-from strandline.storage.ambient import CLOCK, Clock
-from strandline.storage.appending import STROKE, LocalAppendFile, speaking, write_all
+from strandline.errors import NotFound, StorageError
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.file_append import STROKE, LocalAppendFile, speaking, write_all
 from strandline.storage.lockfile import LockFile
-from strandline.storage.modes import file_mode, folder_mode
+from strandline.storage.permissions import file_mode, folder_mode
 
 
 class FolderRow(NamedTuple):

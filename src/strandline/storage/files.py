@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from strandline.model.errors import InvalidInput, NotFound, StorageError
+from strandline.errors import InvalidInput, NotFound, StorageError
 from strandline.storage.disk import Disk
 
 

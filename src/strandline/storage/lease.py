@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
-from strandline.model.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
 from strandline.model.json_values import natural, parse_object, text
 from strandline.model.stamp import OpId, Stamped
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
-from strandline.storage.ambient import CHANCE, Chance
+from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
+from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.disk import DISK, Disk
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import (
     LARGEST_OBJECT,
     Absent,

@@ -9,9 +9,9 @@ from io import FileIO
 from types import TracebackType
 from typing import Self
 
-from strandline.storage.appending import speaking
-from strandline.storage.modes import file_mode
-from strandline.storage.process import call_in_child
+from strandline.storage.file_append import speaking
+from strandline.storage.fork_check import call_in_child
+from strandline.storage.permissions import file_mode
 
 
 class LockFile:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 
 Role = Literal["producer", "consumer", "collector"]
 """Who writes a head: it tells whether appending, acknowledging or forgetting is what contends."""

@@ -9,8 +9,7 @@ import obstore
 from obstore import exceptions as refusals
 from obstore.store import MemoryStore, from_url
 
-from strandline.model.cursor import microseconds
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     InvalidInput,
@@ -19,8 +18,8 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.storage.answers import Answer, Meaning, understand
-from strandline.storage.process import Origin, bound_to_process
+from strandline.model.cursor import microseconds
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import (
     Absent,
     Object,
@@ -31,6 +30,7 @@ from strandline.storage.store import (
     check_whole,
     payload_parts,
 )
+from strandline.storage.store_errors import Answer, Meaning, understand
 
 R = TypeVar("R")
 

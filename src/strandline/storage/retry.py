@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from strandline.model.errors import TransientStorageError
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.errors import TransientStorageError
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 
 R = TypeVar("R")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NewType, Protocol, runtime_checkable
 
-from strandline.model.errors import CorruptData
+from strandline.errors import CorruptData
 
 Version = NewType("Version", str)
 """An opaque token for one content of one object; equal tokens mean equal content."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from strandline.storage.ambient import Clock
+from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore, Payload
 
 _LOGGER: Final = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 from obstore.store import MemoryStore
 
+from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, refuse_credentials
-from strandline.model.errors import InvalidInput
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.retry import RetryingStore

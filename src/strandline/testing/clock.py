@@ -7,7 +7,7 @@ import threading
 from typing import Final
 from uuid import UUID
 
-from strandline.model.errors import InvalidInput
+from strandline.errors import InvalidInput
 
 _LOOK_EVERY: Final = 0.001
 """Real seconds between two looks at the manual time: nothing waits for an event and a condition at once."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from strandline.model.errors import DiskFull
-from strandline.storage.ambient import CLOCK, Clock
+from strandline.errors import DiskFull
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk, FolderRow
 
 _Parts: TypeAlias = Sequence[bytes | memoryview]

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from strandline.model.errors import InvalidInput, StorageError, TransientStorageError
-from strandline.storage.ambient import Clock
+from strandline.errors import InvalidInput, StorageError, TransientStorageError
+from strandline.storage.clock import Clock
 from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock
 
@@ -89,7 +89,7 @@ class FaultyStore:
     >>> store.lose_answers(1)
     >>> store.put("a", b"1")
     Traceback (most recent call last):
-    strandline.model.errors.TransientStorageError: The answer to put of plain://test/a was lost.
+    strandline.errors.TransientStorageError: The answer to put of plain://test/a was lost.
     >>> store.get("a").data
     b'1'
     """

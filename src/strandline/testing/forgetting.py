@@ -7,9 +7,9 @@ from abc import abstractmethod
 
 import pytest
 
+from strandline.errors import CursorExpired
 from strandline.log.topic.contract import Message, Topic
 from strandline.model.cursor import Bounds
-from strandline.model.errors import CursorExpired
 from strandline.testing.topics import SOON, TopicContract, by_partition, collect, numbered
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from strandline.model.errors import Contended, OutcomeUnknown, TransientStorageError
+from strandline.errors import Contended, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import OpId
 from strandline.storage.cell import Cell, StoreCell
 from strandline.storage.store import ObjectStore

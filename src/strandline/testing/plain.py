@@ -6,8 +6,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound
-from strandline.storage.ambient import CLOCK, Clock
+from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.store import Absent, Object, ObjectInfo, Payload, Precondition, Version, payload_parts
 
 

@@ -10,10 +10,10 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.follow.sink import Sink, remaining
+from strandline.errors import Diverged, Gap
 from strandline.model.cursor import Cursor
-from strandline.model.errors import Diverged, Gap
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
+from strandline.model.sink import Sink, remaining
 
 LOG = UUID(int=1)
 
@@ -78,7 +78,7 @@ class MemorySink:
 
 
 class SinkContract(ABC):
-    """Every sentence of :class:`~strandline.follow.sink.Sink`, as a test.
+    """Every sentence of :class:`~strandline.model.sink.Sink`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``sink``, an empty sink for each test, and :meth:`content`.
     """

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import pytest
 
-from strandline.model.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
-from strandline.storage.ambient import CLOCK
+from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
+from strandline.storage.clock import CLOCK
 from strandline.storage.store import ABSENT, Match, ObjectStore, Version
 
 

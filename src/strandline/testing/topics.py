@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import pytest
 
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.contract import Message, Subscription, Topic
 from strandline.model.cursor import Bounds
-from strandline.model.errors import InvalidInput, StrandlineError
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
 
 SOON = 120.0

@@ -1,1 +1,27 @@
-"""The cold tier: closed ranges of a log as segments in object storage, and the events that tell of them."""
+"""The cold tier: closed ranges of a log as Parquet segments in object storage, told by events on a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.tier.copy.tierer import Tierer as Tierer
+    from strandline.tier.metadata.manager import MetadataManager as MetadataManager
+    from strandline.tier.opening import attach as attach
+    from strandline.tier.opening import tiered as tiered
+    from strandline.tier.opening import tiering as tiering
+    from strandline.tier.read.tiered_log import TieredLog as TieredLog
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "MetadataManager": "strandline.tier.metadata.manager",
+        "TieredLog": "strandline.tier.read.tiered_log",
+        "Tierer": "strandline.tier.copy.tierer",
+        "attach": "strandline.tier.opening",
+        "tiered": "strandline.tier.opening",
+        "tiering": "strandline.tier.opening",
+    },
+)

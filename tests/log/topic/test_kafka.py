@@ -11,12 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from strandline.log.topic.contract import NO_TOPIC, Message, Topic
-from strandline.log.topic.kafka import KafkaTopic
-from strandline.log.topic.kafka_client import refusal
-from strandline.log.topic.kafka_stream import Track, resume
-from strandline.model.cursor import Bounds
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     Diverged,
     Gap,
@@ -29,7 +24,12 @@ from strandline.model.errors import (
     TransientStorageError,
     UsedAcrossFork,
 )
-from strandline.storage.ambient import CLOCK
+from strandline.log.topic.contract import NO_TOPIC, Message, Topic
+from strandline.log.topic.kafka import KafkaTopic
+from strandline.log.topic.kafka_client import refusal
+from strandline.log.topic.kafka_stream import Track, resume
+from strandline.model.cursor import Bounds
+from strandline.storage.clock import CLOCK
 from strandline.testing.forgetting import ForgettingContract
 from strandline.testing.stores import together
 from strandline.testing.topics import SOON, TopicContract, by_partition, collect, numbered

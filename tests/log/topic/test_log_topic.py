@@ -10,17 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from strandline.formats.topic import decode_topic, encode_topic
-from strandline.log.memory import MemoryLog
-from strandline.log.object import open_log
-from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
-from strandline.log.topic.memory import MemoryTopic
-from strandline.log.topic.publishing import BatchingPublisher
-from strandline.log.topic.subscription import Pieces
-from strandline.log.wal.log import WalLog
-from strandline.log.writers import MAX_WRITERS
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
-from strandline.model.errors import (
+from strandline.errors import (
     ConsumerClosed,
     CorruptData,
     Fenced,
@@ -31,7 +21,17 @@ from strandline.model.errors import (
     TransientStorageError,
     UnsupportedVersion,
 )
-from strandline.storage.ambient import CHANCE, CLOCK
+from strandline.formats.topic import decode_topic, encode_topic
+from strandline.log.memory import MemoryLog
+from strandline.log.object import open_log
+from strandline.log.topic.logs import LogTopic, open_object_topic, open_wal_topic
+from strandline.log.topic.memory import MemoryTopic
+from strandline.log.topic.publishing import BatchingPublisher
+from strandline.log.topic.subscription import Pieces
+from strandline.log.wal.log import WalLog
+from strandline.log.writers import MAX_WRITERS
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strandline.errors import CursorExpired
 from strandline.log.memory import MemoryLog
 from strandline.log.topic.contract import Message, Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic
 from strandline.log.topic.memory import MemoryTopic
-from strandline.model.errors import CursorExpired
 
 PARTITIONS = 3
 

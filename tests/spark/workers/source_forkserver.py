@@ -18,7 +18,7 @@ import pyspark.sql.streaming.python_streaming_source_runner as source
 from sitecustomize import give_later
 
 import strandline.spark.source
-import strandline.tier.front  # noqa: F401 - children have what a source imports when it needs it
+import strandline.tier.opening  # noqa: F401 - children have what a source imports when it needs it
 
 
 def received(asking: socket.socket) -> tuple[dict, list[int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from strandline.model.errors import StrandlineError
+from strandline.errors import StrandlineError
 
 _SESSION_FIELD: Final = 3
 _LONGEST: Final = 500
@@ -20,7 +20,7 @@ _TRACE: Final = re.compile(r"\s+(at |\.\.\. \d+ more|File |\^|~)|Traceback |JVM 
 """The lines of traces, of Java and of Python."""
 _ERROR: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w$]*(\.[\w$]+)*(Error|Exception|Failure|[a-z]): \S")
 """The line of an error: its class and what it says."""
-_ERROR_NAME: Final = re.compile(r"^strandline\.model\.errors\.\w+: ")
+_ERROR_NAME: Final = re.compile(r"^strandline\.errors\.\w+: ")
 
 
 class Child:

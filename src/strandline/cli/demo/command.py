@@ -15,7 +15,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import show
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.demo.children import Family
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.orchestrate import Demo
@@ -23,9 +24,8 @@ from strandline.cli.demo.places import OUTPUT, Places
 from strandline.cli.demo.report import page
 from strandline.cli.demo.screen import Screen
 from strandline.cli.demo.story import Results, Story
-from strandline.cli.frame import Debug, Json, guarded
 from strandline.cli.lag import rendered
-from strandline.model.errors import MissingExtra, StrandlineError
+from strandline.errors import MissingExtra, StrandlineError
 
 
 @guarded

@@ -17,8 +17,8 @@ from strandline.cli.demo.screen import Screen
 from strandline.cli.demo.story import Event, Sample, Story
 from strandline.cli.demo.truth import truth
 from strandline.cli.lag import look, rendered
+from strandline.errors import NotReady
 from strandline.log.object.log import open_log
-from strandline.model.errors import NotReady
 
 _LOOK: Final = 0.2
 _SAMPLE: Final = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from strandline.cli import show
+from strandline.cli import output as show
 from strandline.cli.demo.plot import Band, Mark, Series, legend, line_plot
 from strandline.cli.demo.story import Event, Results, Sample, Story
 from strandline.cli.lag import Lag, floor_sentence

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from strandline.cli import show
+from strandline.cli import output as show
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.story import Event, Sample
 

@@ -8,7 +8,7 @@ from typing import Any
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.truth import HistoryDifference, StateDifference
 from strandline.cli.lag import Lag
-from strandline.model.errors import NotReady
+from strandline.errors import NotReady
 
 
 @dataclass(frozen=True, slots=True)

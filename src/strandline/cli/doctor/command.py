@@ -12,12 +12,12 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from strandline.cli import show
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.doctor.lines import Line, Status
 from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
-from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.places import local_folder
+from strandline.cli.targets import local_folder
 from strandline.storage.urls import open_store
 
 _STYLES: Final = {Status.OK: "green", Status.WARNING: "bold yellow", Status.PROBLEM: "bold red"}

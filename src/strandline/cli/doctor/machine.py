@@ -12,7 +12,7 @@ from importlib import metadata
 from typing import Final
 
 from strandline.cli.doctor.lines import Line, ok, problem, warning
-from strandline.model.errors import MissingExtra
+from strandline.errors import MissingExtra
 
 _OLDEST_PYTHON: Final = (3, 11)
 _JAVA: Final = (17, 21)

@@ -10,13 +10,11 @@ from functools import partial
 from threading import Barrier
 from typing import Final
 
-from strandline.cli import show
+from strandline.cli import output as show
 from strandline.cli.doctor.lines import Line, Status, ok, problem, warning
-from strandline.cli.places import is_free, local_folder, need
-from strandline.cli.places import look as look_into
-from strandline.log.folders import Kind
-from strandline.log.object import open_log
-from strandline.model.errors import (
+from strandline.cli.targets import is_free, local_folder, need
+from strandline.cli.targets import look as look_into
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     NotALog,
@@ -26,11 +24,13 @@ from strandline.model.errors import (
     TransientStorageError,
     WrongKind,
 )
+from strandline.log.folders import Kind
+from strandline.log.object import open_log
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER
 from strandline.model.slots import SlotState
 from strandline.model.times import TOLERANCE
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ABSENT, Match, ObjectStore, Precondition, Version
 from strandline.storage.store_clock import measure_skew
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, confirm, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, confirm, guarded
 from strandline.cli.node.shared import Ca, Cert, Key, NodeUrl, TokenFile, Yes, connect
 from strandline.cli.node.topology import fields
-from strandline.model.errors import Fenced, NotReady
-from strandline.node.contract import Topology
-from strandline.node.flight.remote import RemoteLog
+from strandline.errors import Fenced, NotReady
+from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.messages import Topology
 
 
 @guarded

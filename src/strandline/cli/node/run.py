@@ -11,15 +11,15 @@ from typing import Annotated, Any, Final
 import typer
 from prometheus_client import start_http_server
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
-from strandline.cli.frame import retention as understood
-from strandline.cli.places import is_free, look, meant, spool_at
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
+from strandline.cli.common import retention as understood
+from strandline.cli.targets import is_free, look, meant, spool_at
+from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, Kind, refuse_others
-from strandline.model.errors import InvalidInput, StorageError
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
-from strandline.node.flow import FlowLimits
+from strandline.node.lead.flow import FlowLimits
 from strandline.node.running import NodeConfig, RunningNode
 
 PORT: Final = 7450

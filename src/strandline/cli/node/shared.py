@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from strandline.model.errors import NotReady, TransientStorageError
-from strandline.node.flight.remote import RemoteLog
+from strandline.errors import NotReady, TransientStorageError
+from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 
 NodeUrl = Annotated[

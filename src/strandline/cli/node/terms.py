@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, confirm, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, confirm, guarded
 from strandline.cli.node.shared import Yes
-from strandline.cli.places import look, need
-from strandline.formats.node_state import decode_node
+from strandline.cli.targets import look, need
+from strandline.errors import InvalidInput
+from strandline.formats.node.state import decode_node
 from strandline.log.folders import Kind
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import InvalidInput
-from strandline.node.home import STATE, Home
-from strandline.node.terms import plausible_term
+from strandline.node.elect.terms import plausible_term
+from strandline.node.node_folder import STATE, Home
 from strandline.storage.disk import DISK
 
 

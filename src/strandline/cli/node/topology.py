@@ -12,12 +12,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.node.shared import Ca, Cert, Key, NodeUrl, TokenFile, connect
 from strandline.model.cursor import SECOND
-from strandline.node.contract import Member, Status, Topology
-from strandline.node.policies import Quorum, parse_policy
+from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.messages import Member, Status, Topology
 
 
 @guarded

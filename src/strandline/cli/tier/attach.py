@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import Place, open_to_look
-from strandline.tier.cold import PARTITIONS
-from strandline.tier.front import attach as give
-from strandline.tier.front import cold_cell, home_of
+from strandline.tier.attachment import PARTITIONS
+from strandline.tier.opening import attach as give
+from strandline.tier.opening import cold_cell, home_of
 
 
 @guarded

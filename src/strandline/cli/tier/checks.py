@@ -10,8 +10,8 @@ from strandline.cli.tier.shared import Seen
 from strandline.log.findings import Severity
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
-from strandline.tier.agreement import Cut
-from strandline.tier.segment_files import segment_path
+from strandline.tier.copy.agreement import Cut
+from strandline.tier.copy.segment_files import segment_path
 
 
 class Kind(StrEnum):

@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import Place, Seen, look
 from strandline.model.segments import SegmentMetadata, SegmentState
 

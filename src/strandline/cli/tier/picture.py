@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import Place, Seen, look
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import (
+from strandline.cli import output as show
+from strandline.cli.common import (
     INTERRUPTED,
     Debug,
     Json,
@@ -23,15 +23,15 @@ from strandline.cli.frame import (
     size_in_bytes,
     told_to_stop,
 )
-from strandline.cli.frame import retention as understood
+from strandline.cli.common import retention as understood
 from strandline.cli.tier.shared import Place, bytes_behind, open_to_tier
-from strandline.model.errors import Fenced
+from strandline.errors import Fenced
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import TIER_SLOT
-from strandline.tier.front import cold_tier, home_of, tiering
-from strandline.tier.ledger import Progress
-from strandline.tier.tierer import Round
+from strandline.tier.copy.ledger import Progress
+from strandline.tier.copy.tierer import Round
+from strandline.tier.opening import cold_tier, home_of, tiering
 
 FENCED: Final = 3
 """The status if another tierer has taken over."""
@@ -246,7 +246,7 @@ def serve(
 
     Prints one line when it begins, and logs to standard error what each round did, if it did something. What may pass
     is tried again. Stopping leaves nothing half-way. Of several for one log, one works: whoever starts last. The other
-    ends with status 3. A write-ahead log has to be closed elsewhere: its own process tiers it with strandline.tiering.
+    ends with status 3. A write-ahead log must not be open elsewhere: its own process tiers it (``sl.tier.tiering``).
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}

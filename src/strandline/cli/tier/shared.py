@@ -10,21 +10,21 @@ from typing import Annotated
 import typer
 
 import strandline as sl
-from strandline.cli.frame import open_log
-from strandline.cli.places import is_free, local_folder, need
-from strandline.cli.places import look as look_into
+from strandline.cli.common import open_log
+from strandline.cli.targets import is_free, local_folder, need
+from strandline.cli.targets import look as look_into
 from strandline.log.folders import Kind
-from strandline.log.object.index import bytes_from
+from strandline.log.object.head.index import bytes_from
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
 from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
 from strandline.model.slots import SlotState
-from strandline.tier.cache import SegmentCache
-from strandline.tier.front import cold_tier, follow_events, home_of, partition_of
-from strandline.tier.manager import MetadataManager
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import cold_tier, follow_events, home_of, partition_of
 
-AnyLog = sl.ObjectLog | sl.WalReader | WalLog
+AnyLog = sl.log.ObjectLog | sl.log.WalReader | WalLog
 
 Place = Annotated[
     str,
@@ -50,14 +50,14 @@ def wal_folder(place: str) -> str | None:
     return str(folder) if Kind.WAL in there.kinds else None
 
 
-def open_to_look(place: str) -> sl.ObjectLog | sl.WalReader:
+def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:
     """The log at a place, without a lock: somebody else may be writing it."""
     folder = wal_folder(place)
-    return open_log(place) if folder is None else sl.WalReader(folder)
+    return open_log(place) if folder is None else sl.log.WalReader(folder)
 
 
 @contextmanager
-def open_to_tier(place: str) -> Iterator[sl.ObjectLog | WalLog]:
+def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
     """The log at a place; a write-ahead log is opened for writing, which only one process at a time can."""
     folder = wal_folder(place)
     if folder is None:
@@ -69,7 +69,7 @@ def open_to_tier(place: str) -> Iterator[sl.ObjectLog | WalLog]:
 
 def bytes_behind(log: AnyLog, position: int) -> int:
     """How many bytes the log itself has from a position on."""
-    if isinstance(log, sl.ObjectLog):
+    if isinstance(log, sl.log.ObjectLog):
         head = log.head()
         return bytes_from(head, max(position, head.floor), log.chunks)
     return log.bytes_behind(position)

@@ -10,15 +10,15 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import AnyLog, Place, Seen, bytes_behind, look_at, open_to_look
+from strandline.errors import StrandlineError
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.errors import StrandlineError
 from strandline.model.segments import SegmentState
 from strandline.model.slots import TIER_SLOT, SlotState
-from strandline.tier.front import cold_tier, follow_events, home_of
+from strandline.tier.opening import cold_tier, follow_events, home_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,23 +11,21 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from strandline.cli import show
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
-from strandline.cli.frame import Debug, Json, guarded
 from strandline.cli.tier.checks import Finding, Kind, check_known, differing, orphan, parted
 from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
+from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.log.findings import Severity
 from strandline.model.cold import ColdTier
-from strandline.model.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
-from strandline.tier.agreement import plan_cuts
-from strandline.tier.front import cold_tier, follow_events, partition_of
-from strandline.tier.history import is_same_record, read_history
-from strandline.tier.manager import MetadataManager
-from strandline.tier.segment_files import (
+from strandline.tier.copy.agreement import plan_cuts
+from strandline.tier.copy.history import is_same_record, read_history
+from strandline.tier.copy.segment_files import (
     SegmentObject,
     examine_segment,
     forget_tails,
@@ -35,6 +33,8 @@ from strandline.tier.segment_files import (
     load_tail,
     segment_path,
 )
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import cold_tier, follow_events, partition_of
 
 
 @dataclass(slots=True)

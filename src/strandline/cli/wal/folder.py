@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from strandline.formats.block import read_metadata
-from strandline.formats.frame import Frame
-from strandline.formats.wal_folder import Kept, append_of
-from strandline.formats.wal_index import decode_index, new_chain
-from strandline.formats.wal_mark import Mark
-from strandline.log.wal.examine import examine_files, read_identity, read_kept
+from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
+from strandline.formats.arrow.block import read_metadata
+from strandline.formats.wal.folder import Kept, append_of
+from strandline.formats.wal.frame import Frame
+from strandline.formats.wal.index import decode_index, new_chain
+from strandline.formats.wal.mark import Mark
 from strandline.log.wal.lock import read_holder
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, salt_of
-from strandline.log.wal.published import read_mark
-from strandline.log.wal.walk import Hole, walk
-from strandline.model.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
-from strandline.storage.ambient import CLOCK, boot_id
+from strandline.log.wal.read.scan import Hole, walk
+from strandline.log.wal.read.watermark import read_mark
+from strandline.log.wal.recover.scan_tail import examine_files, read_identity, read_kept
+from strandline.storage.clock import CLOCK, boot_id
 from strandline.storage.disk import DISK, FolderRow
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.places import look as look_into
-from strandline.cli.places import need, spool_at
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
+from strandline.cli.targets import look as look_into
+from strandline.cli.targets import need, spool_at
 from strandline.cli.text import readable
 from strandline.cli.wal.folder import Folder, FrameRow, frames, look
 from strandline.cli.wal.spool import SpoolFile, SpoolFrame, look_at_spool

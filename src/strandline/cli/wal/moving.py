@@ -8,18 +8,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
-from strandline.cli.places import look, need, spool_at
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
+from strandline.cli.targets import look, need, spool_at
 from strandline.cli.wal.shared import Folder, need_wal
+from strandline.compat.spool.export import export_spool
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.compat.spool.migrate import SPOOL, migrate_spool
+from strandline.compat.spool.renumber import OLD_LSN, Renumbering
+from strandline.errors import AlreadyExists, InvalidInput
 from strandline.log.folders import Contents, Kind
-from strandline.log.wal.export import export_spool
-from strandline.log.wal.face import WriteAheadLog
-from strandline.log.wal.migrate import SPOOL, migrate_spool
-from strandline.log.wal.reader import WalReader
-from strandline.log.wal.renumber import OLD_LSN, Renumbering
-from strandline.model.errors import AlreadyExists, InvalidInput
-from strandline.storage.ambient import CHANCE, CLOCK
+from strandline.log.wal.read.reader import WalReader
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 
 _SHOWN: Final = 50

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.wal.shared import Folder, data_bytes, need_wal
-from strandline.log.wal.mending import Mending, mend, plan_mending
 from strandline.log.wal.names import data_name, index_name
+from strandline.log.wal.recover.manual_repair import Mending, mend, plan_mending
 
 
 @guarded

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.places import look, need
+from strandline.cli.targets import look, need
 from strandline.log.folders import Kind
 from strandline.log.wal.names import firsts_in
 from strandline.storage.disk import DISK

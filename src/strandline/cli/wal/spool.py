@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from strandline.formats.legacy_frame import LegacyFrame, LegacyScanner
-from strandline.formats.spool import decode_slots
-from strandline.log.wal.migrate import SPOOL, SPOOL_SLOTS
-from strandline.model.errors import CorruptData, NotFound
-from strandline.storage.ambient import CLOCK
+from strandline.compat.spool.format import decode_slots
+from strandline.compat.spool.legacy_frame import LegacyFrame, LegacyScanner
+from strandline.compat.spool.migrate import SPOOL, SPOOL_SLOTS
+from strandline.errors import CorruptData, NotFound
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from strandline.cli import show
-from strandline.cli.frame import Debug, Json, guarded
+from strandline.cli import output as show
+from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.wal.shared import Folder, data_bytes, need_wal
 from strandline.log.findings import Severity
-from strandline.log.wal.verify import Verification
-from strandline.log.wal.verify import verify as look
-from strandline.storage.ambient import CLOCK
+from strandline.log.wal.recover.verify import Verification
+from strandline.log.wal.recover.verify import verify as look
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 
 _SHOWN: Final = 50

@@ -11,27 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.formats.block import Compression
-from strandline.formats.head import HeadCodec
-from strandline.formats.identity import LogIdentity, decode_identity, encode_identity
-from strandline.log import slots as rules
-from strandline.log.contract import Handle
-from strandline.log.folders import Kind
-from strandline.log.new_folder import check_missing, check_new, check_new_in_store
-from strandline.log.object.collector import GRACE, Collected, Collector
-from strandline.log.object.edits import bounds_of
-from strandline.log.object.handles import settled
-from strandline.log.object.index import Chunks, StoredChunks, entries_from, entries_listed_since
-from strandline.log.object.producer import Producer
-from strandline.log.object.shipper import ship
-from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
-from strandline.log.object.span import ObjectSpan, plan_spans
-from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.planning import entries_after
-from strandline.log.reading import Waiter, read_between
-from strandline.model.addresses import Address, as_address
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.errors import (
+from strandline.errors import (
     AlreadyExists,
     Conflict,
     Contended,
@@ -41,6 +21,26 @@ from strandline.model.errors import (
     NotFound,
     TransientStorageError,
 )
+from strandline.formats.arrow.block import Compression
+from strandline.formats.object.head import HeadCodec
+from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
+from strandline.log import slots as rules
+from strandline.log.contract import Handle
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_missing, check_new, check_new_in_store
+from strandline.log.object.head.edits import bounds_of
+from strandline.log.object.head.index import Chunks, StoredChunks, entries_from, entries_listed_since
+from strandline.log.object.maintain.collector import GRACE, Collected, Collector
+from strandline.log.object.produce.handles import settled
+from strandline.log.object.produce.producer import Producer
+from strandline.log.object.produce.shipper import ship
+from strandline.log.object.produce.upload import Lister, ObjectShipper
+from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
+from strandline.log.object.span import ObjectSpan, plan_spans
+from strandline.log.planning import entries_after
+from strandline.log.reading import Waiter, read_between
+from strandline.model.addresses import Address, as_address
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.model.retention import (
@@ -54,10 +54,10 @@ from strandline.model.retention import (
 )
 from strandline.model.slots import NEWCOMER_SECONDS, SlotState
 from strandline.model.stamp import OpId
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import local_folder, store_at

@@ -9,19 +9,19 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from strandline.formats.identity import SlotCodec
+from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
+from strandline.formats.object.identity import SlotCodec
 from strandline.log import slots as rules
-from strandline.log.object.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
-from strandline.log.object.index import Chunks, entries_from
+from strandline.log.object.head.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
+from strandline.log.object.head.index import Chunks, entries_from
 from strandline.log.planning import entries_after
 from strandline.model.arguments import is_number, shown
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.model.head import Head, Pin
 from strandline.model.slots import SlotState
 from strandline.model.stamp import OpId
-from strandline.storage.ambient import Chance, Clock
 from strandline.storage.cell import StoreCell
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.store import ObjectStore
 
 _FOLDER: Final = "slots/"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from strandline.formats.batch import decode_batch
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.object.batch import decode_batch
 from strandline.log.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import Limit
-from strandline.model.errors import CorruptData, NotFound
 from strandline.model.head import Entry
 from strandline.model.records import with_offsets
 from strandline.storage.metrics import fetching

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from strandline.model.errors import Diverged
+from strandline.errors import Diverged
 from strandline.model.queue import Descriptor
 
 

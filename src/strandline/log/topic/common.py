@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from strandline.errors import CursorExpired, InvalidInput
 from strandline.log.topic.contract import Assignment, Subscription
-from strandline.model.errors import CursorExpired, InvalidInput
 
 
 def check_count(partition_count: int) -> int:

@@ -8,6 +8,12 @@ from functools import partial
 from typing import Any, Final, Self, final
 from uuid import UUID
 
+from strandline.errors import (
+    InvalidInput,
+    LogClosed,
+    NotFound,
+    TransientStorageError,
+)
 from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.log.topic.kafka_client import (
@@ -23,14 +29,8 @@ from strandline.log.topic.kafka_client import (
 from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.addresses import refuse_credentials
 from strandline.model.cursor import Bounds
-from strandline.model.errors import (
-    InvalidInput,
-    LogClosed,
-    NotFound,
-    TransientStorageError,
-)
-from strandline.storage.ambient import CLOCK, Clock
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 
 CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
 """How a topic is created: its messages are neither compacted, which would leave holes, nor dropped by age."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from strandline.model.errors import (
+from strandline.errors import (
     InvalidInput,
     MissingExtra,
     NotFound,

@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from strandline.log.topic.common import check_partition, check_start, expired
-from strandline.log.topic.contract import Message
-from strandline.log.topic.kafka_client import client, refusal
-from strandline.model.cursor import Bounds
-from strandline.model.errors import (
+from strandline.errors import (
     ConsumerClosed,
     CursorExpired,
     Diverged,
@@ -21,8 +17,12 @@ from strandline.model.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.storage.ambient import Clock
-from strandline.storage.process import Origin, bound_to_process
+from strandline.log.topic.common import check_partition, check_start, expired
+from strandline.log.topic.contract import Message
+from strandline.log.topic.kafka_client import client, refusal
+from strandline.model.cursor import Bounds
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 
 TAKEN: Final = 4096
 """How many messages one take gives at most."""

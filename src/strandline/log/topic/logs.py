@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID, uuid5
 
+from strandline.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
 from strandline.log.folders import Kind
@@ -21,11 +22,10 @@ from strandline.log.topic.subscription import LogSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
-from strandline.model.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, replace_file
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import ABSENT, ObjectStore
 from strandline.storage.urls import local_folder, open_store
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, final
 
+from strandline.errors import ConsumerClosed, InvalidInput, LogClosed
 from strandline.log.topic.common import begun, check_count, check_partition, check_start, expired
 from strandline.log.topic.contract import Message
 from strandline.model.cursor import Bounds
-from strandline.model.errors import ConsumerClosed, InvalidInput, LogClosed
-from strandline.storage.ambient import CHANCE, Chance
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.clock import CHANCE, Chance
+from strandline.storage.fork_check import Origin, bound_to_process
 
 _TAKEN: Final = 4096
 """How many messages one take gives at most."""

@@ -9,12 +9,12 @@ from typing import Final, Protocol, final
 
 import pyarrow as pa
 
+from strandline.errors import InvalidInput, OutcomeUnknown
 from strandline.log.contract import Log, Receipt
 from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.log.wal.log import WalLog
-from strandline.model.errors import InvalidInput, OutcomeUnknown
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
-from strandline.storage.ambient import Chance, Clock
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
 
 _TOGETHER: Final = 8 << 20

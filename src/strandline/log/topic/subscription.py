@@ -11,14 +11,14 @@ from typing import Final, final
 
 import pyarrow as pa
 
+from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.topic.common import check_partition, check_start, expired
 from strandline.log.topic.contract import Message
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import ConsumerClosed, CursorExpired, NotFound
-from strandline.storage.ambient import Clock
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 
 _TAKEN: Final = 4096
 """How many messages one take gives at most."""

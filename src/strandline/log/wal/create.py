@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from strandline.formats.frame import FrameScanner
-from strandline.formats.wal_folder import Kept, decode_kept, encode_kept, encode_wal_identity
-from strandline.formats.wal_mark import Mark, encode_mark
-from strandline.log.wal.journal import Place, encode_lead
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.wal.folder import Kept, decode_kept, encode_kept, encode_wal_identity
+from strandline.formats.wal.frame import FrameScanner
+from strandline.formats.wal.mark import Mark, encode_mark
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, MARK, NEW, data_name, firsts_in
-from strandline.log.wal.repair import remove_files
+from strandline.log.wal.recover.repair import remove_files
 from strandline.log.wal.slots import write_kept
-from strandline.model.errors import CorruptData, NotFound
-from strandline.storage.ambient import Chance, Clock
+from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file
 

@@ -6,8 +6,8 @@ import contextlib
 import os
 import platform
 
+from strandline.errors import Fenced, NotFound
 from strandline.log.wal.names import LOCK
-from strandline.model.errors import Fenced, NotFound
 from strandline.storage.disk import Disk
 
 

@@ -9,37 +9,37 @@ from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
 
-from strandline.formats.wal_mark import Mark
+from strandline.errors import InvalidInput, LogClosed
+from strandline.formats.wal.mark import Mark
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_missing, check_new
-from strandline.log.wal.catalog import Catalog
-from strandline.log.wal.committer import Committer
 from strandline.log.wal.create import create_if_absent
-from strandline.log.wal.examine import Examined, examine
-from strandline.log.wal.groups import Group, Item, WalHandle
-from strandline.log.wal.intake import check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.journal import IndexWriter, Journal, Written
 from strandline.log.wal.lock import hold_lock
-from strandline.log.wal.published import Published
-from strandline.log.wal.repair import drop_below, repair
-from strandline.log.wal.rewind import finish_rewind
-from strandline.log.wal.showing import WalShowing
+from strandline.log.wal.read.catalog import Catalog
+from strandline.log.wal.read.tail import Tail
+from strandline.log.wal.read.visible import WalShowing
+from strandline.log.wal.read.watermark import Published
+from strandline.log.wal.recover.repair import drop_below, repair
+from strandline.log.wal.recover.rewind import finish_rewind
+from strandline.log.wal.recover.scan_tail import Examined, examine
+from strandline.log.wal.recover.verify import Told, Verification, verify
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.tail import Tail
-from strandline.log.wal.verify import Told, Verification, verify
+from strandline.log.wal.write.committer import Committer
+from strandline.log.wal.write.encode import check_numbers, encoded, encoded_copy, value_of
+from strandline.log.wal.write.groups import Group, Item, WalHandle
+from strandline.log.wal.write.journal import IndexWriter, Journal, Written
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import shown
 from strandline.model.batch import LogBatch
-from strandline.model.errors import InvalidInput, LogClosed
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, Retention, SlotLimits
-from strandline.storage.ambient import CHANCE, CLOCK, Chance, Clock, boot_id
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
-from strandline.storage.process import Origin, bound_to_process, call_in_child
-from strandline.storage.steady import SteadyTime
+from strandline.storage.steady_clock import SteadyTime
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20
@@ -56,7 +56,7 @@ class WalLog(WalShowing):
     what was durable can still be read.
 
     Safe in threads; one process has it open at a time, others read it with
-    :class:`~strandline.log.wal.reader.WalReader`.
+    :class:`~strandline.log.wal.read.reader.WalReader`.
     """
 
     def __init__(

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import final
 from uuid import UUID
 
-from strandline.formats.wal_folder import Kept, encode_kept
+from strandline.errors import AlreadyExists, NotFound
+from strandline.formats.wal.folder import Kept, encode_kept
 from strandline.log import slots as rules
 from strandline.log.retention import invalidate
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.errors import AlreadyExists, NotFound
 from strandline.model.slots import InvalidReason, SlotState
-from strandline.storage.ambient import Clock
+from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.fork_check import Origin, bound_to_process
 
 
 def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:

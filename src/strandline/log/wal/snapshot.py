@@ -7,22 +7,22 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from strandline.formats.frame import HEADER_SIZE, Stop, frame_head
-from strandline.formats.wal_folder import FORMAT_VERSION, KIND
-from strandline.formats.wal_mark import Mark
+from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotALog, NotFound
+from strandline.formats.wal.folder import FORMAT_VERSION, KIND
+from strandline.formats.wal.frame import HEADER_SIZE, Stop, frame_head
+from strandline.formats.wal.mark import Mark
 from strandline.log.folders import Kind as FolderKind
 from strandline.log.folders import contents
-from strandline.log.wal.catalog import Catalog, damaged
-from strandline.log.wal.checks import Kind
 from strandline.log.wal.create import describe_copy
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, firsts_in, index_name
-from strandline.log.wal.published import View, read_mark
-from strandline.log.wal.reader import WalReader
-from strandline.log.wal.verify import verify as look_through
+from strandline.log.wal.read.catalog import Catalog, damaged
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.watermark import View, read_mark
+from strandline.log.wal.recover.checks import Kind
+from strandline.log.wal.recover.verify import verify as look_through
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, NotALog, NotFound
-from strandline.storage.ambient import CLOCK, Clock
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 
 KIND_VERSION: Final = FORMAT_VERSION

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from strandline.formats.json_fields import Fields, write_fields
-from strandline.model.errors import InvalidInput
-from strandline.node.contract import Caller, Served
-from strandline.node.flight.security import Role, Session
-from strandline.node.flight.values import (
+from strandline.errors import InvalidInput
+from strandline.formats.json.fields import Fields, write_fields
+from strandline.node.flight.json_messages import (
     write_bounds,
     write_registration,
     write_report,
@@ -19,6 +17,8 @@ from strandline.node.flight.values import (
     write_status,
     write_topology,
 )
+from strandline.node.flight.security import Role, Session
+from strandline.node.messages import Caller, Served
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.formats.json_fields import write_fields
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.json.fields import write_fields
 from strandline.model.addresses import as_address, refuse_credentials
-from strandline.model.errors import CorruptData, InvalidInput
-from strandline.node.flight.failures import asking
+from strandline.node.flight.client_errors import asking
 from strandline.node.flight.security import ClientSecurity, check_calling
-from strandline.storage.process import Origin, bound_to_process
+from strandline.storage.fork_check import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0
 MESSAGE_BYTES: Final = 1 << 30

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Final
 
-from strandline.model.errors import InvalidInput, Overloaded
-from strandline.storage.ambient import CLOCK, Clock
+from strandline.errors import InvalidInput, Overloaded
+from strandline.storage.clock import CLOCK, Clock
 
 _FIRST_WORD: Final = 0.5
 """For so many seconds a call without a message is not ended to let another one in."""

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from strandline.formats.arrow_header import check_message
-from strandline.formats.arrow_stream import announced
-from strandline.formats.json_fields import LARGEST_REQUEST as LARGEST_JSON
-from strandline.formats.received import RECORD_BYTES
-from strandline.model.errors import CorruptData, InvalidInput
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.arrow.header import check_message
+from strandline.formats.arrow.received import RECORD_BYTES
+from strandline.formats.arrow.stream import announced
+from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
 
 SERVICE: Final = "arrow.flight.protocol.FlightService"
 

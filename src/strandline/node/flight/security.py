@@ -11,8 +11,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from strandline.model.errors import Fenced, InvalidInput
-from strandline.node.contract import Caller
+from strandline.errors import Fenced, InvalidInput
+from strandline.node.messages import Caller
 from strandline.storage.disk import DISK, Disk
 
 HEADER: Final = "authorization"

@@ -14,15 +14,22 @@ from typing import Any, Final, Self, final
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket, ReportTicket, decode_ticket, encode_ticket
-from strandline.formats.wire import decode_advance, encode_answer
-from strandline.model.errors import InvalidInput, NotReady
+from strandline.errors import InvalidInput, NotReady
+from strandline.formats.node.ticket import (
+    FeedTicket,
+    FileTicket,
+    ReadTicket,
+    ReportTicket,
+    decode_ticket,
+    encode_ticket,
+)
+from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_BEAT
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.contract import Caller, Served
 from strandline.node.flight.actions import ACTIONS, act
-from strandline.node.flight.appending import collect, read_command
-from strandline.node.flight.door import Door, Visit
+from strandline.node.flight.admission import Door, Visit
+from strandline.node.flight.append_stream import collect, read_command
+from strandline.node.flight.json_messages import write_commit
 from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
 from strandline.node.flight.protocol import (
     SERVICE,
@@ -32,14 +39,14 @@ from strandline.node.flight.protocol import (
     write_flight_data,
     write_put_result,
 )
-from strandline.node.flight.refusals import refusal_of, stopping
 from strandline.node.flight.security import Role, ServerSecurity, check_listening
+from strandline.node.flight.server_errors import refusal_of, stopping
 from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
 from strandline.node.flight.transport import Call, Gone, GrpcServer, Watch
-from strandline.node.flight.values import write_commit
-from strandline.node.registry import Progress
-from strandline.storage.ambient import CLOCK, Clock
-from strandline.storage.process import Origin, bound_to_process, call_in_child
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import Caller, Served
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _PATIENCE: Final = 1.0
 """For so many seconds closing waits for the streams to end, before it ends them."""

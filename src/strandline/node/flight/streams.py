@@ -8,16 +8,16 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from strandline.formats.ticket import FeedTicket, FileTicket, ReadTicket
-from strandline.formats.wire import Flag, Note, content_checksum, encode_note
+from strandline.errors import NotFound, NotReady
+from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket
+from strandline.formats.node.wire import Flag, Note, content_checksum, encode_note
 from strandline.log.planning import behind, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import NotFound, NotReady
 from strandline.model.node import NO_BEAT, Beat
 from strandline.model.records import READ_SCHEMA
-from strandline.node.contract import Caller, CommittedLog, Served
-from strandline.storage.ambient import Clock
+from strandline.node.messages import Caller, CommittedLog, Served
+from strandline.storage.clock import Clock
 
 TURN: Final = 0.2
 """For so many seconds a stream waits before it looks whether it is still wanted."""

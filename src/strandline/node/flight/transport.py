@@ -20,11 +20,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, final
 from urllib.parse import unquote
 
-from strandline.model.errors import MissingExtra, StorageError
+from strandline.errors import MissingExtra, StorageError
 from strandline.node.flight.limits import ServerLimits
-from strandline.node.flight.refusals import Refusal
 from strandline.node.flight.security import ServerSecurity
-from strandline.storage.ambient import Clock
+from strandline.node.flight.server_errors import Refusal
+from strandline.storage.clock import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)
 

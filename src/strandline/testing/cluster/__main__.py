@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import Counter
 
-from strandline.storage.ambient import CLOCK
+from strandline.storage.clock import CLOCK
 from strandline.testing.cluster.climate import Climate
 from strandline.testing.cluster.history import Broken
 from strandline.testing.cluster.world import play

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
+from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
-from strandline.node.contract import CommittedLog, Reached
-from strandline.node.handles import CommitHandle
+from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.messages import CommittedLog, Reached
 from strandline.node.node import Node
 from strandline.testing.cluster.history import Acknowledged, Entry, Read, Shown
 

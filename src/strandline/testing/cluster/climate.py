@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from strandline.model.errors import StorageError, StrandlineError
+from strandline.errors import StorageError, StrandlineError
 from strandline.testing.cluster.clients import read
 from strandline.testing.cluster.history import Wiped
 from strandline.testing.cluster.network import FINE, Weather

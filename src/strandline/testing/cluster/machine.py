@@ -32,7 +32,7 @@ class Time:
 class MachineClock:
     """One machine's view of the time: it runs a little faster or slower, and its wall clock is whatever it is.
 
-    Sleeping moves the time for all. Satisfies :class:`~strandline.storage.ambient.Clock`.
+    Sleeping moves the time for all. Satisfies :class:`~strandline.storage.clock.Clock`.
     """
 
     def __init__(self, time: Time, *, drift: float = 0.0, skew: float = 0.0) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from strandline.errors import StrandlineError, TransientStorageError
 from strandline.formats.checksum import crc32c
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.errors import StrandlineError, TransientStorageError
 from strandline.model.node import Beat
-from strandline.node.contract import (
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import (
     Acknowledgement,
     Caller,
     Chunk,
@@ -26,7 +27,6 @@ from strandline.node.contract import (
     Topology,
 )
 from strandline.node.node import Node
-from strandline.node.registry import Progress
 from strandline.testing.cluster.history import Promised
 from strandline.testing.cluster.machine import Machine, Time
 
@@ -156,7 +156,7 @@ class Network:
 
 
 class Link:
-    """A node as another one reaches it. Satisfies :class:`~strandline.node.contract.Upstream`."""
+    """A node as another one reaches it. Satisfies :class:`~strandline.node.messages.Upstream`."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         """Reach ``target`` from ``source``, which need not be up: only a call finds that out."""
@@ -231,7 +231,7 @@ class Link:
 class SimulatedFeed:
     """A feed over the network: what was sent may arrive late, even from a primary that is none any more.
 
-    Satisfies :class:`~strandline.node.contract.Feed`; never blocks.
+    Satisfies :class:`~strandline.node.messages.Feed`; never blocks.
     """
 
     def __init__(self, network: Network, source: str, target: str, inner: Feed) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from strandline.model.errors import StorageError
-from strandline.node.contract import Caller, Upstream
-from strandline.node.home import QUARANTINE, Home
+from strandline.errors import StorageError
+from strandline.node.lead.policies import Quorum
+from strandline.node.messages import Caller, Upstream
 from strandline.node.node import Node
+from strandline.node.node_folder import QUARANTINE, Home
 from strandline.node.options import NodeOptions, PrimaryOptions
-from strandline.node.policies import Quorum
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
 from strandline.testing.cluster import history

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from strandline.log.contract import Handle, Log, Receipt
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.errors import (
+from strandline.errors import (
     ExpectationFailed,
     InvalidInput,
     OutOfOrder,
     WriterExpired,
 )
+from strandline.log.contract import Handle, Log, Receipt
+from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op
 from strandline.testing.logs.parts import SOON, append, content, fetched, records, writer_named
 from strandline.testing.stores import together

@@ -14,14 +14,14 @@ from uuid import UUID
 
 import pytest
 
-from strandline.log.contract import Log, Receipt
-from strandline.log.planning import behind
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     Diverged,
     InvalidInput,
 )
+from strandline.log.contract import Log, Receipt
+from strandline.log.planning import behind
+from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.logs.parts import SOON, append, fetched
 from strandline.testing.slots import LogOwner

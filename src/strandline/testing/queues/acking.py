@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.model.errors import (
+from strandline.errors import (
     ConsumerClosed,
     CursorExpired,
     InvalidInput,

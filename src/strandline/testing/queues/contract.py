@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.log.queue.consumer import Consumer
-from strandline.log.queue.contract import Fetcher, Queue
-from strandline.model.errors import (
+from strandline.errors import (
     Fenced,
 )
+from strandline.followers.consumer.consumer import Consumer
+from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.queue import Descriptor
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.queues.acking import AckingContract

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from strandline.log.queue.consumer import Consumer
+from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Queue
 from strandline.storage.store import ObjectStore
 from strandline.testing.faulty import Call, FaultyStore

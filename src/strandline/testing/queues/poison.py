@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from strandline.log.queue.consumer import Consumer
-from strandline.model.errors import (
+from strandline.errors import (
     CorruptData,
     Fenced,
     InvalidInput,
@@ -18,6 +17,7 @@ from strandline.model.errors import (
     TooManyDeadLetters,
     TransientStorageError,
 )
+from strandline.followers.consumer.consumer import Consumer
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.queues.places import QueueFixtures, QueuePlace, first_to_come
 

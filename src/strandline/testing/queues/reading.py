@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.log.queue.batch import ConsumedBatch
-from strandline.log.queue.consumer import Consumer
-from strandline.model.errors import (
+from strandline.errors import (
     CursorExpired,
     InvalidInput,
     OutOfOrderAck,
     StorageError,
     TransientStorageError,
 )
+from strandline.followers.consumer.batch import ConsumedBatch
+from strandline.followers.consumer.consumer import Consumer
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from strandline.model.errors import NotFound, StorageError
+from strandline.errors import NotFound, StorageError
 from strandline.storage.disk import AppendFile, FolderRow
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk.choices import Choices, Drawn

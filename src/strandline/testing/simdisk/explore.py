@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
-from strandline.model.errors import DiskFull, StorageError
+from strandline.errors import DiskFull, StorageError
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk.choices import Choices, Drawn, every
 from strandline.testing.simdisk.disk import MOMENTS, Moment, SimulatedCall, SimulatedDisk

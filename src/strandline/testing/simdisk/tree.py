@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 
-from strandline.model.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
+from strandline.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
 from strandline.testing.simdisk.nodes import Change, File, Folder, Node, Step, walk
 
 

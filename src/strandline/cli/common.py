@@ -1,0 +1,253 @@
+"""What all commands share: their common options, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import wraps
+from types import TracebackType
+from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
+
+import typer
+
+import strandline as sl
+from strandline.cli import output as show
+from strandline.cli.targets import is_free, local_folder, look, need, need_object_log
+from strandline.cli.text import escaped, parse_start
+from strandline.compat.v1.gc import GRACE
+from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.errors import InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
+from strandline.log.folders import Kind
+from strandline.log.object.log import open_log as open_object_log
+from strandline.model.cursor import Start
+from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
+from strandline.tier.opening import tiered
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Tiers = sl.log.ObjectLog | sl.tier.TieredLog
+"""A log, with its cold tier if it has one."""
+
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="The log: a folder, file://, s3://, gs:// or az://.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+
+
+class Format(StrEnum):
+    """What is at an address."""
+
+    LOG = "log"
+    QUEUE_V1 = "queue-v1"
+
+
+LogFormat = Annotated[
+    Format, typer.Option("--format", help="What is at the address: a log of this project, or a shared queue.")
+]
+Manifest = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its manifest is, below the address.")]
+Data = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its batches are, below the address.")]
+
+MANIFEST: Final = "ingest/manifest"
+DATA: Final = "ingest"
+
+
+def _understood(parse: Callable[[str], T], text: str) -> T:
+    """What a text of the command line means; if nothing, the command was called wrongly."""
+    try:
+        return parse(text)
+    except InvalidInput as error:
+        raise typer.BadParameter(escaped(str(error))) from error
+
+
+def start(text: str) -> Start:
+    """An option's text as a place in a log."""
+    return _understood(parse_start, text)
+
+
+def length_of_time(text: str) -> int:
+    """An option's text as seconds."""
+    return _understood(parse_seconds, text)
+
+
+def size_in_bytes(text: str) -> int:
+    """An option's text as bytes."""
+    return _understood(parse_bytes, text)
+
+
+def retention(text: str) -> str:
+    """An option's text, if it names a retention policy."""
+    return str(_understood(parse_retention, text))
+
+
+def guarded(command: Callable[P, R]) -> Callable[P, R]:
+    """End the command as a command should: an error is one sentence and status 1, Ctrl-C is quiet and status 130.
+
+    With ``--debug`` an error keeps its traceback. A reader that closed our standard output (``| head``) is no error.
+    """
+
+    @wraps(command)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            # Python flushes standard output once more at exit, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except (StrandlineError, OSError) as error:
+            if _debug(options):
+                raise
+            show.error(error)
+            raise typer.Exit(1) from None
+
+    return run
+
+
+class Interruption:
+    """Ctrl-C for work that must be finished in order.
+
+    The first one only ends what :meth:`items` gives: it breaks into the getting of an item, and never into what is
+    done with one. A second one is an interrupt like any other.
+    """
+
+    def __init__(self) -> None:
+        """Not asked yet."""
+        self.asked = False
+        self._getting = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def items(self, source: Iterable[T]) -> Iterator[T]:
+        """The items of a source, until it ends or Ctrl-C is pressed."""
+        iterator = iter(source)
+        while not self.asked:
+            try:
+                self._getting = True
+                item = next(iterator)
+                self._getting = False
+            except (StopIteration, KeyboardInterrupt):
+                self._getting = False
+                return
+            yield item
+
+    def _ask(self, *_: object) -> None:
+        again, self.asked = self.asked, True
+        if self._getting or again:
+            self._getting = False
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def told_to_stop() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C or SIGTERM; a second one ends the process as ever."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def tell(*_: object) -> None:
+        stop.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, tell)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Formatter(logging.Formatter):
+    """Lines in which names of others are only ever text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record), keep="\n")
+
+
+def log_to_stderr(level: int) -> None:
+    """Let services say what they do, from a level on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logger = logging.getLogger("strandline")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+
+
+def open_log(
+    url: str, *, create: bool = False, retention: str | None = None, hint: str = "check the address"
+) -> sl.log.ObjectLog:
+    """The log at an address; if there is none, a sentence that speaks of options rather than of Python."""
+    need_object_log(url, create=create, hint=hint)
+    try:
+        return open_object_log(url, create=create, retention=retention)
+    except WrongKind:
+        raise
+    except NotALog as error:
+        raise NotALog(f"There is no log at {url}: {hint}.") from error
+
+
+@contextmanager
+def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
+    """The log, with its cold tier if it has one; what was opened of that is closed at the end."""
+    both = tiered(log)
+    try:
+        yield both
+    finally:
+        if isinstance(both, sl.tier.TieredLog):
+            both.close()
+
+
+def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
+    """The queue of version 1 at an address; one without a manifest is refused, for the path may be mistyped."""
+    folder = local_folder(url)
+    try:
+        queue = open_queue(url, manifest=manifest, data=data, grace=grace)
+    except WrongKind:
+        if folder is not None:
+            need(look(str(folder)), Kind.QUEUE_V1)  # in the words of commands
+        raise
+    try:
+        queue.store.get(manifest)
+    except NotFound as error:
+        if folder is not None and not is_free(there := look(str(folder))):
+            need(there, Kind.QUEUE_V1)
+        raise NotALog(
+            f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "
+            "ever listed there."
+        ) from error
+    return queue
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is done that cannot be undone; without a terminal it has to be said beforehand."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Nobody can be asked here: repeat it with --yes. Nothing was changed.")
+    if not typer.confirm(escaped(question), err=True):
+        print("Nothing was changed.", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _debug(options: dict[str, Any]) -> bool:
+    return bool(options.get("debug"))

@@ -1,0 +1,88 @@
+"""What a command was pointed at: refused, with the command that is meant, if it is something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from strandline.errors import NotALog
+from strandline.log.folders import Contents, Kind, contents, refuse_others
+from strandline.storage.disk import DISK
+
+_SUFFIX: Final = ".logical.wal"
+_PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
+
+
+def local_folder(url: str) -> Path | None:
+    """The folder that an address names, if it is one on this machine."""
+    if "://" not in url:
+        return Path(url).absolute()
+    return Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
+
+
+def look(path: str) -> Contents:
+    """What is at a path."""
+    return contents(path, disk=DISK)
+
+
+def meant(there: Contents) -> dict[Kind, str]:
+    """For each kind the commands that are for it."""
+    path = there.path.rstrip("/") or there.path
+    data = next((name for name in reversed(there.found.get(Kind.NODE, ())) if name.startswith("data-")), None)
+    copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline wal verify' checks"
+    spool = spool_at(there) or f"{path}/{next(iter(there.found.get(Kind.SPOOL, ())), 'NAME' + _SUFFIX)}"
+    return {
+        Kind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline wal verify {path}'.",
+        Kind.OBJECT_LOG: f"read it with 'strandline tail {path}', and check it with 'strandline verify {path}'.",
+        Kind.QUEUE_V1: f"look at it with 'strandline lag {path} --format queue-v1', or copy it into a log with "
+        f"'strandline upgrade {path} TARGET_URL'.",
+        Kind.TOPIC: "its partitions are logs in the folders below it: name one of those.",
+        Kind.NODE: f"run it with 'strandline node run {path} --name NAME'{copy}.",
+        Kind.APPEND_LOG_STORE: _PROGRAM.format("AppendLogStore"),
+        Kind.ROCKSDB_STORE: _PROGRAM.format("RocksStore"),
+        Kind.SNAPSHOT: _PROGRAM.format("AppendLogStore.import_from, or with that of the store which exported it"),
+        Kind.DELTA_TABLE: _PROGRAM.format("DeltaSink, and reads it with Spark"),
+        Kind.SPOOL: f"look at it with 'strandline wal inspect {spool}', and move it into a folder with 'strandline wal "
+        f"migrate {spool}'.",
+    }
+
+
+def spool_at(there: Contents) -> str | None:
+    """The spool that a path names: by its own name, or by that of the folder that it would be moved to."""
+    names = there.found.get(Kind.SPOOL)
+    if names is None:
+        return None
+    path = there.path.rstrip("/")
+    return path if not names else path + _SUFFIX if names[0].startswith("../") else None
+
+
+def need(there: Contents, *kinds: Kind, nothing: str = "check the path.") -> None:
+    """Refuse anything but one thing of these kinds."""
+    refuse_others(there, *kinds, instead=meant(there), nothing=nothing)
+
+
+def need_object_log(url: str, *, create: bool = False, hint: str = "check the address") -> None:
+    """Refuse an address on this machine where something else is; with ``create`` a place for a log will do, too.
+
+    A queue beside a log has its own folder, and is in nobody's way.
+    """
+    folder = local_folder(url)
+    if folder is None:
+        return
+    there = look(str(folder))
+    if Kind.OBJECT_LOG in there.kinds or create:
+        found = dict(there.found)
+        found.pop(Kind.QUEUE_V1, None)
+        there = Contents(there.path, found or {Kind.EMPTY: ()})
+    if not is_free(there):
+        need(there, Kind.OBJECT_LOG)
+    # A lone log.json is too damaged to tell whose it is: who opens it says so.
+    elif not create and "log.json" not in there.found.get(Kind.OTHER, ()):
+        why = "there is no such folder" if Kind.ABSENT in there.kinds else f"it is {there}"
+        raise NotALog(f"There is no log at {url}, {why}: {hint}.")
+
+
+def is_free(there: Contents) -> bool:
+    """Whether nothing of ours is there."""
+    return there.kinds <= {Kind.EMPTY, Kind.ABSENT, Kind.OTHER}

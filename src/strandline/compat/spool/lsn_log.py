@@ -1,0 +1,271 @@
+"""The write-ahead log as others know it: payloads numbered by lsn, from 1 on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Final, NamedTuple, Self, final
+
+import pyarrow as pa
+
+from strandline.compat.spool.migrate import folder_of
+from strandline.errors import ExpectationFailed, InvalidInput, NotFound
+from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
+from strandline.log.wal.recover.verify import Told, Verification
+from strandline.log.wal.write.encode import check_numbers
+from strandline.log.wal.write.groups import Group, WalHandle
+from strandline.model.addresses import Address
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.records import Op, RecordSource, record_batch
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+
+
+class WalRecord(NamedTuple):
+    """One record of a write-ahead log."""
+
+    term: int
+    lsn: int
+    timestamp: int
+    """Milliseconds since the epoch."""
+    payload: bytes | None
+
+
+class LsnHandle:
+    """An append under way: its result is its lsn, the last one of many records, once it is durable."""
+
+    __slots__ = ("_count", "_first", "_group")
+
+    def __init__(self, group: Group, first: int, count: int = 1) -> None:
+        """``count`` records from offset ``first`` on, in this group."""
+        self._group = group
+        self._first = first
+        self._count = count
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._group.is_known
+
+    def result(self, timeout: float | None = None) -> int:
+        """Block until the record is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
+        self._group.wait(timeout)
+        return self._first + self._count
+
+    def lsns(self, timeout: float | None = None) -> range:
+        """The same for an append of many records: all their lsns."""
+        last = self.result(timeout)
+        return range(last - self._count + 1, last + 1)
+
+    def __await__(self) -> Generator[object, None, int]:
+        return self._group.awaited(self._first + self._count)
+
+
+@final
+class WriteAheadLog:
+    """A durable log of payloads on this machine's disk: an append that returned is never lost, whatever the power does.
+
+    Records are numbered by lsn, from 1 on, without a gap; 0 stands for "nothing". :attr:`log` is the same log with
+    offsets, cursors, spans and slots, as everything else here takes it: ``strandline.follow(wal.log, sink)``.
+
+    >>> import tempfile
+    >>> wal = WriteAheadLog.open(tempfile.mkdtemp() + "/orders")
+    >>> wal.append(b"first"), wal.append_many([b"second", b"third"])
+    (1, range(2, 4))
+    >>> [(record.lsn, record.payload) for record in wal.read_since(1)]
+    [(2, b'second'), (3, b'third')]
+    >>> wal.prune_through(2), wal.oldest, wal.current
+    (2, 3, 3)
+    >>> wal.close()
+    """
+
+    def __init__(self, log: WalLog) -> None:
+        """Use :meth:`open`."""
+        self.log = log
+        self._add = log.add_value
+
+    @classmethod
+    def open(
+        cls,
+        path: Address,
+        *,
+        create: bool = True,
+        migrate: bool = False,
+        renumber: bool = False,
+        roll_bytes: int = ROLL_BYTES,
+        tail_bytes: int = TAIL_BYTES,
+        pending_bytes: int = PENDING_BYTES,
+        background: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> WriteAheadLog:
+        """Open the log in the folder ``path`` for writing, as :meth:`WalLog.open` does.
+
+        A spool of older versions (``path`` with ``.logical.wal`` behind it, and its slots) is never taken over
+        silently: with ``migrate`` it is moved into the folder, and the original file stays where it is. One whose lsns
+        leave gaps or go back needs ``renumber``: records get new lsns, and keep the old ones in the header
+        ``spool-lsn``; slots are moved along.
+        """
+        folder = folder_of(path, migrate=migrate, renumber=renumber, disk=disk, clock=clock, chance=chance)
+        log = WalLog.open(
+            folder,
+            create=create,
+            roll_bytes=roll_bytes,
+            tail_bytes=tail_bytes,
+            pending_bytes=pending_bytes,
+            background=background,
+            disk=disk,
+            clock=clock,
+            chance=chance,
+        )
+        return cls(log)
+
+    def __repr__(self) -> str:
+        return f"WriteAheadLog({self.log.folder!r})"
+
+    def __enter__(self) -> Self:
+        self.log.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Make everything durable that was appended, and let go of the log; closing twice is fine."""
+        self.log.close()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def append(
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> int:
+        """Append a payload; returns its lsn when it is durable.
+
+        For replicas: the ``lsn`` that it must get (``ExpectationFailed``, with the one that follows, if it cannot),
+        its ``term`` (``Fenced`` below the log's) and its ``timestamp`` in milliseconds. A log that never held a record
+        accepts any first lsn.
+        """
+        if lsn is None and term is None and timestamp is None:
+            group, offset = self._add(payload)
+            group.wait()
+            return offset + 1
+        return self.submit(payload, lsn=lsn, term=term, timestamp=timestamp).result()
+
+    def submit(
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> LsnHandle:
+        """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
+        if lsn is None and term is None and timestamp is None:
+            return LsnHandle(*self._add(payload))
+        check_numbers(timestamp=timestamp)
+        time = None if timestamp is None else timestamp * _MICROSECONDS
+        with _following(lsn) as expect:
+            return _lsn_handle(self.log.append_value(payload, expect=expect, term=term, timestamp=time))
+
+    def append_many(self, payloads: Iterable[bytes], *, term: int | None = None) -> range:
+        """Append payloads as one frame, all or none; returns their lsns when they are durable."""
+        values = list(payloads)
+        if not all(isinstance(value, bytes) for value in values):
+            raise InvalidInput("Payloads are bytes.")
+        if not values:
+            return range(self.current + 1, self.current + 1)
+        now, count = self.log.clock.now(), len(values)
+        batch = record_batch(timestamps=[now] * count, ops=[Op.PUT] * count, keys=[None] * count, values=values)
+        return self.append_batch(batch, term=term)
+
+    def append_batch(
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> range:
+        """Append a table of records as one frame, all or none; returns their lsns when they are durable."""
+        return self.submit_batch(batch, lsn=lsn, term=term, timestamp=timestamp).lsns()
+
+    def submit_batch(
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+    ) -> LsnHandle:
+        """The same without waiting; the result is the last lsn."""
+        with _following(lsn) as expect:
+            return _lsn_handle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def oldest(self) -> int:
+        """The lowest lsn that is retained; one above :attr:`current` if none is."""
+        return self.log.bounds().first + 1
+
+    @property
+    def current(self) -> int:
+        """The highest lsn that is durable; 0 before the first."""
+        return self.log.bounds().next
+
+    def read_since(self, lsn: int, max_count: int = 1000) -> list[WalRecord]:
+        """Up to ``max_count`` records behind this lsn, in order: all that are durable, if there are fewer.
+
+        ``CursorExpired`` if what follows is no longer retained, ``Diverged`` for an lsn above :attr:`current`.
+        """
+        if max_count < 1:
+            raise InvalidInput(f"At least one record is read at a time, not {max_count}.")
+        cursor = Cursor(self.log.log_id, lsn)
+        records: list[WalRecord] = []
+        try:
+            for span in self.log.plan(cursor, Limit(records=max_count, upto=lsn + max_count)):
+                for batch in span.fetch(_READ):
+                    records += _records(span.frame.term, batch)
+        except NotFound:
+            self.log.plan(cursor, Limit(batches=1))  # if it was pruned since it was planned, this says so
+            raise
+        return records
+
+    def wait(self, past: int, timeout: float) -> bool:
+        """Block until an lsn above ``past`` is durable (True) or the time is over (False)."""
+        return self.log.wait(Cursor(self.log.log_id, past), timeout)
+
+    def verify(self, told: Told | None = None) -> Verification:
+        """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
+        return self.log.verify(told)
+
+    def prune_through(self, lsn: int) -> int:
+        """Durably forget everything up to and with this lsn, but nothing that a slot needs; returns what it reached.
+
+        Whole files go. The end stays where it is, even if everything is pruned.
+        """
+        return self.log.prune(lsn)
+
+
+_MICROSECONDS: Final = 1_000
+_READ: Final = ("offset", "timestamp", "value")
+
+
+@contextlib.contextmanager
+def _following(lsn: int | None) -> Iterator[int | None]:
+    """The offset of an lsn that a record must get; if it cannot, the error names the lsn that follows."""
+    if lsn is None:
+        yield None
+        return
+    check_numbers(lsn=lsn)
+    if not lsn:
+        raise InvalidInput("The first lsn is 1: 0 stands for nothing.")
+    try:
+        yield lsn - 1
+    except ExpectationFailed as error:
+        if error.end is None:
+            raise
+        raise ExpectationFailed(
+            f"Lsn {lsn} does not follow: the next one is {error.end + 1}; nothing was appended."
+        ) from error
+
+
+def _lsn_handle(handle: WalHandle) -> LsnHandle:
+    if handle.first is None:
+        raise AssertionError("an append without a number has a place of its own")
+    return LsnHandle(handle.group, handle.first, handle.count)
+
+
+def _records(term: int, batch: pa.RecordBatch) -> Iterator[WalRecord]:
+    offsets, timestamps, values = batch.columns
+    columns = offsets.to_pylist(), timestamps.view(pa.int64()).to_pylist(), values.to_pylist()
+    for offset, timestamp, value in zip(*columns, strict=True):
+        yield WalRecord(term, offset + 1, timestamp // 1000, value)

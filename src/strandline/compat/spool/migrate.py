@@ -1,0 +1,384 @@
+"""Taking over a spool of older versions: a single file, and its slots beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import PurePath
+from typing import Final, NamedTuple, NoReturn
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.compat.spool.format import Run, SpoolScanner, decode_slots, runs
+from strandline.compat.spool.legacy_frame import LegacyEnding, LegacyScanner, LegacyStop
+from strandline.compat.spool.renumber import OLD_LSN, Renumbering, plan_renumbering
+from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
+from strandline.formats.wal.folder import Kept, decode_kept, encode_wal_identity
+from strandline.formats.wal.frame import FrameScanner
+from strandline.log.retention import invalidate
+from strandline.log.slots import check_name
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
+from strandline.log.wal.slots import write_kept
+from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.model.addresses import Address, as_folder
+from strandline.model.cursor import Bounds
+from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.model.slots import InvalidReason, SlotState
+from strandline.storage.clock import Chance, Clock
+from strandline.storage.disk import Disk
+
+SPOOL: Final = ".logical.wal"
+SPOOL_SLOTS: Final = ".logical.slots.json"
+MIGRATING: Final = ".migrating"
+"""Behind the folder's name: where its log is made, before it gets there as a whole."""
+
+LAST_LSN: Final = (1 << 63) - 1
+"""Offsets are numbers of 63 bits."""
+LAST_TIME: Final = ((1 << 63) - 1) // 1000
+"""The last millisecond that a record may tell: times are microseconds of 63 bits."""
+
+_FRAME_BYTES: Final = 1 << 20
+_FRAME_RECORDS: Final = 1 << 14
+_GROUP_BYTES: Final = 16 << 20
+"""So much is written between two syncs."""
+
+_TOLD_GAPS: Final = 100
+"""So many are logged one by one."""
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+def folder_of(path: Address, *, migrate: bool, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False) -> str:
+    """The folder of the log that ``path`` names; a spool of that name is moved there if ``migrate`` says so.
+
+    ``WrongKind`` if there is a spool, no folder, and nobody asked to migrate: an empty log would hide it.
+    """
+    named = as_folder(path).removesuffix(SPOOL)
+    folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
+    if _exists(f"{folder}/{IDENTITY}", disk=disk) or not _exists(f"{folder}{SPOOL}", disk=disk):
+        return folder
+    if not migrate:
+        raise WrongKind(
+            f"{folder}{SPOOL} is a spool of an older version, and no write-ahead log: open it with "
+            f"strandline.compat.WriteAheadLog.open(..., migrate=True), which moves its records and slots into the "
+            f"folder {folder} and keeps the file."
+        )
+    migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber)
+    return folder
+
+
+def migrate_spool(
+    folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False
+) -> Renumbering | None:
+    """Make the log in this folder from the spool beside it, whole and with its slots, or not at all.
+
+    After a crash at any moment there is no log in the folder, and this can be done again, or there is all of it. The
+    spool and its slots stay as they are. ``Fenced``, and nothing was changed, if they were written meanwhile: what an
+    older program appends from then on would be in no log. Of two processes the second waits, and finds it done.
+
+    What the log holds is the longest valid prefix of the spool; that there is more is logged as a warning. An empty
+    spool becomes an empty log, which goes on behind the highest slot: whoever has applied so much had seen it in
+    records that were pruned since. A slot that needs what is no longer there is invalid in the log (``wal-removed``).
+
+    With ``renumber`` records whose lsns leave gaps or go back get new ones, in the order of the file, and keep the old
+    ones in the header ``spool-lsn``; slots are moved along, to where no consumer misses a record. Each gap is logged as
+    a warning, and what was done is returned; None if nothing had to be renumbered.
+
+    ``CorruptData``, and nothing was changed: for lsns that do not follow each other and terms that go down; for a
+    damaged slots file; for a valid slot behind the end, whose consumer proves that records are lost; for a file that
+    does not even begin with a record, unless that is torn. ``InvalidInput`` for what a log cannot hold.
+    """
+    with disk.locked(f"{folder}{MIGRATING}.lock"):
+        if _exists(f"{folder}/{IDENTITY}", disk=disk):
+            return None  # another process was faster
+        _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
+        hidden = f"{folder}{MIGRATING}"
+        disk.remove_folder(hidden)  # what an interrupted one has left
+        try:
+            source = _Source.read(folder, disk=disk)
+            renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
+            source.check_unchanged(disk=disk)
+            _put_in_place(hidden, folder, disk=disk, clock=clock)
+        except Exception:
+            with contextlib.suppress(StorageError):  # else the next one does it
+                disk.remove_folder(hidden)
+            raise
+        return renumbering
+
+
+def _exists(path: str, *, disk: Disk) -> bool:
+    try:
+        disk.size(path)
+    except NotFound:
+        return False
+    return True
+
+
+# --- its place -------------------------------------------------------------------------------------------------
+
+
+def _refuse_what_is_in_the_way(folder: str, *, disk: Disk, clock: Clock) -> None:
+    """Refuse a folder with anything in it but what the creation of a log has left that was interrupted."""
+    first, kept = data_name(0), f"{folder}/{KEPT}"
+    names = [row.name for row in disk.scan(folder)]
+    strange = [name for name in names if name not in (LOCK, KEPT, f"{KEPT}{NEW}", f"{IDENTITY}{NEW}", first)]
+    if first in names:
+        frames = FrameScanner(memoryview(disk.read(f"{folder}/{first}")))
+        strange += [first for frame in frames if not frame.info.flags & LEAD][:1]
+    if KEPT in names:
+        found = decode_kept(disk.read(kept), kept, now=clock.now())
+        strange += [KEPT] if found.slots or found.start else []
+    if strange:
+        raise InvalidInput(
+            f"{folder} is where the log from {folder}{SPOOL} belongs, and it has {strange[0]} in it: move the folder "
+            "away, and migrate again."
+        )
+
+
+def _put_in_place(hidden: str, folder: str, *, disk: Disk, clock: Clock) -> None:
+    """Let the log appear, all of which is durable; afterwards its name is, too."""
+    with contextlib.ExitStack() as held:
+        if disk.scan(folder):
+            if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
+                raise Fenced(f"Another process makes a log in {folder}: close it there, and migrate again.")
+            _refuse_what_is_in_the_way(folder, disk=disk, clock=clock)
+            disk.remove_folder(folder)
+        disk.rename(hidden, folder)
+    disk.sync_folder(str(PurePath(folder).parent))
+
+
+# --- the log ---------------------------------------------------------------------------------------------------
+
+
+class _Source(NamedTuple):
+    """What is migrated: the spool and its slots, as they were when they were read."""
+
+    spool: str
+    beside: str
+    data: memoryview
+    slots: bytes | None
+    """None without a file of slots."""
+
+    @classmethod
+    def read(cls, folder: str, *, disk: Disk) -> _Source:
+        """Read both; first the slots, so that none of them is behind the spool's end though it is written meanwhile."""
+        spool, beside = f"{folder}{SPOOL}", f"{folder}{SPOOL_SLOTS}"
+        slots = _read_if_there(beside, disk=disk)
+        return cls(spool, beside, memoryview(disk.read(spool)), slots)
+
+    def check_unchanged(self, *, disk: Disk) -> None:
+        """``Fenced`` if either was written since: what is in the files is more than what was read."""
+        if disk.size(self.spool) != len(self.data) or _read_if_there(self.beside, disk=disk) != self.slots:
+            raise Fenced(
+                f"{self.spool} is written by another program: stop that, and migrate again. Nothing was changed."
+            )
+
+
+def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
+    try:
+        return bytes(disk.read(path))
+    except NotFound:
+        return None
+
+
+def _make(
+    source: _Source, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool
+) -> Renumbering | None:
+    """Durably make the log, under a name that nobody looks for."""
+    spool, beside, data, _ = source
+    slots = _decode_slots(source.slots, beside, now=clock.now())
+    renumbering = None
+    if renumber:
+        renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
+    if renumbering is not None:
+        start, slots = renumbering.start, renumbering.slots(slots)
+    elif data:
+        first = next(iter(SpoolScanner(data)), None)
+        start = 0 if first is None else _checked_first(first.lsn, spool)
+    else:
+        start = max((slot.position for slot in slots), default=0)
+    if start > LAST_LSN:
+        raise InvalidInput(f"{beside} has a slot at {start:,}, and no log reaches so far: put the slot right.")
+    disk.make_folders(hidden)
+    _begin(hidden, Kept(log_id, start), disk=disk)
+    with WalLog.open(
+        hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, disk=disk, clock=clock
+    ) as log:
+        copied = _copy(data, start, log, spool, renumbering)
+    _tell(copied, data, spool)
+    if renumbering is not None:
+        _tell_gaps(renumbering, spool)
+    slots = settle_slots(slots, Bounds(start, copied.end), now=clock.now(), where=beside)
+    # Syncs the folder, too: every name in it is durable before its own is.
+    write_kept(hidden, Kept(log_id, start, tuple(slots)), disk=disk)
+    return renumbering
+
+
+def _begin(folder: str, kept: Kept, *, disk: Disk) -> None:
+    """A log without records that begins at an offset; its first frame is of no time, so that the next may be old."""
+    write_kept(folder, kept, disk=disk)
+    lead = encode_lead(kept.log_id, kept.start, Place(kept.start, 0, kept.start, 0, 0, {}))
+    disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
+    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(kept.log_id)])
+
+
+class _Copied(NamedTuple):
+    end: int
+    """Behind its last record."""
+    clamped: int
+    """How many records told a time that no record may have."""
+    stop: LegacyStop
+
+
+def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _Copied:
+    """Append every record, and return when they are durable."""
+    scanner = SpoolScanner(data)
+    now = log.clock.now() // 1000
+    offset, term, clamped, handle = start, 0, 0, None
+    records = scanner if renumbering is None else renumbering.records(scanner)
+    for run in runs(records, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):
+        if run.first != offset + 1 or run.term < term or run.first + len(run.payloads) - 1 > LAST_LSN:
+            _refuse_run(run, offset, term, data, offset - start, spool)
+        # A frame is of its latest record's time, so that looking for a time skips none; but a time to come would be
+        # that of all frames after it.
+        latest = max(run.timestamps)
+        clamped += 0 if latest <= LAST_TIME else sum(time > LAST_TIME for time in run.timestamps)
+        try:
+            handle = log.append_batch(
+                _batch_of(run, renumbering), expect=offset, term=run.term, timestamp=min(latest, now)
+            )
+        except InvalidInput as error:  # a run is that large only if it is one record
+            raise InvalidInput(
+                f"{spool} has a record that fits no frame, lsn {run.first} with {run.payloads[0].nbytes:,} bytes; "
+                "nothing was changed: it can be read there only by a program of the older version."
+            ) from error
+        offset, term = offset + len(run.payloads), run.term
+    if handle is not None:
+        handle.result()
+    return _Copied(offset, clamped, scanner.stop)
+
+
+def _batch_of(run: Run, renumbering: Renumbering | None) -> pa.RecordBatch:
+    count = len(run.payloads)
+    told = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(array("Q", run.timestamps))])
+    milliseconds = pc.min_element_wise(told, pa.scalar(LAST_TIME, pa.uint64())).cast(pa.int64())
+    columns = [
+        pc.multiply(milliseconds, 1000).view(TIMESTAMP),
+        pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(bytes(count))]),
+        pa.nulls(count, pa.binary()),
+        # As bytes: Arrow leaks each view that it is given, and with it all that is viewed, which is the spool.
+        pa.array(list(map(bytes, run.payloads)), pa.binary()),
+        no_headers(count) if renumbering is None else _lsn_headers(renumbering.old_lsns(run.first, count)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _lsn_headers(lsns: Sequence[int]) -> pa.Array:
+    texts = pa.array(lsns, pa.uint64()).cast(pa.string()).cast(pa.binary())
+    names = pa.repeat(pa.scalar(OLD_LSN), len(lsns))
+    return pa.MapArray.from_arrays(pa.array(range(len(lsns) + 1), pa.int32()), names, texts).cast(HEADERS)
+
+
+def _checked_first(lsn: int, spool: str) -> int:
+    """The offset of the first record."""
+    if not 1 <= lsn <= LAST_LSN:
+        raise CorruptData(
+            f"{spool} is damaged at byte 0: its first record has lsn {lsn}, which no record has; nothing was changed. "
+            "Restore the file, or move it away to begin a new log."
+        )
+    return lsn - 1
+
+
+def _refuse_run(run: Run, offset: int, term: int, data: memoryview, index: int, spool: str) -> NoReturn:
+    frame = next(islice(LegacyScanner(data), index, None))
+    or_ = ""
+    if run.first != offset + 1:
+        why = f"lsn {run.first} is there, and {offset + 1} follows"
+        or_ = (
+            "; or let all its records have new numbers, and each gap be reported ('strandline wal migrate --renumber', "
+            "or renumber=True in a program)"
+        )
+    elif run.term < term:
+        why = f"lsn {run.first} is of term {run.term}, and the one before it of term {term}"
+    else:
+        why = f"lsns go on from {run.first}, and none may be above {LAST_LSN}"
+    raise CorruptData(
+        f"{spool} is damaged at byte {frame.start}, in record {index} counted from 0: {why}; nothing was changed. "
+        f"Restore the file, or migrate a copy that is cut at byte {frame.start}, which holds what is before it{or_}."
+    )
+
+
+def _tell(copied: _Copied, data: memoryview, spool: str) -> None:
+    """Warn of what did not come along; ``CorruptData`` if that is all, and no crash can have left it so."""
+    stop = copied.stop
+    left = len(data) - stop.at
+    if not stop.at and stop.ending not in (LegacyEnding.CLEAN, LegacyEnding.TORN):
+        raise CorruptData(
+            f"{spool} does not begin with a record ({stop.why}), so that it may be no spool at all; nothing was "
+            "changed. Restore the file, or move it away to begin a new log."
+        )
+    if stop.ending is not LegacyEnding.CLEAN:
+        _LOGGER.warning(
+            "%s is whole up to byte %d, which is what was migrated; the %d bytes behind that are in this file only: "
+            "%s (%s).", spool, stop.at, left, stop.why, stop.ending.value,
+        )  # fmt: skip
+    if copied.clamped:
+        _LOGGER.warning(
+            "%s has %d records of a time that cannot be told in microseconds; in the log they have the last that can.",
+            spool, copied.clamped,
+        )  # fmt: skip
+
+
+def _tell_gaps(renumbering: Renumbering, spool: str) -> None:
+    for gap in renumbering.gaps[:_TOLD_GAPS]:
+        _LOGGER.warning("%s has no lsn that follows before record %d: %s.", spool, gap.index, gap)
+    _LOGGER.warning(
+        "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",
+        spool, len(renumbering.lsns), len(renumbering.gaps), renumbering.missing, OLD_LSN,
+    )  # fmt: skip
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+def _decode_slots(data: bytes | None, path: str, *, now: int) -> list[SlotState]:
+    slots = [] if data is None else decode_slots(data, path, now=now)
+    for slot in slots:
+        try:
+            check_name(slot.name)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} has a slot that no log may have: {error}") from error
+    return slots
+
+
+def settle_slots(slots: Iterable[SlotState], bounds: Bounds, *, now: int, where: str) -> list[SlotState]:
+    """The slots as the log has them: those that need what it no longer retains are invalid from now on.
+
+    ``CorruptData`` for a valid slot behind the end: its consumer was given records that are not there, and would be
+    skipped ahead over the next ones that get their numbers.
+    """
+    return list(_settled(slots, bounds, now, where))
+
+
+def _settled(slots: Iterable[SlotState], bounds: Bounds, now: int, where: str) -> Iterator[SlotState]:
+    for slot in slots:
+        if slot.pins and slot.position > bounds.next:
+            raise CorruptData(
+                f"{where} has slot {slot.name!r} at {slot.position}, and the spool ends at {bounds.next}: records are "
+                "lost that its consumer was given; nothing was changed. Restore the spool, or take the slot out of "
+                "the file and bootstrap its consumer again."
+            )
+        if slot.pins and slot.position < bounds.first:
+            _LOGGER.warning(
+                "Slot %r of %s needs records from offset %d on, and the spool begins at %d: it is invalid, and its "
+                "consumer has to bootstrap again.", slot.name, where, slot.position, bounds.first,
+            )  # fmt: skip
+            yield invalidate(slot, slot, InvalidReason.WAL_REMOVED, now)
+        else:
+            yield slot

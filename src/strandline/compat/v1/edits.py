@@ -1,0 +1,196 @@
+"""Edits of the manifest: pure functions from a manifest to the next one.
+
+The format has no room to remember operations. So each edit recognises by the manifest alone that it was done already,
+and then returns the very manifest it was given: that is how a lost answer is resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strandline.compat.v1.names import mark_of, tail_of
+from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, StrandlineError
+from strandline.log.slots import check_position
+from strandline.model.cursor import Bounds
+from strandline.model.head import MetadataRange
+from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.storage.clock import Clock
+
+RESERVED_EPOCH: Final = (1 << 64) - 1
+LAST_SEQUENCE: Final = (1 << 63) - 1
+"""Sequences are offsets here, which have 63 bits."""
+
+
+class UploadTooOld(StrandlineError):
+    """The object was uploaded so long ago that a collector may take it: upload it again. Handled by the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time on both clocks: one may stand still while the machine sleeps, the other may be set."""
+
+    monotonic: float
+    wall: int
+
+    @classmethod
+    def of(cls, clock: Clock) -> Moment:
+        """Now."""
+        return cls(clock.monotonic(), clock.now())
+
+    def since(self, earlier: Moment) -> float:
+        """Seconds that have passed for certain, or seem to have: the longer of what the two clocks say."""
+        return max(self.monotonic - earlier.monotonic, (self.wall - earlier.wall) / 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueListing:
+    """A batch that asks to be listed. ``began`` is when its upload did; None while there is none."""
+
+    count: int
+    number: int
+    metadata: Sequence[MetadataRange] = ()
+    expect: int | None = None
+    location: str = ""
+    began: Moment | None = None
+
+
+def list_batches(
+    manifest: QueueManifest, listings: Sequence[QueueListing], now: Moment, patience: float
+) -> QueueManifest:
+    """The manifest with batches listed in order; those that are listed already, under whatever name, are passed over.
+
+    ``UploadTooOld`` if one that is not listed was begun more than ``patience`` seconds ago: what is listed later than
+    that could be taken by a collector that has not seen it listed.
+    """
+    known = places_of(manifest, [new.location for new in listings])
+    entries = list(manifest.entries)
+    following = manifest.next_sequence
+    for new in listings:
+        if mark_of(new.location) in known:
+            continue
+        if new.expect is not None and new.expect != following:
+            raise ExpectationFailed(
+                f"The append expected the queue to end at {new.expect}, and it ends at {following}; nothing was "
+                "appended."
+            )
+        if new.began is None or now.since(new.began) > patience:
+            raise UploadTooOld(f"{new.location} was not listed within {patience} s.")
+        if following >= LAST_SEQUENCE:
+            raise CorruptData(
+                f"The queue goes on at sequence {following:,}, the last that there is and which no queue reaches by "
+                "appending: its manifest is damaged. Nothing was appended: restore it, or begin another queue."
+            )
+        entries.append(QueueEntry(following, new.location, new.metadata))
+        following += 1
+    if following == manifest.next_sequence:
+        return manifest
+    return replace(manifest, entries=tuple(entries), next_sequence=following)
+
+
+def places_of(manifest: QueueManifest, locations: Sequence[str]) -> dict[str, int]:
+    """The sequences of those of these batches that are listed, under whatever name, by their marks."""
+    tails = tuple(map(tail_of, locations))
+    return {mark_of(entry.location): entry.sequence for entry in manifest.entries if entry.location.endswith(tails)}
+
+
+def claim(manifest: QueueManifest, last_acked: int | None = None) -> QueueManifest:
+    """The manifest with a new consumer, one epoch higher, and everything through ``last_acked`` acknowledged.
+
+    Done twice, it only skips an epoch: whoever claims last is the one that holds it. ``CursorExpired`` if batches
+    behind ``last_acked`` are gone, ``Diverged`` if it is ahead of a queue that holds something.
+    """
+    claimed = replace(manifest, epoch=_next_epoch(manifest))
+    if last_acked is None:
+        return claimed
+    first = first_listed(manifest)
+    if last_acked + 1 < first:
+        raise CursorExpired(
+            f"Batch {last_acked + 1} is no longer listed (the queue begins at {first}): someone has acknowledged it "
+            f"since. Open with last_acked=None to go on at {first}. Nothing was claimed."
+        )
+    if last_acked >= manifest.next_sequence and manifest.entries:
+        raise Diverged(
+            f"last_acked={last_acked} is ahead of the queue, which ends at {manifest.next_sequence}: acknowledging it "
+            "would drop batches that nobody has read. Nothing was claimed."
+        )
+    return _without(claimed, last_acked)
+
+
+def acknowledge(manifest: QueueManifest, *, epoch: int, through: int, location: str | None = None) -> QueueManifest:
+    """The manifest without everything through a sequence; the same one if that is gone already.
+
+    ``Fenced`` if someone else has claimed the queue, ``Diverged`` if it never listed so much, or has another batch
+    there than the one at ``location``, which the consumer has read.
+    """
+    check_epoch(manifest, epoch)
+    found = entry_at(manifest, through)
+    if location is not None and found is not None and found.location != location:
+        raise Diverged(
+            f"Batch {through} cannot be acknowledged: it is {found.location}, and the consumer has read {location}. "
+            "The queue was restored from a copy, or replaced: open a new consumer."
+        )
+    if through >= manifest.next_sequence:
+        raise Diverged(
+            f"Batch {through} cannot be acknowledged: the queue ends at {manifest.next_sequence}. It was replaced."
+        )
+    return manifest if through < first_listed(manifest) else _without(manifest, through)
+
+
+def reset(manifest: QueueManifest, position: int) -> QueueManifest:
+    """The manifest without everything below a position, and with nobody as its consumer.
+
+    ``CursorExpired`` or ``Diverged`` if the position is not within the queue.
+    """
+    check_position(position, bounds_of(manifest))
+    return replace(_without(manifest, position - 1), epoch=_next_epoch(manifest))
+
+
+def _next_epoch(manifest: QueueManifest) -> int:
+    """One epoch higher. The highest number of the format is reserved, and never written."""
+    if manifest.epoch + 1 >= RESERVED_EPOCH:
+        raise CorruptData(
+            f"The queue is at epoch {manifest.epoch:,}, above which there is none, and which no number of consumers "
+            "reaches: its manifest is damaged. Nothing was claimed: restore it, or begin another queue."
+        )
+    return manifest.epoch + 1
+
+
+def check_epoch(manifest: QueueManifest, epoch: int) -> None:
+    """Refuse a consumer that is not the newest."""
+    if manifest.epoch != epoch:
+        raise Fenced(
+            f"The queue was claimed by another consumer (epoch {manifest.epoch}) since; this one had epoch {epoch} and "
+            "must stop."
+        )
+
+
+def first_listed(manifest: QueueManifest) -> int:
+    """The first sequence that is not acknowledged: what a consumer that knows nothing starts at."""
+    return manifest.entries[0].sequence if manifest.entries else manifest.next_sequence
+
+
+def bounds_of(manifest: QueueManifest) -> Bounds:
+    """What the queue holds, in sequences."""
+    return Bounds(first_listed(manifest), manifest.next_sequence)
+
+
+def entries_from(manifest: QueueManifest, since: int) -> tuple[QueueEntry, ...]:
+    """The listed batches from a sequence on; ``CursorExpired`` if the first of them are gone."""
+    first = first_listed(manifest)
+    if since < first:
+        raise CursorExpired(
+            f"Batch {since} is no longer listed (the queue begins at {first}): it was acknowledged and is gone."
+        )
+    return manifest.entries[since - first :]
+
+
+def entry_at(manifest: QueueManifest, sequence: int) -> QueueEntry | None:
+    """The batch of a sequence, if it is listed."""
+    place = sequence - first_listed(manifest)
+    return manifest.entries[place] if 0 <= place < len(manifest.entries) else None
+
+
+def _without(manifest: QueueManifest, through: int) -> QueueManifest:
+    return replace(manifest, entries=manifest.entries[max(0, through + 1 - first_listed(manifest)) :])

@@ -1,0 +1,346 @@
+"""Queues of version 1, which other implementations read and write too: batch objects and the manifest, as bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.compat.v1.plain_page import read_values
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.arrow.block import Compression, Parts
+from strandline.formats.arrow.unpack_limits import check_unpacked, unpacked_limit
+from strandline.model.head import MetadataRange, MetadataRanges
+from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.records import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_RECORDS,
+    RECORD_SCHEMA,
+    RECORD_WIDTH,
+    TIMESTAMP,
+    Op,
+    no_headers,
+)
+from strandline.model.stamp import Stamped
+
+VERSION: Final = 1
+
+_PLAUSIBLE: Final = 255
+"""Above this a version is taken for damage, since there is no checksum that would tell."""
+
+_TAIL = struct.Struct("<BIH")
+_PREFIX: Final = 4
+"""The bytes of a length before each record."""
+
+_WIDE: Final = pa.large_binary()
+_MAX_TIME: Final = (1 << 63) - 1
+_MILLISECOND: Final = 1000
+"""The wire has milliseconds; everything else here has microseconds."""
+
+_ZSTD: Final = pa.Codec("zstd", compression_level=1)
+_STEP: Final = 1 << 20
+"""So many bytes at a time are decompressed when a frame does not say how many there are."""
+
+_DENSEST: Final = 1 << 15
+"""A zstd block takes at least 4 bytes and gives at most 128 KiB: nothing grows by more than this."""
+
+
+# --- batch objects ---------------------------------------------------------------------------------------------
+
+
+def encode_values(values: pa.Array) -> memoryview:
+    """Values as they lie in a block: each behind its length. No record is touched in Python."""
+    if values.null_count:
+        raise InvalidInput("A queue of version 1 stores values and knows no null: give each record a value.")
+    lengths = pc.binary_length(values)
+    prefixes = pa.Array.from_buffers(pa.binary(_PREFIX), len(lengths), lengths.buffers(), offset=lengths.offset)
+    # Elements of 64-bit offsets: the lengths of very many short values may take a batch over 2 GiB.
+    joined = pc.binary_join_element_wise(prefixes.cast(_WIDE), values.cast(_WIDE), pa.scalar(b"", _WIDE))
+    _, offsets, data = joined.buffers()
+    end = memoryview(offsets).cast("B").cast("q")[len(joined)] if len(joined) else 0
+    return memoryview(data).cast("B")[:end] if end else memoryview(b"")
+
+
+def encode_queue_batch(blocks: Iterable[memoryview], count: int, compression: Compression) -> Parts:
+    """The object's buffers, to be written one after another; ``blocks`` together hold ``count`` encoded values."""
+    if compression not in (Compression.NONE, Compression.ZSTD):
+        raise InvalidInput(f"A queue of version 1 is compressed by 'zstd' or 'none', not {compression.name.lower()!r}.")
+    parts: Parts = list(blocks)
+    size = sum(map(len, parts))
+    if count > MAX_BATCH_RECORDS or size > MAX_BATCH_BYTES:
+        raise InvalidInput(
+            f"A batch of {count:,} records and {size:,} bytes is over the limit of {MAX_BATCH_RECORDS:,} records and "
+            f"{MAX_BATCH_BYTES:,} bytes: append it in parts."
+        )
+    if compression is Compression.ZSTD:
+        # One frame that tells its size: some readers can do no other.
+        parts = [memoryview(_ZSTD.compress(pa.py_buffer(b"".join(parts)))).cast("B")]
+    return [*parts, _TAIL.pack(compression, count, VERSION)]
+
+
+def decode_values(data: bytes | memoryview, where: str) -> pa.Array:
+    """The values of a batch object, checked whole; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``.
+
+    Whatever the bytes say, no more memory is taken than a batch may hold.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < _TAIL.size:
+        raise CorruptData(f"{where} is damaged: {len(view)} bytes cannot be a batch. Restore the object.")
+    block = view[: -_TAIL.size]
+    compression, count, version = _TAIL.unpack_from(view, len(block))
+    if VERSION < version <= _PLAUSIBLE:
+        raise UnsupportedVersion(
+            f"{where} is a batch of version {version}, and a queue of version {VERSION} holds batches of version "
+            f"{VERSION}: upgrade strandline, or restore the object."
+        )
+    if version != VERSION:
+        raise CorruptData(f"{where} is damaged: there is no batch of version {version}. Restore the object.")
+    # What a record takes in memory beside its value, and its length, which are all that is stored of it.
+    beside = count * (RECORD_WIDTH - _PREFIX)
+    check_unpacked(beside, len(view), where)
+    if compression == Compression.ZSTD:
+        block = _decompressed(block, where, unpacked_limit(len(view)) - beside)
+    elif compression != Compression.NONE:
+        raise CorruptData(f"{where} is damaged: it names the unknown compression {compression}.")
+    check_unpacked(beside + len(block), len(view), where)
+    if count * _PREFIX > len(block):
+        raise CorruptData(
+            f"{where} is damaged: it announces {count:,} records, more than its {len(block):,} bytes can hold."
+        )
+    try:
+        values = read_values(block, count)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptData(
+            f"{where} is damaged: its {len(block):,} bytes are not the {count:,} records that it announces. Restore "
+            "the object; retrying does not help."
+        ) from error
+    used = _PREFIX * count + (pc.sum(pc.binary_length(values).cast(pa.int64())).as_py() or 0)
+    if used != len(block):
+        raise CorruptData(f"{where} is damaged: {len(block) - used:,} bytes are left over after its last record.")
+    return values
+
+
+def decode_queue_batch(
+    data: bytes | memoryview, where: str, *, metadata: Sequence[MetadataRange] = (), uncovered: int = 0
+) -> pa.RecordBatch:
+    """The records of a batch object: puts without key and headers, each at the ingestion time of its range.
+
+    The range of a record is the one that begins last at or before it; a record before the first range, or without
+    any, is at ``uncovered``. Times that no Arrow timestamp can hold become the nearest that it can.
+    """
+    values = decode_values(data, where)
+    count = len(values)
+    columns = [
+        _times(metadata, count, uncovered),
+        pa.repeat(pa.scalar(int(Op.PUT), pa.int8()), count),
+        pa.nulls(count, pa.binary()),
+        values,
+        no_headers(count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _times(metadata: Sequence[MetadataRange], count: int, uncovered: int) -> pa.Array:
+    ranges = sorted((item for item in metadata if item.start < count), key=lambda item: item.start)
+    starts = [0, *(item.start for item in ranges), count]
+    times = [uncovered, *(item.ingested for item in ranges)]
+    runs = [
+        pa.repeat(pa.scalar(max(-_MAX_TIME - 1, min(time, _MAX_TIME)), pa.int64()), end - start)
+        for time, start, end in zip(times, starts, starts[1:], strict=False)
+        if end > start
+    ]
+    return pa.concat_arrays(runs).view(TIMESTAMP) if runs else pa.nulls(0, TIMESTAMP)
+
+
+def _decompressed(block: memoryview, where: str, limit: int) -> memoryview:
+    """What a zstd block holds, within a limit; its own word is believed only where it can be true."""
+    announced = _content_size(block)
+    if announced is not None and announced > min(limit, len(block) * _DENSEST):
+        raise CorruptData(
+            f"{where} is damaged: its {len(block):,} compressed bytes announce {announced:,}, and a batch of so many "
+            f"records holds at most {limit:,}."
+        )
+    try:
+        if announced is not None:
+            with contextlib.suppress(OSError):  # several frames, and this is the first one's size; or damage
+                return _expanded(block, announced)
+        return _expanded(block, _counted(block, where, limit))
+    except OSError as error:
+        raise CorruptData(f"{where} is damaged: it cannot be decompressed ({error}). Restore the object.") from error
+
+
+def _expanded(block: memoryview, size: int) -> memoryview:
+    return memoryview(_ZSTD.decompress(pa.py_buffer(block), decompressed_size=size)).cast("B")
+
+
+def _counted(block: memoryview, where: str, limit: int) -> int:
+    """How many bytes a block decompresses to, found out by doing it piece by piece and keeping none."""
+    size = 0
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(block)), "zstd") as stream:
+        # Not read(): where that fails, as it does on damage, pyarrow never frees what it was about to return.
+        while (piece := stream.read_buffer(_STEP)).size:
+            size += piece.size
+            if size > limit:
+                raise CorruptData(f"{where} is damaged: it decompresses to more than {limit:,} bytes.")
+    return size
+
+
+_FRAME: Final = b"\x28\xb5\x2f\xfd"
+_SINGLE_SEGMENT: Final = 0x20
+
+
+def _content_size(block: memoryview) -> int | None:
+    """How many bytes the first zstd frame says that it holds; None if it does not say, or is no such frame."""
+    header = bytes(block[:18])
+    if header[:4] != _FRAME or len(header) < 18:  # noqa: PLR2004 - shorter ones are not worth a guess
+        return None
+    descriptor = header[4]
+    single = bool(descriptor & _SINGLE_SEGMENT)
+    width = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
+    if not width:
+        return None
+    size = int.from_bytes(header[at : at + width], "little")
+    return size + 256 if width == 2 else size  # noqa: PLR2004 - the format's own quirk
+
+
+# --- the manifest ----------------------------------------------------------------------------------------------
+
+_FOOTER = struct.Struct("<IQQH")
+_ENTRY = struct.Struct("<IQH")
+_COUNT = struct.Struct("<I")
+_RANGE = struct.Struct("<IqI")
+_SMALLEST_ENTRY: Final = _ENTRY.size + _COUNT.size
+
+
+def encode_manifest(manifest: QueueManifest) -> bytes:
+    """The whole manifest. Ingestion times are cut to the millisecond."""
+    return _joined(map(_pack_entry, manifest.entries), manifest)
+
+
+def _joined(entries: Iterable[bytes], manifest: QueueManifest) -> bytes:
+    try:
+        footer = _FOOTER.pack(len(manifest.entries), manifest.next_sequence, manifest.epoch, VERSION)
+    except struct.error as error:
+        raise InvalidInput(
+            f"A manifest of version {VERSION} has no room for {len(manifest.entries):,} entries up to sequence "
+            f"{manifest.next_sequence:,} in epoch {manifest.epoch:,}: {error}."
+        ) from error
+    return b"".join((*entries, footer))
+
+
+def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
+    """The manifest in these bytes; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``.
+
+    Its sequences are dense and end just below the next one: who reads the queue may rely on that.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < _FOOTER.size:
+        raise _damaged(where, f"has {len(view)} bytes, too few for a manifest")
+    body = view[: -_FOOTER.size]
+    count, next_sequence, epoch, version = _FOOTER.unpack_from(view, len(body))
+    if VERSION < version <= _PLAUSIBLE:
+        raise UnsupportedVersion(
+            f"{where} is a manifest of version {version}, and this program reads version {VERSION}: upgrade strandline."
+        )
+    if version != VERSION:
+        raise CorruptData(f"{where} is damaged: there is no manifest of version {version}. Restore the object.")
+    if count * _SMALLEST_ENTRY > len(body) or count > next_sequence:
+        raise _damaged(where, f"announces {count:,} entries, more than it can hold")
+    if next_sequence > _MAX_TIME:
+        raise _damaged(where, f"names {next_sequence:,} as its next sequence, which no queue has reached")
+    entries, at = [], 0
+    for sequence in range(next_sequence - count, next_sequence):
+        entry, at = _unpack_entry(body, at, sequence, where)
+        entries.append(entry)
+    if at != len(body):
+        raise _damaged(where, f"has {len(body) - at} bytes too many behind its entries")
+    return QueueManifest(tuple(entries), next_sequence, epoch)
+
+
+def _damaged(where: str, what: str) -> CorruptData:
+    return CorruptData(f"{where} is damaged: it {what}. Restore the object; retrying does not help.")
+
+
+class ManifestCodec:
+    """The manifest as a cell's content. The format has no room for a stamp: the cell remembers no operations.
+
+    What was encoded is kept, entry by entry: the next manifest has nearly the same ones.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was encoded yet."""
+        self.encoded = 0
+        """How often a state was turned into bytes, which is once for each write that is tried."""
+        self._last: tuple[tuple[QueueEntry, ...], list[bytes]] = ((), [])
+
+    def encode(self, state: Stamped[QueueManifest]) -> bytes:
+        """The bytes of a state."""
+        self.encoded += 1
+        entries = state.value.entries
+        known, packed = self._last
+        skip = entries[0].sequence - known[0].sequence if entries and known else 0
+        if skip >= 0:
+            pairs = zip(entries, known[skip:], packed[skip:], strict=False)
+            ready = [data if entry is same else _pack_entry(entry) for entry, same, data in pairs]
+        else:
+            ready = []
+        ready += map(_pack_entry, entries[len(ready) :])
+        self._last = entries, ready
+        return _joined(ready, state.value)
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[QueueManifest]:
+        """The state in these bytes."""
+        return Stamped(decode_manifest(data, where))
+
+
+def _pack_entry(entry: QueueEntry) -> bytes:
+    try:
+        location, ranges = entry.location.encode(), _pack_ranges(MetadataRanges.of(entry.metadata))
+        length = _SMALLEST_ENTRY - 4 + len(location) + len(ranges)
+        fixed = _ENTRY.pack(length, entry.sequence, len(location))
+        return b"".join((fixed, location, _COUNT.pack(len(entry.metadata)), ranges))
+    except struct.error as error:
+        raise InvalidInput(f"A manifest of version {VERSION} has no room for {entry!r:.200}: {error}.") from error
+
+
+def _pack_ranges(ranges: MetadataRanges) -> bytes:
+    times = [time // _MILLISECOND for time in ranges.times]
+    leads = map(_RANGE.pack, ranges.starts, times, map(len, ranges.payloads))
+    return b"".join(chain.from_iterable(zip(leads, ranges.payloads, strict=True)))
+
+
+def _unpack_entry(body: memoryview, at: int, expected: int, where: str) -> tuple[QueueEntry, int]:
+    """The entry at a byte, and where the next one begins. Once per entry of every manifest read: plain on purpose."""
+    if at + _SMALLEST_ENTRY > len(body):
+        raise _damaged(where, f"ends within an entry at byte {at}")
+    length, sequence, name = _ENTRY.unpack_from(body, at)
+    end, middle = at + 4 + length, at + _ENTRY.size + name
+    if end > len(body) or middle + 4 > end:
+        raise _damaged(where, f"has an entry at byte {at} that does not fit in where it is")
+    if sequence != expected:
+        raise _damaged(where, f"lists sequence {sequence} where {expected} should be")
+    try:
+        location = str(body[at + _ENTRY.size : middle], "utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(where, f"holds broken text at byte {at}") from error
+    starts, times, payloads = [], [], []
+    (count,) = _COUNT.unpack_from(body, middle)
+    at = middle + 4
+    for _ in range(count):
+        start, time, size = _RANGE.unpack_from(body, at) if at + _RANGE.size <= end else (0, 0, end)
+        payload = at + _RANGE.size
+        at = payload + size
+        if at > end:
+            raise _damaged(where, f"has metadata before byte {payload} that runs past its entry")
+        starts.append(start)
+        times.append(time * _MILLISECOND)
+        payloads.append(bytes(body[payload:at]))
+    if at != end:
+        raise _damaged(where, f"has {end - at} bytes too many in an entry")
+    return QueueEntry(sequence, location, MetadataRanges(tuple(starts), tuple(times), tuple(payloads))), end

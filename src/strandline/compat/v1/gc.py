@@ -1,0 +1,121 @@
+"""Garbage collection on a queue of version 1: by listing and by the clock, conservatively.
+
+The format has no generations, so time has to decide. A producer lists an object within half the grace period after
+its upload began, or not at all. So an object that is a whole grace period old and not in a manifest that was read
+*after* the object was seen was acknowledged, or will never be listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from strandline.compat.v1.format import decode_manifest
+from strandline.compat.v1.names import stored_as, time_of
+from strandline.errors import NotFound
+from strandline.model.cursor import SECOND
+from strandline.model.queue import QueueManifest
+from strandline.storage.clock import Clock
+from strandline.storage.store import ObjectInfo, ObjectStore
+from strandline.storage.store_clock import cautious_now
+
+GRACE: Final = 600.0
+"""Seconds that an unlisted object is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What a round deleted, or in a dry run would delete, and how many unlisted objects are kept for now."""
+
+    garbage: tuple[ObjectInfo, ...] = ()
+    waiting: int = 0
+    dry_run: bool = False
+
+    @property
+    def size(self) -> int:
+        """The bytes of what was deleted."""
+        return sum(item.size for item in self.garbage)
+
+
+def unlisted(objects: Iterable[ObjectInfo], manifest: QueueManifest, folder: str, path: str) -> list[ObjectInfo]:
+    """The objects directly in the data folder that are neither listed nor the manifest, whatever they are called.
+
+    What lies in folders below it is none of ours: another queue may be there.
+    """
+    listed = {name for entry in manifest.entries for name in (entry.location, stored_as(entry.location))}
+    inside = f"{folder}/"
+    return [
+        item
+        for item in objects
+        if item.path.startswith(inside)
+        and "/" not in item.path[len(inside) :]
+        and item.path != path
+        and item.path not in listed
+    ]
+
+
+def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
+    """Whether an object is older than the grace period by the store's time and, if that is a ULID, by its name's.
+
+    A time in the future is a clock that is wrong: such an object is kept.
+    """
+    named = time_of(item.path)
+    before = now - int(grace * SECOND)
+    return item.modified <= before and (named is None or named <= before)
+
+
+class QueueCollector:
+    """Collects one queue. With ``remember`` it deletes only what it has itself seen unlisted for a grace period.
+
+    Then a batch that was just acknowledged is kept for readers that hold its descriptor, and no wall clock has to be
+    right. Without, one round suffices: for a command.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, manifest: str, folder: str, grace: float, clock: Clock, remember: bool
+    ) -> None:
+        """Collect the queue of this manifest and data folder; nothing is read yet."""
+        self._store = store
+        self._path = manifest
+        self._folder = folder
+        self._grace = grace
+        self._clock = clock
+        self._seen: dict[str, float] | None = {} if remember else None
+
+    def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
+        """One round. ``on_progress`` is told how many objects are deleted so far.
+
+        Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
+        """
+        begun = self._clock.monotonic()
+        # By both clocks: one that is ahead would take what is uploaded and not listed yet for left over.
+        now = (
+            self._clock.now() if dry_run else cautious_now(self._store, f"{self._folder}-clock/now", clock=self._clock)
+        )
+        # In this order. Read before the listing, the manifest would not know what was uploaded and listed in between,
+        # and a collector that was held up for long enough would find those objects old and unlisted.
+        objects = list(self._store.list(f"{self._folder}/"))
+        manifest = self._read_manifest()
+        if manifest is None:
+            return Collection(dry_run=dry_run)
+        free = unlisted(objects, manifest, self._folder, self._path)
+        garbage = [item for item in free if is_old(item, now, self._grace)]
+        if self._seen is not None:
+            # An object counts as unlisted only from now on, and for no longer than until the round began.
+            seen = self._clock.monotonic()
+            self._seen = {item.path: self._seen.get(item.path, seen) for item in free}
+            garbage = [item for item in garbage if begun - self._seen[item.path] >= self._grace]
+        for deleted, item in enumerate(garbage, 1):
+            if not dry_run:
+                self._store.delete(item.path)
+            if on_progress is not None:
+                on_progress(deleted)
+        return Collection(tuple(garbage), len(free) - len(garbage), dry_run)
+
+    def _read_manifest(self) -> QueueManifest | None:
+        try:
+            data = self._store.get(self._path).data
+        except NotFound:
+            return None
+        return decode_manifest(data, f"{self._store.url}/{self._path}")

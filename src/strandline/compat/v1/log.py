@@ -1,0 +1,401 @@
+"""A queue of version 1 as a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import pyarrow as pa
+
+from strandline.compat.v1 import edits
+from strandline.compat.v1.gc import GRACE, Collection, QueueCollector
+from strandline.compat.v1.manifest import ManifestCell
+from strandline.compat.v1.names import checked_path, time_of
+from strandline.compat.v1.shipper import QueueShipper
+from strandline.compat.v1.span import QueueSpan
+from strandline.errors import AlreadyExists, InvalidInput, NotFound
+from strandline.formats.arrow.block import Compression
+from strandline.log import slots as rules
+from strandline.log.contract import Handle
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_missing
+from strandline.log.object.produce.handles import settled
+from strandline.log.object.produce.producer import Producer
+from strandline.log.object.produce.shipper import ship
+from strandline.log.planning import check_fingerprint
+from strandline.log.reading import Waiter, read_between
+from strandline.model.addresses import Address, as_address
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
+from strandline.model.head import MetadataRanges, WriterId
+from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.records import RecordSource, conform
+from strandline.model.slots import SlotState
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK
+from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import local_folder, store_at
+
+SLOT: Final = "queue"
+"""The name of the one slot that a queue has: its consumer."""
+
+_NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
+_PAGE: Final = 512
+"""How many batches are asked for their sizes at a time."""
+
+
+def open_queue(
+    place: Address | ObjectStore,
+    *,
+    manifest: str = "ingest/manifest",
+    data: str = "ingest",
+    grace: float = GRACE,
+    options: Mapping[str, str] | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> QueueLog:
+    """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
+
+    There is nothing to create: a queue without a manifest is empty. ``grace`` is how long collectors wait, and has to
+    be the same for all who write to the queue or collect it. ``WrongKind`` in a folder of something else.
+    """
+    store = store_at(place, options)
+    folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
+    if folder is not None:
+        # A log and a queue may share a place: each has names of its own.
+        check_missing(folder, Kind.QUEUE_V1, disk=DISK, beside=(Kind.OBJECT_LOG,))
+    return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
+
+
+@bound_to_process(keep=("url",))
+class QueueLog:
+    """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
+
+    Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
+    batches. It has one slot, which is always there; who holds it is known only as a number. Writers are recognised
+    only while what they wrote is listed. Picklable, if its store is.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: str,
+        data: str,
+        *,
+        grace: float = GRACE,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Use :func:`open_queue`."""
+        if grace <= 0:
+            raise InvalidInput(f"grace={grace} leaves no time to list what was uploaded; the default is {GRACE} s.")
+        self.store = store
+        self.clock = clock
+        self._waiter = Waiter()
+        self.manifest_path = checked_path(manifest, "manifest")
+        self.folder = checked_path(data, "data")
+        self.grace = grace
+        self._chance = chance
+        self._cell = self.new_cell()
+        self._holders: dict[str, int] = {}
+        self._origin = Origin(f"The queue {self.url}", self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.store, self.manifest_path, self.folder, self.grace))
+
+    def __repr__(self) -> str:
+        return f"QueueLog({self.store.url!r}, manifest={self.manifest_path!r}, data={self.folder!r})"
+
+    def new_cell(self) -> ManifestCell:
+        """The manifest, as one more writer sees it."""
+        return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance)
+
+    @property
+    def log_id(self) -> UUID:
+        """What cursors carry. The format has no identity, so this is one of the place: address and manifest's path.
+
+        All who open a queue under one address agree on it. A queue that was deleted and begun anew at the same place
+        has the same one, and a copy of a queue elsewhere has another.
+        """
+        place = self.url.replace("s3a://", "s3://", 1)  # two names of one scheme
+        return uuid5(_NAMESPACE, f"{place}/{self.manifest_path}")
+
+    @property
+    def url(self) -> str:
+        """Where the queue is."""
+        return self.store.url
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def manifest(self) -> QueueManifest:
+        """The manifest as it is now."""
+        return self._cell.read()
+
+    def bounds(self) -> Bounds:
+        """The first listed and the next sequence."""
+        return edits.bounds_of(self.manifest())
+
+    def start(self) -> Cursor:
+        """The cursor before everything that is listed."""
+        return Cursor(self.log_id, self.bounds().first)
+
+    def end(self) -> Cursor:
+        """The cursor behind everything that is listed now."""
+        manifest = self.manifest()
+        return self._cursor_in(manifest, edits.bounds_of(manifest).next)
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below a sequence, with the fingerprint of the batch there if it is listed."""
+        return self._cursor_in(self.manifest(), offset)
+
+    def _cursor_in(self, manifest: QueueManifest, offset: int) -> Cursor:
+        if not edits.bounds_of(manifest).first < offset <= edits.bounds_of(manifest).next:
+            return Cursor(self.log_id, offset)
+        return Cursor(self.log_id, offset, fingerprint=edits.entries_from(manifest, offset - 1)[0].fingerprint)
+
+    def position_of(self, start: Start) -> int:
+        """The sequence at which a newcomer begins that asks for this.
+
+        The manifest does not say when a batch was listed: of a time the batch's own is asked, by its metadata or name.
+        """
+        manifest = self.manifest()
+
+        def listed_since(time: int) -> int | None:
+            found = (entry.sequence for entry in manifest.entries if _time_of(entry) >= time)
+            return next(found, None)
+
+        return rules.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[QueueSpan]:
+        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
+        manifest = self.manifest()
+        bounds = edits.bounds_of(manifest)
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
+        if since.next > bounds.first:
+            check_fingerprint(since, edits.entries_from(manifest, since.next - 1)[0])
+        entries = edits.entries_from(manifest, since.next)
+        if limit.upto is not None:
+            entries = entries[: max(0, limit.upto - since.next)]
+        spans: list[QueueSpan] = []
+        total = 0
+        for span in self._sized(entries[: limit.batches][: limit.records]):
+            total += span.size
+            if spans and not limit.allows(records=0, size=total, batches=0):
+                break
+            spans.append(span)
+        return spans
+
+    def _sized(self, entries: Sequence[QueueEntry]) -> Iterator[QueueSpan]:
+        for at in range(0, len(entries), _PAGE):
+            page = entries[at : at + _PAGE]
+            sizes = self._sizes({entry.location for entry in page})
+            for entry in page:
+                yield QueueSpan(self.store, entry, sizes.get(entry.location, 0))
+
+    def _sizes(self, locations: set[str]) -> dict[str, int]:
+        """What the objects take: the manifest does not know. Names sort by time, so that one listing gives many."""
+        inside = {location for location in locations if location.startswith(f"{self.folder}/")}
+        sizes = {}
+        if inside:
+            last = max(inside)
+            for item in self.store.list(f"{self.folder}/", start_after=min(inside)[:-1]):
+                if item.path in inside:
+                    sizes[item.path] = item.size
+                if item.path >= last:
+                    break
+        for location in locations - inside:
+            first = next(iter(self.store.list(location)), None)
+            if first is not None and first.path == location:
+                sizes[location] = first.size
+        return sizes
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
+        return self._waiter.wait(self, past, timeout, self.clock)
+
+    def read(
+        self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
+        return read_between(self, since, upto, columns)
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
+        return QueueShipper(
+            self.store,
+            cell,
+            self.folder,
+            writer=writer,
+            compression=Compression.named(compression),
+            grace=self.grace,
+            clock=self.clock,
+        )
+
+    def append(
+        self,
+        batch: RecordSource,
+        *,
+        writer: WriterId,
+        number: int,
+        expect: int | None = None,
+        compression: str = "zstd",
+    ) -> Handle:
+        """Append a batch of values, whole or not at all; ``expect`` is a sequence.
+
+        The same writer and number again is a no-op as long as the batch is listed; once it was acknowledged, it is
+        not recognised. Numbers need not be in order. Timestamps are not kept: the batch's ingestion time is now.
+        """
+        if number < 0:
+            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
+        now = self.clock.now()
+        shipper = self._shipper(self._cell, writer, compression)
+        draft = shipper.new_draft()
+        draft.add(conform(batch, now=now))
+        draft.attach(MetadataRanges((0,), (now,), (b"",)))
+        return settled(ship(shipper, draft, number=number, expect=expect))
+
+    def producer(
+        self,
+        *,
+        batch_bytes: int = 64 << 20,
+        linger: float = 0.1,
+        budget: int = 256 << 20,
+        block: bool = True,
+        uploads: int = 4,
+        compression: str = "zstd",
+    ) -> Producer:
+        """A producer of values: ``produce``, or ``append`` without key, headers and operation.
+
+        It always has a new writer id: the queue does not remember the numbers of an old one.
+        """
+        writer = WriterId(self._chance.uuid())
+        return Producer(
+            self._shipper(self.new_cell(), writer, compression),
+            writer=writer,
+            number=0,
+            clock=self.clock,
+            batch_bytes=batch_bytes,
+            linger=linger,
+            budget=budget,
+            block=block,
+            uploads=uploads,
+        )
+
+    # --- the one slot ------------------------------------------------------------------------------------------
+
+    def create_slot(self, name: str, position: int) -> SlotState:
+        """Always an error: the one slot is there already, and there can be no other."""
+        rules.check_name(name)
+        if name == SLOT:
+            raise AlreadyExists(
+                f"There is a slot {name!r} already: the queue's own, which cannot be put at {position}."
+            )
+        raise InvalidInput(
+            f"A queue of version 1 has one slot, {SLOT!r}, and cannot have {name!r}: use that one, or copy the queue "
+            "into an own log with 'strandline upgrade'."
+        )
+
+    def claim_slot(self, name: str, holder: str) -> QueueSlot:
+        """Become the queue's consumer; a former one is fenced from now on.
+
+        The format does not say who holds it: that the same holder claims again is seen only by the same object.
+        """
+        _check_slot(name)
+        if not holder:
+            raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
+        if self._holders.get(holder) != self.manifest().epoch:
+            self._holders[holder] = self._cell.update(edits.claim).epoch
+        return QueueSlot(self, holder, self._holders[holder])
+
+    def reset_slot(self, name: str, position: int) -> SlotState:
+        """Put the slot ahead, which acknowledges everything below; whoever holds it is fenced. It cannot go back."""
+        _check_slot(name)
+        return _state(self._cell.update(lambda manifest: edits.reset(manifest, position)))
+
+    def drop_slot(self, name: str) -> None:
+        """Always an error: a queue without its consumer is none."""
+        _check_slot(name)
+        raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
+
+    def slots(self) -> list[SlotState]:
+        """The one slot; who holds it and when that was last seen is not known."""
+        return [_state(self.manifest())]
+
+    def floor(self) -> int | None:
+        """The first sequence that is not acknowledged."""
+        return edits.first_listed(self.manifest())
+
+    def acknowledge(self, through: int, *, epoch: int) -> None:
+        """Durably drop everything through a batch; ``Fenced`` unless this is the epoch of the last claim."""
+        self._cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=through))
+
+    # --- collecting --------------------------------------------------------------------------------------------
+
+    def collector(self, *, remember: bool) -> QueueCollector:
+        """What collects the queue; with ``remember``, over several rounds."""
+        return QueueCollector(
+            self.store,
+            manifest=self.manifest_path,
+            folder=self.folder,
+            grace=self.grace,
+            clock=self.clock,
+            remember=remember,
+        )
+
+    def collect(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
+        """Delete, in one round, what is not listed and older than the grace period; see :mod:`.collect`.
+
+        It has no memory: a batch that was acknowledged just now goes at once if its object is old enough.
+        """
+        return self.collector(remember=False).run(dry_run=dry_run, on_progress=on_progress)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlot:
+    """The claimed slot of a queue; see :class:`~strandline.log.contract.Slot`. Advancing acknowledges."""
+
+    log: QueueLog
+    holder: str
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """The slot's name."""
+        return SLOT
+
+    def state(self) -> SlotState:
+        """What is stored now."""
+        return self.log.slots()[0]
+
+    def advance(self, to: Cursor) -> None:
+        """Durably acknowledge everything below a cursor."""
+        rules.check_cursor(to, Cursor(self.log.log_id, 0), Bounds(0, self.log.bounds().next))
+        if to.next:
+            self.log.acknowledge(to.next - 1, epoch=self.epoch)
+        else:
+            self.touch()
+
+    def touch(self) -> None:
+        """Check that nobody else has claimed the queue; there is no room to say that this one is alive."""
+        edits.check_epoch(self.log.manifest(), self.epoch)
+
+
+def _check_slot(name: str) -> None:
+    if rules.check_name(name) != SLOT:
+        raise NotFound(f"A queue of version 1 has one slot, {SLOT!r}, and no {name!r}.")
+
+
+def _state(manifest: QueueManifest) -> SlotState:
+    return SlotState(SLOT, edits.first_listed(manifest), holder=None, epoch=manifest.epoch, last_seen=0)
+
+
+def _time_of(entry: QueueEntry) -> int:
+    times = MetadataRanges.of(entry.metadata).times
+    return max(times) if times else time_of(entry.location) or 0
+
+
+def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> QueueLog:
+    return QueueLog(store, manifest, data, grace=grace)

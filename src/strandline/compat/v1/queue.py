@@ -1,0 +1,104 @@
+"""The consumer's side of a queue of version 1."""
+
+from __future__ import annotations
+
+from strandline.compat.v1 import edits
+from strandline.compat.v1.log import SLOT, QueueLog
+from strandline.compat.v1.span import QueueFetcher
+from strandline.errors import InvalidInput
+from strandline.log.queue.contract import Look, Writes
+from strandline.log.queue.dead_letters import keep_letter
+from strandline.log.queue.history import GivenBatches
+from strandline.model.queue import Descriptor, QueueEntry, QueueManifest
+
+
+class V1Queue:
+    """A queue of version 1 as the queue face needs it; see :class:`~strandline.log.queue.contract.Queue`.
+
+    Dead letters go to ``<data>-dead/``, beside the data folder, where no collector looks.
+    """
+
+    def __init__(self, log: QueueLog) -> None:
+        """Consume this queue; nothing is read or written yet."""
+        self._log = log
+        self._cell = log.new_cell()
+        self._collector = log.collector(remember=True)
+        self._fetcher = QueueFetcher(log.store)
+        self._epoch: int | None = None
+        self._given = GivenBatches()
+
+    def __repr__(self) -> str:
+        return f"V1Queue({self._log!r})"
+
+    @property
+    def url(self) -> str:
+        """Where the queue is."""
+        return self._log.url
+
+    @property
+    def slot(self) -> str:
+        """The name of its one slot."""
+        return SLOT
+
+    def claim(self, holder: str, last_acked: int | None) -> int:
+        """Become the only consumer; returns the sequence that is to be acknowledged next.
+
+        The format has no room for the holder: each claim is a new one and raises the epoch. Without ``last_acked`` the
+        first listed batch is next, whatever its number. A ``last_acked`` ahead of an *empty* queue is taken as it is.
+        """
+        if not holder:
+            raise InvalidInput("A consumer needs a name that is unique to it while it runs.")
+        if last_acked is not None and last_acked < 0:
+            raise InvalidInput(f"last_acked={last_acked} is no batch; None starts at the first that is listed.")
+        manifest = self._cell.update(lambda found: edits.claim(found, last_acked))
+        self._epoch = manifest.epoch
+        return edits.first_listed(manifest) if last_acked is None else last_acked + 1
+
+    def _read(self) -> QueueManifest:
+        manifest = self._cell.read()
+        if self._epoch is not None:
+            edits.check_epoch(manifest, self._epoch)
+        self._given.check(self.url, manifest.next_sequence, lambda sequence: edits.entry_at(manifest, sequence))
+        return manifest
+
+    def look(self, since: int, limit: int | None = None) -> Look:
+        """Consecutive listed batches from a sequence on; ``Fenced``, ``CursorExpired``."""
+        manifest = self._read()
+        found = edits.entries_from(manifest, since)[:limit]
+        self._given.note(found)
+        return Look(found, len(manifest.entries))
+
+    def between(self, first: int, last: int) -> tuple[QueueEntry, ...]:
+        """The listed batches with sequences ``first`` through ``last``; ``Fenced``, ``CursorExpired``."""
+        return edits.entries_from(self._read(), first)[: max(0, last + 1 - first)]
+
+    def acknowledge(self, through: Descriptor) -> None:
+        """Durably drop everything through this batch from the manifest; ``Diverged`` if another has its place."""
+        if self._epoch is None:
+            raise InvalidInput("Only who has claimed the queue may acknowledge.")
+        epoch = self._epoch
+        self._cell.update(
+            lambda found: edits.acknowledge(found, epoch=epoch, through=through.sequence, location=through.location),
+            role="consumer",
+        )
+
+    def fetcher(self) -> QueueFetcher:
+        """What reads the batches."""
+        return self._fetcher
+
+    def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
+        """Durably keep a batch that cannot be read; returns where. ``Fenced``."""
+        self._read()  # a batch may be missing because someone newer is past it: that is no poison
+        folder, now = f"{self._log.folder}-dead", self._log.clock.now()
+        return keep_letter(self._log.store, folder, self._fetcher, descriptor, reason=reason, now=now)
+
+    def collect(self, pause: float = 0.0) -> None:
+        """One round of garbage collection; only what was unlisted for a grace period before its eyes goes."""
+        self._collector.run()
+
+    def heartbeat(self) -> None:
+        """Nothing: such a queue has no limit."""
+
+    def writes(self) -> Writes:
+        """Conditional writes so far."""
+        return self._cell.writes()

@@ -1,0 +1,199 @@
+"""Copying a queue of version 1 into an own log: once, whatever happens meanwhile and however often it is begun."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.compat.v1 import edits
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.span import QueueSpan
+from strandline.errors import (
+    Contended,
+    CursorExpired,
+    Diverged,
+    ExpectationFailed,
+    NotFound,
+    OutcomeUnknown,
+)
+from strandline.formats.arrow.block import Compression
+from strandline.log.fetch import fetch_in_order
+from strandline.log.object.head.index import StoredChunks, entries_from
+from strandline.log.object.log import ObjectLog
+from strandline.log.object.produce.upload import Lister, ObjectShipper
+from strandline.model.cursor import Limit
+from strandline.model.head import Head, MetadataRanges, WriterId
+from strandline.model.queue import QueueManifest
+from strandline.model.records import RECORD_SCHEMA
+from strandline.storage.clock import CHANCE, Chance
+
+_AHEAD: Final = 64
+"""How many batches are planned at a time."""
+
+_TRIES: Final = 64
+"""How often a batch is tried again because others have appended to the target meanwhile."""
+
+_SEQUENCES: Final = (1 << 62) - 1
+_VARIANT: Final = 1 << 63
+_VERSION: Final = 0x80
+_MAX_TIME: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeProgress:
+    """How far a copy is: ``next`` of ``end`` is the batch of the queue that comes next.
+
+    ``copied`` and ``records`` are what this run appended. ``missed`` batches were acknowledged by the queue's consumer,
+    and so were gone, before anyone could copy them; ``empty`` ones held no record.
+    """
+
+    next: int
+    end: int
+    copied: int = 0
+    records: int = 0
+    missed: int = 0
+    empty: int = 0
+
+
+def upgrade(
+    queue: QueueLog,
+    target: ObjectLog,
+    *,
+    acknowledge: bool = False,
+    compression: str = "lz4",
+    on_progress: Callable[[UpgradeProgress], None] = lambda _: None,
+    chance: Chance = CHANCE,
+) -> UpgradeProgress:
+    """Copy every batch that the queue lists now into the target, each once and in order, with its metadata.
+
+    A batch of the queue becomes one of the target. Killed at any moment and begun again, it goes on behind the last
+    batch that is in the target; several at once do no harm, nor do others that append to the target. How far it is
+    stands in the target alone. What the queue's consumer acknowledged before it was copied is gone, and counted.
+
+    Nothing is claimed or acknowledged on the queue, unless ``acknowledge`` asks for it: then, when all is durable in
+    the target, the queue is claimed, which fences its consumer, and what was copied is acknowledged.
+
+    ``CorruptData`` or ``NotFound`` naming a batch that cannot be read: it ends there. ``Diverged`` if the target has
+    batches that the queue never had, ``OutcomeUnknown`` if it no longer knows how far an earlier copy came.
+    """
+    copy = _Copy(queue, target, Compression.named(compression), chance)
+    bounds = queue.bounds()
+    done = copy.position(target.head())
+    if done is not None and done >= bounds.next:
+        raise Diverged(
+            f"{target.url} holds copies through batch {done}, and {queue.url} ends at {bounds.next}: the queue was "
+            "replaced. Copy it into another log."
+        )
+    progress = UpgradeProgress(bounds.first if done is None else done + 1, bounds.next)
+    while progress.next < progress.end:
+        progress = _round(queue, copy, progress, on_progress)
+    if acknowledge and progress.end:
+        queue.new_cell().update(lambda manifest: _acknowledged(manifest, progress.end - 1))
+    return progress
+
+
+def _round(
+    queue: QueueLog, copy: _Copy, progress: UpgradeProgress, on_progress: Callable[[UpgradeProgress], None]
+) -> UpgradeProgress:
+    first = queue.bounds().first
+    if first > progress.next:
+        here = min(first, progress.end)
+        return replace(progress, next=here, missed=progress.missed + here - progress.next)
+    try:
+        spans = queue.plan(queue.start().at(progress.next), Limit(batches=_AHEAD, upto=progress.end))
+        for span, batches in fetch_in_order(spans):
+            appended = copy.append(span, batches)
+            progress = replace(
+                progress,
+                next=span.next,
+                copied=progress.copied + appended,
+                records=progress.records + (sum(batch.num_rows for batch in batches) if appended else 0),
+                empty=progress.empty + (not batches),
+            )
+            on_progress(progress)
+    except CursorExpired:
+        return progress  # acknowledged since we looked: the next round counts it as missed
+    except NotFound:
+        if queue.bounds().first <= progress.next:
+            raise
+    return progress
+
+
+def _acknowledged(manifest: QueueManifest, through: int) -> QueueManifest:
+    return manifest if edits.first_listed(manifest) > through else edits.claim(manifest, through)
+
+
+class _Copy:
+    """The appending side. Each batch has a writer and number that say which batch of which queue it is.
+
+    The writer's id holds the sequence that its number 0 stands for; a hole in the sequences begins a new writer. And
+    each append expects the target to end where it ended when we looked which batch came last: so two that copy at the
+    same time, and have seen different holes, cannot both append one batch.
+    """
+
+    def __init__(self, queue: QueueLog, target: ObjectLog, compression: Compression, chance: Chance) -> None:
+        self._target = target
+        self._compression = compression
+        self._lister = Lister(target.store, target.log_id, clock=target.clock, chance=chance)
+        digest = bytearray(hashlib.blake2b(queue.log_id.bytes + target.log_id.bytes, digest_size=8).digest())
+        digest[6] = _VERSION | digest[6] & 0x0F  # no random id has this version
+        self._mark = bytes(digest)
+
+    def _writer(self, first: int) -> WriterId:
+        return WriterId(UUID(bytes=self._mark + (_VARIANT | first).to_bytes(8, "big")))
+
+    def _sequence(self, writer: WriterId, number: int) -> int | None:
+        """Which batch of the queue this is, if it is one."""
+        if writer.bytes[:8] != self._mark:
+            return None
+        return (int.from_bytes(writer.bytes[8:], "big") & _SEQUENCES) + number
+
+    def position(self, head: Head) -> int | None:
+        """The last batch of the queue that is in the target; None if none is."""
+        known = [self._sequence(writer, last.number) for writer, last in head.writers.items()]
+        if not any(sequence is not None for sequence in known) and head.writers_floor:
+            # The head has forgotten some writers, perhaps ours: then what is listed tells.
+            entries = entries_from(head, head.floor, StoredChunks(self._target.store))
+            known = [self._sequence(entry.writer, entry.number) for entry in entries]
+            if not any(sequence is not None for sequence in known) and head.floor:
+                raise OutcomeUnknown(
+                    f"{self._target.url} has forgotten its oldest writers and its oldest batches: whether the queue "
+                    "was copied into it before cannot be known. Copy it into another log."
+                )
+        return max((sequence for sequence in known if sequence is not None), default=None)
+
+    def append(self, span: QueueSpan, batches: list[pa.RecordBatch]) -> bool:
+        """Append one batch of the queue, unless it is there; returns whether it was not."""
+        if not batches:
+            return False
+        sequence = span.entry.sequence
+        records = [batch.select(RECORD_SCHEMA.names) for batch in batches]
+        for _ in range(_TRIES):
+            head = self._target.head()
+            last = self.position(head)
+            if last is not None and sequence <= last:
+                return False
+            writer, number = self._next(head, sequence)
+            shipper = ObjectShipper(self._lister, writer=writer, born=head.next_sequence, compression=self._compression)
+            draft = shipper.new_draft()
+            draft.add(records)
+            ranges = MetadataRanges.of(span.entry.metadata)
+            times = tuple(max(-_MAX_TIME - 1, min(time, _MAX_TIME)) for time in ranges.times)
+            draft.attach(replace(ranges, times=times))
+            try:
+                shipper.enlist([shipper.upload(shipper.seal(draft, number=number, expect=head.next_offset))])
+            except ExpectationFailed:
+                continue
+            return True
+        raise Contended(f"{self._target.url} was appended to by others at each of {_TRIES} tries. Try again.")
+
+    def _next(self, head: Head, sequence: int) -> tuple[WriterId, int]:
+        for writer, last in head.writers.items():
+            if self._sequence(writer, last.number) == sequence - 1:
+                return writer, last.number + 1
+        return self._writer(sequence), 0

@@ -1,1 +1,0 @@
-"""Keyed values that can be watched: the contract, and its backends."""

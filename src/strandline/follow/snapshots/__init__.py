@@ -1,1 +1,0 @@
-"""Snapshots: sealed folders, their publication in an object store, and newcomers made of them."""

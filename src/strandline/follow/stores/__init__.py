@@ -1,1 +1,0 @@
-"""Folds that can be read: sinks that keep keyed state in step with a stream of changes."""

@@ -1,0 +1,277 @@
+"""The writing side of one follower: its sink, and the slot that follows the sink."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import (
+    AlreadyExists,
+    CursorExpired,
+    Diverged,
+    Fenced,
+    InvalidInput,
+    NotFound,
+    StrandlineError,
+)
+from strandline.log.contract import READING, SLOTS, Log, Slot, require
+from strandline.log.heartbeat import NewcomerSlots, SlotToucher
+from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import RestorableSink, Sink
+from strandline.model.slots import SlotState
+
+_LOGGER: Final = logging.getLogger(__name__)
+_TAKEOVERS: Final = 3
+
+
+def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> Committer:
+    """Where a follower starts, and what it writes to: what every follower does first, with Spark or without.
+
+    It starts at the sink's own cursor, or for a newcomer where it asks to. The slot pins that before anything is read.
+    A newcomer's sink is created, and a new slot claimed, with the first range that is stored; if there is nothing to
+    store yet, at once, so that its start is remembered.
+    """
+    require(log, "followed", *READING, *(() if slot is None else SLOTS))
+    cursor = _resumed(log, sink, repair=repair)
+    is_new = cursor is None
+    if cursor is None:
+        offset = log.position_of(start)
+        cursor = start if isinstance(start, Cursor) else log.cursor_at(offset)
+    waiting = _planned(log, cursor, is_all_wanted=is_new and start == "beginning")
+    committer = Committer(log, sink, cursor, is_new=is_new)
+    if slot is not None:
+        committer.attach(slot, holder, is_rebuild=cursor.next == 0 or start == "retained")
+    if not waiting:
+        with committer.abandoned_on_error():
+            committer.settle()
+    return committer
+
+
+def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]:
+    """What is there to store; refuses a cursor that this log cannot serve."""
+    try:
+        return log.plan(cursor, Limit(batches=1))
+    except CursorExpired as error:
+        if not is_all_wanted:
+            raise
+        raise CursorExpired(
+            f"The beginning of log {log.log_id} was trimmed, so that not all of it can be followed any more: bootstrap "
+            "from a snapshot, or take what there is with start='retained'. What keeps one state per key then lacks the "
+            f"keys that were not written since. ({error})"
+        ) from error
+
+
+def _resumed(log: Log, sink: Sink, *, repair: bool) -> Cursor | None:
+    if isinstance(sink, RestorableSink):
+        return sink.repair(log.log_id, lambda cursor: _serves(log, cursor)) if repair else sink.resume(log.log_id)
+    if repair:
+        raise InvalidInput(f"{sink!r} has no earlier versions, so that repair=True means nothing for it.")
+    return sink.cursor(log.log_id)
+
+
+def _serves(log: Log, cursor: Cursor) -> bool:
+    try:
+        log.plan(cursor, Limit(batches=1))
+    except (CursorExpired, Diverged):
+        return False
+    return True
+
+
+class Committer:
+    """A follower's sink and slot in one: what is stored moves the slot, and nothing else does.
+
+    A follower that is refused before it has stored anything leaves nothing behind: a newcomer's slot is claimed by its
+    first successful apply, and :meth:`abandon` takes back one that was created for it. So a slot that has a holder says
+    that a sink was there.
+    """
+
+    def __init__(self, log: Log, sink: Sink, start: Cursor, *, is_new: bool) -> None:
+        """Use :func:`begin`."""
+        self.start = start
+        self._log = log
+        self._sink = sink
+        self._has_stored = not is_new
+        self._slot: Slot | None = None
+        self._unclaimed: SlotState | None = None
+        self._holder = ""
+        self._undo: Callable[[], object] | None = None
+
+    # --- the slot ----------------------------------------------------------------------------------------------
+
+    def attach(self, name: str, holder: str, *, is_rebuild: bool) -> None:
+        """Pin what is still needed. A sink that has stored something claims the slot now, a newcomer later.
+
+        ``Diverged`` for a newcomer that would begin in the middle where the slot says that a sink was there before.
+        """
+        self._holder = holder
+        known = self._state(name)
+        if known is None:
+            with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+                created = self._created(name)
+                if not self._has_stored:
+                    self._unclaimed, self._undo = created, lambda: self._log.drop_slot(name)
+                    return
+        elif not self._has_stored:
+            if known.holder is not None:
+                self._check_rebuild(known, is_rebuild=is_rebuild)
+            elif known.pins:
+                self._unclaimed = self._moved_back(known)
+                return
+        self._slot = self._taken(name)
+        self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
+
+    def _created(self, name: str) -> SlotState:
+        if not self._has_stored and isinstance(self._log, NewcomerSlots):
+            return self._log.create_newcomer_slot(name, self.start.next)
+        return self._log.create_slot(name, self.start.next)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether its slot was made for it and goes, unless it is seen, since nothing is stored yet."""
+        unclaimed = self._unclaimed
+        return unclaimed is not None and unclaimed.expires is not None
+
+    def _state(self, name: str) -> SlotState | None:
+        return next((state for state in self._log.slots() if state.name == name), None)
+
+    def _check_rebuild(self, known: SlotState, *, is_rebuild: bool) -> None:
+        if not is_rebuild:
+            raise Diverged(
+                f"Slot {known.name!r} was held by {known.holder!r} at offset {known.position}, and there is nothing at "
+                f"{self._sink!r}: it was removed, or is elsewhere, and a start at offset {self.start.next} would leave "
+                "out what it held. Put it back, or start at the beginning; to begin anew all the same, drop the slot "
+                "first."
+            )
+        _LOGGER.warning(
+            "Slot %r was held by %r at offset %d, and there is nothing at %r: it is built again from offset %d on.",
+            *(known.name, known.holder, known.position, self._sink, self.start.next),
+        )
+
+    def _moved_back(self, known: SlotState) -> SlotState:
+        if known.position <= self.start.next:
+            return known
+        self._undo = lambda: self._log.reset_slot(known.name, known.position)
+        return self._log.reset_slot(known.name, self.start.next)
+
+    def _taken(self, name: str) -> Slot:
+        claimed = self._log.claim_slot(name, self._holder)
+        before = claimed.state().position
+        if before > self.start.next:
+            # The sink was rebuilt, and needs again what its slot had let go of: pin that before it is read.
+            self._log.reset_slot(name, self.start.next)
+            if not self._has_stored:
+                self._undo = lambda: self._log.reset_slot(name, before)
+            claimed = self._log.claim_slot(name, self._holder)
+        return claimed
+
+    def check_holder(self) -> None:
+        """``Fenced`` if someone else has claimed the slot since."""
+        state, mine = self._claim()
+        if state is not None and state.epoch != mine:
+            raise Fenced(
+                f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this follower had epoch "
+                f"{mine} and stops. It changed nothing."
+            )
+
+    def _claim(self) -> tuple[SlotState | None, int]:
+        """The slot as it is now, and the epoch that it has if nobody else has claimed it."""
+        if self._slot is not None:
+            return self._slot.state(), self._slot.epoch
+        if self._unclaimed is None:
+            return None, 0
+        state = self._state(self._unclaimed.name)
+        return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
+
+    # --- a sink ------------------------------------------------------------------------------------------------
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far the sink has got, by its own word; ``Diverged`` if it was there and is gone."""
+        stored = self._sink.cursor(log_id)
+        if stored is None and self._has_stored:
+            raise Diverged(
+                f"{self._sink!r} was removed while it was followed: put it back, or start the follower again, which "
+                "builds it from the log's beginning."
+            )
+        return stored
+
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+        """Store the range with its cursor; see :class:`~strandline.model.sink.Sink`."""
+        if not self._has_stored:
+            self.check_holder()
+        self._apply(records, since, upto)
+        if self._has_stored:
+            return
+        self._has_stored, self._undo = True, None
+        if self._unclaimed is not None:
+            self.check_holder()
+            claimed = self._log.claim_slot(self._unclaimed.name, self._holder)
+            if claimed.epoch != self._unclaimed.epoch + 1:
+                raise Fenced(
+                    f"Another follower claimed slot {self._unclaimed.name!r} at the same time; this one stops."
+                )
+            self._slot, self._unclaimed = claimed, None
+
+    def _apply(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
+        for attempt in range(_TAKEOVERS):
+            try:
+                self._sink.apply(records, since=since, upto=upto)
+            except Fenced:
+                # A follower that was replaced had a commit under way. The slot says who is the newer one, and the sink
+                # drops what it has by now.
+                if self._slot is None or attempt + 1 == _TAKEOVERS or self._slot.state().epoch != self._slot.epoch:
+                    raise
+            else:
+                return
+
+    def settle(self) -> None:
+        """Let a newcomer that found nothing to store remember where it starts."""
+        if not self._has_stored:
+            self.apply(READ_SCHEMA.empty_table(), since=self.start, upto=self.start)
+            self.advance(self.start)
+
+    # --- a position --------------------------------------------------------------------------------------------
+
+    def advance(self, to: Cursor) -> None:
+        """Move the slot, if there is one, up to what the sink has stored."""
+        if self._slot is not None:
+            self._slot.advance(to)
+
+    def touch(self) -> None:
+        """Say that the follower is alive although it has nothing to store, or is busy; safe in another thread."""
+        slot, unclaimed = self._slot, self._unclaimed
+        if slot is not None:
+            slot.touch()
+        elif unclaimed is not None and isinstance(self._log, SlotToucher):
+            with contextlib.suppress(Fenced, NotFound):  # claimed by now: who claims is seen
+                self._log.touch_slot(unclaimed.name, unclaimed.epoch)
+
+    # --- refused -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def abandoned_on_error(self) -> Iterator[None]:
+        """Abandon it if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Put the slot back as it was, if nothing was stored: a slot that nobody needs would pin what is retained."""
+        undo, self._undo = self._undo, None
+        if self._has_stored or undo is None:
+            return
+        try:
+            state, mine = self._claim()
+            if state is not None and state.epoch != mine:
+                return  # it is another follower's by now
+            if self._sink.cursor(self._log.log_id) is None:  # else a store failed after it had landed
+                undo()
+        except StrandlineError as error:
+            _LOGGER.warning("The slot of a follower that stored nothing stays as it is: %s", error)

@@ -1,0 +1,1 @@
+"""The queue consumer: takes batches in order, hands them out, and acknowledges them durably."""

@@ -1,0 +1,88 @@
+"""A batch as the queue face gives it, and the handle that reads batches anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, NotFound
+from strandline.log.queue.contract import Fetcher
+from strandline.model.head import MetadataRange
+from strandline.model.queue import Descriptor
+from strandline.model.records import READ_SCHEMA
+
+
+@dataclass(frozen=True)
+class ConsumedBatch:
+    """One batch, read and checked. Equal descriptors give equal batches; picklable."""
+
+    descriptor: Descriptor
+    """What it was fetched by."""
+    batches: tuple[pa.RecordBatch, ...]
+    """Its records with their offsets, as they were decoded."""
+
+    @property
+    def sequence(self) -> int:
+        """Its place in the order of listing: what is acknowledged."""
+        return self.descriptor.sequence
+
+    @property
+    def location(self) -> str:
+        """The path of its object in the store."""
+        return self.descriptor.location
+
+    @property
+    def metadata(self) -> tuple[MetadataRange, ...]:
+        """What each ``produce`` call attached: first record, ingestion time in microseconds, payload."""
+        return tuple(self.descriptor.metadata)
+
+    @cached_property
+    def records(self) -> pa.Table:
+        """All records, with the columns of ``READ_SCHEMA``; copies nothing."""
+        return pa.Table.from_batches(self.batches, READ_SCHEMA)
+
+    @cached_property
+    def entries(self) -> list[bytes | None]:
+        """The value of each record, worked out when asked for; None for a record that has none."""
+        values: list[bytes | None] = self.records["value"].to_pylist()
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHandle:
+    """Reads batches by their descriptors, independently of the consumer that handed them out.
+
+    Picklable and stateless: for threads, other processes and Spark executors. It moves no cursor and acknowledges
+    nothing, and works as long as the objects exist.
+    """
+
+    fetcher: Fetcher
+
+    def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
+        """The batch; ``CorruptData`` or ``NotFound`` naming its object."""
+        return ConsumedBatch(descriptor, tuple(self.fetcher.fetch(descriptor)))
+
+
+@dataclass(slots=True)
+class Piece:
+    """One batch of the read-ahead; that it cannot be read comes up only in its turn."""
+
+    descriptor: Descriptor
+    fetcher: Fetcher
+    poison: CorruptData | NotFound | None = None
+
+    @property
+    def size(self) -> int:
+        """The stored bytes, or 0 if the queue does not know."""
+        size: int = getattr(self.descriptor, "size", 0)
+        return size
+
+    def fetch(self, columns: object = None) -> list[pa.RecordBatch]:
+        """The batch, or nothing and the reason why."""
+        try:
+            return self.fetcher.fetch(self.descriptor)
+        except (CorruptData, NotFound) as error:
+            self.poison = error
+            return []

@@ -1,0 +1,520 @@
+"""The queue face: one consumer takes batches in order, hands them out, and acknowledges them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Final, Literal, Self
+
+from strandline.errors import (
+    ConsumerClosed,
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    StrandlineError,
+    TooManyDeadLetters,
+)
+from strandline.followers.consumer.background_gc import Collector
+from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle, Piece
+from strandline.followers.consumer.metrics import Gauges
+from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
+from strandline.followers.consumer.progress import Progress, Step
+from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
+from strandline.model.cursor import Start
+from strandline.model.queue import Descriptor
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+_LOOKED_UP: Final = 64
+"""How many descriptors the read-ahead iterator asks for at a time."""
+
+OnPoison = Literal["raise", "dead-letter"]
+
+
+def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
+    """Whether the result of this call goes straight into a future of asyncio, which drops it when it is cancelled.
+
+    A function of the caller's own that runs in asyncio's executor is none of this: it has the batch in its hands.
+    """
+    caller = None if frame is None else frame.f_back
+    if caller is None or caller.f_globals.get("__name__") != "concurrent.futures.thread":
+        return False
+    return threading.current_thread().name.startswith("asyncio_")
+
+
+@bound_to_process(own=("next_batch",))
+class Consumer:
+    """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
+
+    Opening claims the slot (of an own log it is created if there is none) and fences whoever had it: a fenced consumer
+    gets ``Fenced`` at its next look at the queue, durable acknowledgement or :meth:`flush`, and changes nothing. What
+    it was handed out before can still be fetched while the objects exist.
+
+    Batches are read in order and acknowledged in order, and reading may run ahead. An acknowledgement is durable after
+    every ``ack_every`` of them and after :meth:`flush` or :meth:`close`. Whatever dies, the next consumer begins right
+    behind what was acknowledged durably: nothing that was not is skipped, nothing that was comes again.
+
+    Safe in threads: reading is one at a time, acknowledging too, and neither waits for the other. To read in parallel
+    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. In asyncio: ``async with``, ``async
+    for batch in consumer``, or ``await consumer.next_batch_async()``, which may be cancelled at any time.
+
+    >>> import strandline as sl
+    >>> log = sl.open("memory://doctest-consumer", create=True)
+    >>> with log.producer() as producer:
+    ...     handle = producer.produce([b"one", b"two"], metadata=b"from here")
+    >>> with Consumer(log) as consumer:
+    ...     batch = consumer.next_batch()
+    ...     print(batch.entries, [item.payload for item in batch.metadata])
+    ...     consumer.ack(batch.sequence)
+    [b'one', b'two'] [b'from here']
+    >>> with Consumer(log) as consumer:
+    ...     print(consumer.next_batch())
+    None
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        slot: str = DEFAULT_SLOT,
+        last_acked: int | None = None,
+        start: Start = "retained",
+        holder: str | None = None,
+        ack_every: int = 100,
+        on_poison: OnPoison = "raise",
+        dead_letter_limit: int = 16,
+        collect_every: float | None = 300.0,
+        format: Format | None = None,  # noqa: A002 - as in open
+        manifest: str = "ingest/manifest",
+        data: str = "ingest",
+        options: Mapping[str, str] | None = None,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> None:
+        """Claim the slot; durable when it returns.
+
+        Args:
+            place: An address, an opened log, or a queue.
+            slot: The slot's name; a queue of version 1 has only its own.
+            last_acked: Acknowledge everything through this batch and start behind it, which may be back. None starts
+                at the slot's position.
+            start: Where a slot that does not exist yet begins: with what is ``"retained"``, at the ``"beginning"``
+                (``CursorExpired`` if that was trimmed), at ``"now"``, an offset, a time or a cursor. An existing one
+                stays where it is.
+            holder: A name that is unique to this running consumer; by default a new one. The same holder again is not
+                a new one, and so fences nobody.
+            ack_every: After so many acknowledgements they are made durable.
+            on_poison: What to do about a batch whose object is damaged or missing: ``"raise"``, which leaves the
+                cursor before it, or ``"dead-letter"``, which keeps what there is of it aside and goes on.
+            dead_letter_limit: How many batches this consumer may set aside before it raises after all.
+            collect_every: Seconds between trimming and collecting in the background; None leaves that to others.
+            format: ``"queue-v1"`` for a queue of version 1.
+            manifest: Where a queue of version 1 has its manifest.
+            data: Where a queue of version 1 has its batches.
+            options: Settings of the store, as for ``open``.
+            clock: Time.
+            chance: Where the holder's name comes from.
+
+        Raises:
+            SlotInvalid: The slot was invalidated; only a reset makes it valid again.
+            InvalidInput: ``last_acked`` is not listed yet, or an option can never work.
+            CursorExpired: What comes after ``last_acked`` is gone.
+        """
+        if on_poison not in ("raise", "dead-letter"):
+            raise InvalidInput(f"on_poison is 'raise' or 'dead-letter', not {on_poison!r}.")
+        if last_acked is not None and last_acked < 0:
+            raise InvalidInput(f"last_acked={last_acked} is no batch; None starts at the slot's position.")
+        if collect_every is not None and collect_every <= 0:
+            raise InvalidInput(f"collect_every={collect_every} is no time between two rounds; None switches them off.")
+        Progress(0, ack_every=ack_every)  # refuses what it cannot do before anything is claimed
+        self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
+        """Who holds the slot."""
+        self._queue = queue_at(
+            place,
+            slot=slot,
+            start=start,
+            format=format,
+            manifest=manifest,
+            data=data,
+            options=options,
+            clock=clock,
+            chance=chance,
+        )
+        self._clock = clock
+        self._sets_aside = on_poison == "dead-letter"
+        self._dead_letter_limit = dead_letter_limit
+        self._reading = threading.Lock()  # around the read cursor, with its I/O
+        self._acking = threading.Lock()  # around acknowledgements, with theirs
+        self._state = threading.Lock()  # around the numbers below; never with I/O
+        self._progress = Progress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
+        self._fetcher = self._queue.fetcher()
+        self._gauges = Gauges(self._queue.url, self._queue.slot)
+        self._closed = False
+        with contextlib.suppress(StrandlineError):  # the first call that needs it says so
+            self._look(0)  # how much there is to do is known from the beginning
+        self._collector: Collector | None = None
+        if collect_every is not None:
+            # Where many consume one log, the first of them to wake up does it for all.
+            collect = partial(self._queue.collect, collect_every / 2)
+            self._collector = Collector(collect, every=collect_every, clock=clock, name=self._queue.url)
+            dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
+            call_in_child(self, lambda _: dropped.detach())
+        self._heartbeat = self._queue.heartbeat()
+        if self._heartbeat is not None:
+            silenced = weakref.finalize(self, self._heartbeat.start().halt)
+            call_in_child(self, lambda _: silenced.detach())
+        self._origin = Origin(f"The consumer of {self._queue.url}", self)
+
+    def __repr__(self) -> str:
+        return f"Consumer({self._queue.url!r}, holder={self.holder!r})"
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def next_batch(self) -> ConsumedBatch | None:
+        """The next batch behind the read cursor, or None if there is none now.
+
+        The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
+        ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, nobody would have the
+        batch, and :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
+        """
+        self._origin.check()
+        if _is_handed_to_asyncio(inspect.currentframe()):
+            raise InvalidInput(
+                "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "
+                "acknowledged unseen; nothing was taken: use `await consumer.next_batch_async()`."
+            )
+        batch = None
+        try:
+            with self._reading:
+                batch = self._fetch_next()
+                if batch is not None:
+                    self._hand_out([batch.descriptor])
+                return batch
+        except BaseException:
+            if batch is not None:  # interrupted before the caller had it: it must not be acknowledged unseen
+                self._take_back(batch.descriptor)
+            raise
+
+    async def next_batch_async(self) -> ConsumedBatch | None:
+        """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
+
+        The batch is read in another thread, and handed out only when the caller is given it.
+        """
+        while (batch := await asyncio.to_thread(self._peek)) is not None:
+            is_next = False
+            try:
+                with self._state:
+                    is_next = batch.sequence == self._progress.read  # else another call was faster
+                    if is_next:
+                        self._progress.hand_out([batch.descriptor])
+                        return batch
+            except BaseException:
+                if is_next:  # a signal came before the caller had it
+                    self._take_back(batch.descriptor)
+                raise
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ConsumedBatch:
+        batch = await self.next_batch_async()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    def _peek(self) -> ConsumedBatch | None:
+        self._origin.check()
+        with self._reading:
+            return self._fetch_next()
+
+    def _fetch_next(self) -> ConsumedBatch | None:
+        """Read the batch behind the read cursor, which stays; what cannot be read is set aside or raised."""
+        while found := self._look(1):
+            (descriptor,) = found
+            try:
+                return self.fetch_descriptor(descriptor)
+            except (CorruptData, NotFound) as error:
+                self._set_poison_aside(descriptor, error)
+        return None
+
+    def _take_back(self, descriptor: Descriptor) -> None:
+        with self._reading, self._state:
+            self._progress.take_back(descriptor)
+
+    def next_descriptors(self, max: int) -> list[Descriptor]:  # noqa: A002 - its public name
+        """Up to ``max`` consecutive descriptors behind the read cursor, which moves past them; no data is read.
+
+        What becomes of them is the caller's business: those that get lost are handed out again only to a new consumer.
+        """
+        self._check_open()
+        if max < 0:
+            raise InvalidInput(f"{max} descriptors cannot be handed out.")
+        if max == 0:
+            return []
+        with self._reading:
+            found = self._look(max)
+            self._gauges.handed_out(len(found))
+            self._hand_out(found)
+            return found
+
+    def descriptors_between(self, first: int, last: int) -> list[Descriptor]:
+        """The listed batches ``first`` through ``last``, to read them again; moves nothing.
+
+        ``CursorExpired`` if some of them are gone.
+        """
+        self._check_open()
+        if not 0 <= first <= last:
+            raise InvalidInput(f"There are no batches from {first} through {last}.")
+        return list(self._queue.between(first, last))
+
+    def fetch_handle(self) -> FetchHandle:
+        """What reads batches by their descriptors, anywhere; this consumer can go on meanwhile."""
+        return FetchHandle(self._fetcher)
+
+    def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
+        """Read a batch; moves no cursor, but keeps :attr:`lag`. ``CorruptData`` or ``NotFound`` naming its object."""
+        batch = self.fetch_handle().fetch(descriptor)
+        self._gauges.fetched(descriptor, self._clock.now())
+        return batch
+
+    def batches(self, *, parallel: int = 4, ahead: int = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
+        """All batches behind the read cursor, in order, until there are no more; then it can be called again.
+
+        Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are not
+        known, only the number counts. The read cursor moves as batches are given out: what was only read ahead is
+        given again. One such iterator at a time is useful; what another call has handed out meanwhile is left out.
+        """
+        self._check_open()
+        if parallel < 1 or ahead < 1:
+            raise InvalidInput(f"Reading ahead needs at least 1 reader and 1 byte, not {parallel} and {ahead}.")
+        return self._batches(parallel, ahead)
+
+    def _batches(self, parallel: int, ahead: int) -> Iterator[ConsumedBatch]:
+        found = True
+        while found:
+            found = False
+            for piece, pages in fetch_in_order(self._pieces(), workers=parallel, ahead=ahead):
+                found = True
+                batch = None
+                try:
+                    with self._reading:
+                        if piece.descriptor.sequence < self._read:
+                            continue  # another call was faster
+                        if piece.poison is not None:
+                            self._set_poison_aside(piece.descriptor, piece.poison)
+                            continue
+                        self._check_open()
+                        self._gauges.fetched(piece.descriptor, self._clock.now())
+                        batch = ConsumedBatch(piece.descriptor, tuple(pages))
+                        self._hand_out([piece.descriptor])  # last: what was handed out is also given
+                except BaseException:
+                    if batch is not None:  # interrupted before the caller had it
+                        self._take_back(batch.descriptor)
+                    raise
+                yield batch
+
+    def _pieces(self) -> Iterator[Piece]:
+        since = self._read
+        while found := self._look(_LOOKED_UP, since):
+            since = found[-1].sequence + 1
+            for descriptor in found:
+                yield Piece(descriptor, self._fetcher)
+
+    @property
+    def _read(self) -> int:
+        with self._state:
+            return self._progress.read
+
+    def _look(self, limit: int, since: int | None = None) -> list[Descriptor]:
+        self._check_open()
+        with self._state:
+            first = self._progress.read if since is None else since
+        look = self._queue.look(first, limit)
+        with self._state:
+            self._gauges.looked(look)
+        return list(look.descriptors)
+
+    def _hand_out(self, descriptors: list[Descriptor]) -> None:
+        with self._state:
+            self._progress.hand_out(descriptors)
+
+    # --- poison ------------------------------------------------------------------------------------------------
+
+    def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
+        """Set aside a batch that cannot be used, durably, and count it as acknowledged in its turn; returns where.
+
+        For whoever fetches by descriptors: :meth:`next_batch` and :meth:`batches` do it themselves if the consumer
+        was opened with ``on_poison="dead-letter"``. ``TooManyDeadLetters`` beyond the limit; ``InvalidInput`` if the
+        batch is acknowledged already.
+        """
+        self._check_open()
+        with self._reading:
+            return self._set_aside(descriptor, reason)
+
+    def _set_poison_aside(self, descriptor: Descriptor, error: CorruptData | NotFound) -> None:
+        if not self._sets_aside:
+            raise error
+        try:
+            where = self._set_aside(descriptor, str(error))
+        except TooManyDeadLetters as limit:
+            raise limit from error
+        _LOGGER.warning("Batch %d of %s was set aside as %s: %s", descriptor.sequence, self._queue.url, where, error)
+
+    def _set_aside(self, descriptor: Descriptor, reason: str) -> str:
+        with self._state:
+            self._progress.check_aside(descriptor)
+        if (before := self._gauges.dead_letters) >= self._dead_letter_limit:
+            raise TooManyDeadLetters(
+                f"Batch {descriptor.sequence} ({descriptor.location}) of {self._queue.url} cannot be read, and "
+                f"{before} were set aside before it, which is the limit: find out what damages them. The cursor stays "
+                f"before it. {reason}"
+            )
+        where = self._queue.dead_letter(descriptor, reason)  # durably, before anything goes on
+        with self._state:
+            self._progress.set_aside(descriptor)
+            self._gauges.set_aside()
+        return where
+
+    # --- acknowledging -----------------------------------------------------------------------------------------
+
+    def ack(self, sequence: int) -> None:
+        """Acknowledge the next batch; every ``ack_every`` of them are made durable.
+
+        ``OutOfOrderAck`` naming the next one if this is another. If the durable step fails, nothing has changed and
+        the same call may be repeated.
+        """
+        with self._acking:
+            self._check_open()
+            with self._state:
+                step = self._progress.ack(sequence)
+            self._do(step)
+
+    def ack_through(self, sequence: int) -> None:
+        """Acknowledge everything through a batch that was handed out; durable when it returns.
+
+        ``OutOfOrderAck`` if it was acknowledged already or not handed out yet. ``Fenced`` and storage errors leave
+        everything as it was.
+        """
+        with self._acking:
+            self._check_open()
+            with self._state:
+                step = self._progress.ack_through(sequence)
+            self._do(step)
+
+    def flush(self) -> None:
+        """Make every acknowledgement durable, and make sure that this is still the only consumer: else ``Fenced``."""
+        with self._acking:
+            self._check_open()
+            if not self._flush():
+                self._look(0)
+
+    def _flush(self) -> bool:
+        with self._state:
+            step = self._progress.flush()
+        if step is None:
+            return False
+        self._do(step)
+        return True
+
+    def _do(self, step: Step) -> None:
+        if step.through is not None:
+            self._queue.acknowledge(step.through)
+        with self._state:
+            before = self._progress.durable
+            self._progress.done(step)
+            self._gauges.acknowledged(self._progress.durable - before)
+
+    # --- closing -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush and stop; a new consumer then starts right behind. The collector is stopped even if the flush fails.
+
+        If it does, that is raised, and closing may be repeated.
+        """
+        with self._acking:
+            if self._closed:
+                return
+            if self._collector is not None:
+                self._collector.halt()
+            if self._heartbeat is not None:
+                self._heartbeat.halt()
+            try:
+                self._flush()
+                self._closed = True
+            finally:
+                if self._collector is not None:
+                    self._collector.stop()
+                if self._heartbeat is not None:
+                    self._heartbeat.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            _LOGGER.warning("%r could not be closed after another failure: %s", self, failure)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConsumerClosed(f"The consumer of {self._queue.url} is closed: open a new one.")
+
+    # --- gauges ------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many batches are listed and not durably acknowledged, as of the last access to the queue; no I/O."""
+        return self._gauges.length
+
+    def __bool__(self) -> bool:
+        """True, also if nothing is listed."""
+        return True
+
+    @property
+    def next_to_read(self) -> int:
+        """The sequence that is handed out next."""
+        return self._read
+
+    @property
+    def next_to_ack(self) -> int:
+        """The sequence that is to be acknowledged next."""
+        with self._state:
+            return self._progress.acknowledged
+
+    @property
+    def conflict_rate(self) -> float:
+        """How many of this consumer's conditional writes lost a race, in percent."""
+        writes = self._queue.writes()
+        return 100.0 * writes.lost / writes.done if writes.done else 0.0
+
+    @property
+    def dead_letters(self) -> int:
+        """How many batches this consumer has set aside."""
+        return self._gauges.dead_letters
+
+    @property
+    def lag(self) -> float | None:
+        """Seconds from ingestion of the last batch with metadata that was read until it was read; None before one."""
+        return self._gauges.lag

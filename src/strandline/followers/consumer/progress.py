@@ -1,0 +1,152 @@
+"""How far a consumer is: what it handed out, what was acknowledged, and what of that is durable. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
+from strandline.model.queue import Descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An acknowledgement that was decided and has not happened yet.
+
+    ``acknowledged`` is the sequence expected next once it has. ``through`` is the batch that has to be acknowledged
+    durably first; None if it need not be durable yet.
+    """
+
+    acknowledged: int
+    through: Descriptor | None
+
+
+class Progress:
+    """The bookkeeping of one consumer, in sequences: ``durable <= acknowledged <= read``, and each only grows.
+
+    Everything below ``read`` was handed out, below ``acknowledged`` was acknowledged in this process, and below
+    ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are.
+
+    Acknowledging takes two calls: one decides a :class:`Step` and changes nothing, :meth:`done` makes it so. Between
+    them the caller does what the step asks for; if that fails, nothing has changed and the same can be asked again.
+
+    >>> from strandline.model.queue import QueueEntry
+    >>> progress = Progress(5, ack_every=2)
+    >>> progress.hand_out([QueueEntry(5, "a"), QueueEntry(6, "b")])
+    >>> step = progress.ack(5)
+    >>> progress.done(step)
+    >>> progress.ack(6).through
+    QueueEntry(sequence=6, location='b', metadata=())
+    >>> progress.read, progress.acknowledged, progress.durable
+    (7, 6, 5)
+    """
+
+    __slots__ = ("_ack_every", "_aside", "_handed_out", "_kept", "acknowledged", "durable", "read")
+
+    def __init__(self, first: int, *, ack_every: int = 100) -> None:
+        """Begin with everything below ``first`` acknowledged; each ``ack_every`` acknowledgements become durable."""
+        if ack_every < 1:
+            raise InvalidInput(f"ack_every={ack_every} is never reached; use at least 1.")
+        self.read = first
+        """The sequence to be handed out next."""
+        self.acknowledged = first
+        """The sequence to be acknowledged next."""
+        self.durable = first
+        """Everything below is acknowledged in the store."""
+        self._ack_every = ack_every
+        # What is not durably acknowledged: a step names its last one. A signal may interrupt any of the methods below
+        # between two calls: the attribute that counts is set in one statement, and what follows is done again later.
+        self._handed_out: dict[int, Descriptor] = {}
+        self._kept = first
+        self._aside: set[int] = set()
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def hand_out(self, descriptors: Sequence[Descriptor]) -> None:
+        """Move the read cursor past these batches, which must be the next ones; else nothing changes."""
+        for place, descriptor in enumerate(descriptors, self.read):
+            if descriptor.sequence != place:
+                raise CorruptData(
+                    f"The queue gave batch {descriptor.sequence} ({descriptor.location}) where {place} is next: its "
+                    "list of batches is damaged. Nothing was handed out."
+                )
+        for descriptor in descriptors:
+            self._handed_out[descriptor.sequence] = descriptor
+        self.read += len(descriptors)
+
+    def take_back(self, descriptor: Descriptor) -> None:
+        """Hand out again what was handed out last and did not reach its reader; nothing changes if it was not."""
+        if descriptor.sequence == self.read - 1 >= self.acknowledged and descriptor.sequence not in self._aside:
+            self.read -= 1
+            self._handed_out.pop(self.read, None)
+
+    def check_aside(self, descriptor: Descriptor) -> None:
+        """Refuse to set aside what was acknowledged already, or is further than the next one to be handed out."""
+        if not self.acknowledged <= descriptor.sequence <= self.read:
+            raise InvalidInput(
+                f"Batch {descriptor.sequence} cannot be set aside: {self.acknowledged} is to be acknowledged next, and "
+                f"{self.read} to be handed out next. Nothing was changed."
+            )
+
+    def set_aside(self, descriptor: Descriptor) -> None:
+        """Count a batch as acknowledged in its turn; if it is the next one, it also counts as handed out."""
+        self.check_aside(descriptor)
+        if descriptor.sequence == self.read:
+            self.hand_out([descriptor])
+        self._aside.add(descriptor.sequence)
+        self._acknowledge(self.acknowledged)
+
+    # --- acknowledging -----------------------------------------------------------------------------------------
+
+    def ack(self, sequence: int) -> Step:
+        """Decide to acknowledge the next batch; ``OutOfOrderAck`` if it is another, or was not handed out."""
+        if sequence != self.acknowledged or sequence >= self.read:
+            raise self._out_of_order(sequence)
+        return self._step(sequence, durably=False)
+
+    def ack_through(self, sequence: int) -> Step:
+        """Decide to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
+        if not self.acknowledged <= sequence < self.read:
+            raise self._out_of_order(sequence)
+        return self._step(sequence, durably=True)
+
+    def flush(self) -> Step | None:
+        """Decide to make every acknowledgement durable; None if all are."""
+        if self.acknowledged == self.durable:
+            return None
+        return Step(self.acknowledged, self._handed_out[self.acknowledged - 1])
+
+    def done(self, step: Step) -> None:
+        """The step has happened. Another one, or a batch set aside, may have come between: nothing goes back."""
+        self._acknowledge(max(self.acknowledged, step.acknowledged))
+        if step.through is None:
+            return
+        self.durable = max(self.durable, step.through.sequence + 1)
+        for sequence in range(self._kept, self.durable):
+            self._handed_out.pop(sequence, None)
+        self._kept = self.durable
+
+    def _step(self, sequence: int, *, durably: bool) -> Step:
+        acknowledged = self._past_aside(sequence + 1)
+        durably = durably or acknowledged - self.durable >= self._ack_every
+        return Step(acknowledged, self._handed_out[acknowledged - 1] if durably else None)
+
+    def _acknowledge(self, sequence: int) -> None:
+        self.acknowledged = self._past_aside(sequence)
+        if self._aside:
+            self._aside = {aside for aside in self._aside if aside > self.acknowledged}
+
+    def _past_aside(self, sequence: int) -> int:
+        while sequence in self._aside:
+            sequence += 1
+        return sequence
+
+    def _out_of_order(self, sequence: int) -> OutOfOrderAck:
+        expected = self.acknowledged
+        if expected == self.read:
+            what = "it was not handed out yet: read it first"
+        else:
+            what = f"handed out are {expected} through {self.read - 1}"
+        return OutOfOrderAck(
+            f"Batch {sequence} cannot be acknowledged: the next one is {expected}, and {what}. Nothing was changed."
+        )

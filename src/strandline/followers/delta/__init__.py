@@ -1,0 +1,1 @@
+"""The Delta table sink: rows and cursor in one commit of the table."""

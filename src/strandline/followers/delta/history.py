@@ -1,0 +1,200 @@
+"""What the transaction log of a Delta table says about a sink's commits, and about what others did since. No I/O.
+
+The Delta application transaction of a sink outlives whatever is done to its rows: a RESTORE, an overwrite and a CREATE
+OR REPLACE keep it. So it proves how far the sink *had* got, and not that the table still holds that. Each commit of a
+sink therefore carries two transactions: ``strandline/<log id>/<name>``, whose version is the next offset, and
+``strandline/<log id>/<name>/<table id>``, whose version is the Delta version of the commit itself. Together they say
+which version of which table the cursor belongs to, also where only a checkpoint is left; the commits behind that
+version say what became of its rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, Diverged, InvalidInput
+from strandline.model.cursor import Cursor
+
+CURSOR_KEY: Final = "strandline.cursor"
+"""Where the commit info of a sink's commit has the whole cursor."""
+TABLE_KEY: Final = "strandline.table"
+"""Where it has the table's id."""
+
+REMEDY: Final = (
+    "Remove the table to build it again, or follow with repair=True, which goes back to the last version that is known "
+    "to be right and on from its cursor; if you know that the table is right as it is, call adopt() on its sink."
+)
+"""What to do about a table that others changed."""
+
+ReadCommit = Callable[[int], bytes | None]
+"""The bytes of the commit file of a version; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """The names of a sink's two application transactions."""
+
+    log_id: UUID
+    name: str
+
+    @property
+    def cursor(self) -> str:
+        """The transaction whose version is the next offset."""
+        return f"strandline/{self.log_id}/{self.name}"
+
+    def commit(self, table_id: str) -> str:
+        """The transaction whose version is the Delta version of the sink's last commit to this table."""
+        return f"{self.cursor}/{table_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One version of a table, as seen by a sink."""
+
+    version: int
+    operation: str = "?"
+    cursor: Cursor | None = None
+    """The cursor that the sink stored with it; None for a commit of someone else."""
+    table_id: str | None = None
+    """The id of the table that the sink committed to, as far as that is told."""
+    changed_rows: bool = False
+    """Whether it added or removed rows, and not only files."""
+    data_files: tuple[str, ...] = ()
+    """The files that it added, as they are written there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The sink's last commit: which table, which version of it, and the cursor there."""
+
+    table_id: str
+    version: int
+    cursor: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a table says of itself when it is opened."""
+
+    table_id: str
+    version: int
+    next: int
+    """The next offset, by the sink's application transaction."""
+    committed: int | None
+    """The version of the sink's last commit to this very table; None if an earlier release wrote it, or replaced."""
+
+
+def parse_commit(version: int, data: bytes, application: Application) -> Commit:
+    """A commit file as a value. Only what the sink wrote itself is taken for its own."""
+    try:
+        return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(
+            f"The commit file of version {version} cannot be read ({error!r}): restore it from a copy."
+        ) from error
+
+
+def _parsed(version: int, actions: list[Any], application: Application) -> Commit:
+    info = _only(actions, "commitInfo")
+    files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+    offset = next(
+        (a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == application.cursor), None
+    )
+    return Commit(
+        version,
+        operation=_operation(info),
+        cursor=None if offset is None else _cursor(info.get(CURSOR_KEY), application.log_id, offset),
+        table_id=info.get(TABLE_KEY),
+        changed_rows=any(file.get("dataChange", True) for file in files),
+        data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
+    )
+
+
+def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> Known:
+    """The sink's last commit, which is proved to be still in effect: nothing behind it changed a row.
+
+    ``Diverged`` if something did, if the table is another one than the sink committed to, or if that cannot be known
+    because commit files are gone. A table of an earlier release, which did not store which version its cursor belongs
+    to, is searched for its last commit and taken as it is there.
+    """
+    for commit in _backwards(seen.version, seen.committed, read, application, where):
+        if commit.cursor is not None:
+            if commit.table_id not in (None, seen.table_id):
+                raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
+            return Known(seen.table_id, commit.version, commit.cursor)
+        if commit.changed_rows:
+            raise Diverged(
+                f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
+                f"({commit.operation}), so that the table no longer holds what its cursor says. {REMEDY}"
+            )
+    if seen.committed is None or seen.committed > seen.version:
+        raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
+    return Known(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
+
+
+def check_known(known: Known | None, found: Known, where: str) -> None:
+    """Refuse a table that is another one, or an older one, than a running follower has committed to."""
+    if known is None:
+        return
+    if found.table_id != known.table_id:
+        raise Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+    if found.version < known.version:
+        raise Diverged(
+            f"The last commit in the table {where} is version {found.version}, and its follower had committed version "
+            f"{known.version}: an older copy was put in its place. Start the follower again to go on from that copy."
+        )
+
+
+def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[Commit]:
+    """The sink's commits from a version on downwards, as far as commit files reach."""
+    while version >= 0:
+        data = read(version)
+        if data is None:
+            return
+        commit = parse_commit(version, data, application)
+        if commit.cursor is not None:
+            yield commit
+        version -= 1
+
+
+def _backwards(
+    version: int, committed: int | None, read: ReadCommit, application: Application, where: str
+) -> Iterator[Commit]:
+    """The commits from the newest down to the sink's last one, which a checkpoint can stand for, too."""
+    while version >= (0 if committed is None else committed):
+        data = read(version)
+        if data is None:
+            if version == committed:
+                return  # the transaction that a checkpoint has kept says that it was there
+            raise Diverged(
+                f"The commit file of version {version} of the table {where} is gone, so that nobody can tell whether "
+                f"rows were changed since its follower's last commit. {REMEDY}"
+            )
+        yield parse_commit(version, data, application)
+        version -= 1
+
+
+def _only(actions: list[Any], kind: str) -> Any:
+    return next((action[kind] for action in actions if kind in action), {})
+
+
+def _operation(info: Any) -> str:
+    operation = str(info.get("operation", "?"))
+    if operation == "RESTORE":
+        return f"RESTORE to {(info.get('operationParameters') or {}).get('version', 'an earlier version')}"
+    return operation
+
+
+def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:
+    """The whole cursor, if it is told and agrees with the transaction, which is what counts."""
+    try:
+        cursor = Cursor.parse(text) if isinstance(text, str) else None
+    except InvalidInput:
+        cursor = None
+    if cursor is None or (cursor.log_id, cursor.next) != (log_id, offset):
+        return Cursor(log_id, offset)
+    return cursor

@@ -1,0 +1,329 @@
+"""The heart of following, without I/O: an event in, the next action out.
+
+The order that makes a follower right is here and nowhere else: receive, apply, store data and cursor, and only then
+say how far it got; after a gap, remove what vanished before anything is listed again, and sweep behind it. A thread
+drives it in production, a simulator and a model checker in tests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from strandline.errors import InvalidInput
+from strandline.followers.events import (
+    Action,
+    Applied,
+    Apply,
+    Batching,
+    Began,
+    BeginResync,
+    Chunk,
+    Ended,
+    EndResync,
+    Event,
+    Expired,
+    Export,
+    Exported,
+    Failed,
+    FindGhosts,
+    Finish,
+    Ghosts,
+    GiveUp,
+    Listed,
+    Loose,
+    Nothing,
+    Open,
+    Opened,
+    Pause,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Store,
+    Stored,
+    StreamFailed,
+    Sweep,
+    Write,
+)
+from strandline.model.cursor import Cursor
+from strandline.storage.retry import Backoff
+
+_IDLE: Final = 1.0
+STORE_RETRIES: Final = Backoff(attempts=16, base=0.02, ceiling=2.0)
+"""How often in a row a store may fail, and how long to leave it alone in between."""
+
+
+class Phase(Enum):
+    """Where a follower is. All but the last three belong to a resync."""
+
+    CLEARING = "removing what vanished"
+    RELISTING = "taking everything anew"
+    SWEEPING = "removing what was not listed again"
+    OPENING = "opening the stream"
+    LIVE = "following"
+    DONE = "finished"
+
+
+@dataclass(slots=True)
+class Engine:
+    """One follower's state. ``until`` is an offset to stop at; without it, it follows until told to stop.
+
+    ``armed`` says that a resync is possible: there are a store, and a reader to compare it with. ``usual_window`` holds
+    if the batching names none.
+    """
+
+    batching: Batching
+    until: int | None = None
+    armed: bool = False
+    usual_window: float = 1.0
+    retries: Backoff = STORE_RETRIES
+    phase: Phase = Phase.OPENING
+    _applied: Cursor | None = None
+    _read: Cursor | None = None
+    _due: float | None = None
+    _pending: list[Chunk] = field(default_factory=list)
+    _records: int = 0
+    _bytes: int = 0
+    _applying: Write | None = None
+    _unstored: deque[Write] = field(default_factory=deque)
+    _behind: int = 0
+    _failures: int = 0
+    _retry: float | None = None
+    _removals: deque[Chunk] = field(default_factory=deque)
+    _compared: bool = False
+    _marks: set[bytes] = field(default_factory=set)
+    _listed: Cursor | None = None
+    _exports: deque[Any] = field(default_factory=deque)
+    _served: bool = False
+    _stopping: bool = False
+    _ended: bool = False
+    _tried: bool = False
+
+    @property
+    def _window(self) -> float:
+        return self.usual_window if self.batching.window is None else self.batching.window
+
+    # --- what may be said at any time ---------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Somebody asked to stop: what is batched is still applied, nothing more is received."""
+        self._stopping = True
+
+    def ask(self, request: Any) -> None:
+        """Somebody asks for an export; it is served after the next flush, and after a resync that is under way."""
+        self._exports.append(request)
+
+    @property
+    def applied(self) -> Cursor | None:
+        """Everything below has been applied, and taken by the store."""
+        return self._applied
+
+    # --- one step ----------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, now: float) -> Action:  # noqa: C901, PLR0912 - one case for each event
+        """Take one event and say what to do next. ``now`` is in seconds on a clock that never goes back."""
+        match event:
+            case Received():
+                self._receive(event, now)
+            case Applied():
+                self._enqueue()
+            case Stored():
+                report = self._stored()
+                if report is not None:
+                    return report
+            case Reported() | Nothing() | Exported():
+                pass
+            case Failed():
+                self._failures += 1
+                self._tried = self._stopping
+                if self._failures >= self.retries.attempts and not self._stopping:
+                    return GiveUp(self._failures)
+                self._retry = now + self.retries.pause(self._failures - 1, 1.0)
+            case Began(cursor, unsettled):
+                self._applied = self._read = cursor
+                if not unsettled:
+                    return self._next(now) if self._done() else Open(cursor)
+                self._resync()
+            case Opened():
+                self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.armed else Phase.LIVE
+            case Expired(anew):
+                if self.armed:
+                    self._resync()
+                else:
+                    self._applied = self._read = anew  # what is current comes in the order of its versions, from below
+                    if anew is None:
+                        return Open(None)
+                    self._rewind(anew)
+            case Ghosts(chunks):
+                if self.phase is Phase.CLEARING and not self._stopping:
+                    self._unstored.append(BeginResync())  # from here on the state belongs to no cursor
+                self._removals.extend(chunks)
+            case Listed(cursor):
+                self._list_ends(cursor, now)
+            case Ended():
+                self._ended = True
+            case StreamFailed():
+                self.stop()  # the error is not held up by a store that fails too: that is tried once
+        return self._next(now)
+
+    def _receive(self, event: Received, now: float) -> None:
+        if event.since is not None and self._read is not None and event.since.next != self._read.next:
+            raise InvalidInput(f"Received offset {event.since.next} where {self._read.next} was due.")
+        if self.phase is Phase.RELISTING:
+            self._marks.update(event.chunk.keys)
+        self._pending.append(event.chunk)
+        self._records += event.count
+        self._bytes += event.size
+        self._read = event.upto
+        if self._due is None:
+            self._due = now + self._window
+
+    def _list_ends(self, cursor: Cursor, now: float) -> None:
+        self._read = cursor
+        if self.phase is Phase.RELISTING:
+            self._listed = cursor
+        elif self._due is None and self._applied is not None:  # of an empty listing there is nothing to say
+            self._due = now + self._window
+
+    def _resync(self) -> None:
+        """First it is looked what vanished: if that fails, nothing has been touched."""
+        self.phase = Phase.CLEARING
+
+    def _rewind(self, anew: Cursor) -> None:
+        """Put the store at the stream's beginning; it keeps what it holds.
+
+        At its old cursor, of another stream or past this one's end, it would refuse or pass over what comes anew.
+        """
+        self.phase, self._compared = Phase.CLEARING, True
+        self._unstored.extend((BeginResync(), EndResync(anew)))
+
+    # --- after apply: the store --------------------------------------------------------------------------------
+
+    def _enqueue(self) -> None:
+        """What was applied is the store's next; behind a write that failed it waits, and goes with it."""
+        write, self._applying = self._applying, None
+        last = self._unstored[-1] if self._unstored else None
+        match last, write:
+            case (_, None):
+                raise InvalidInput("Nothing was being applied.")
+            case (Range(), Range()):
+                self._unstored[-1] = Range([*last.chunks, *write.chunks], last.since, write.upto)
+            case (Loose(), Loose()):
+                self._unstored[-1] = Loose([*last.chunks, *write.chunks])
+            case _:
+                self._unstored.append(write)
+
+    def _stored(self) -> Action | None:
+        self._failures, self._retry, self._behind = 0, None, 0
+        match self._unstored.popleft():
+            case Range(upto=cursor) | EndResync(cursor):
+                if self.phase is Phase.SWEEPING:
+                    self.phase, self._listed = Phase.LIVE, None
+                    self._marks.clear()
+                if cursor != self._applied:
+                    self._applied = cursor
+                    return Report(cursor)
+        return None
+
+    def _storable(self) -> Write | None:
+        """The oldest write that the store has not taken. A range that moves no cursor waits for one that does."""
+        if not self._unstored:
+            return None
+        head = self._unstored[0]
+        return None if isinstance(head, Range) and head.upto == self._applied else head
+
+    # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
+
+    def _next(self, now: float) -> Action:
+        write = self._storable()
+        if self._flushes(now):
+            return self._flush()
+        if write is not None and self._store_due(now):
+            self._retry = None
+            return Store(write)
+        if self._done():
+            if write is not None and not self._stopping:
+                return Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
+            self.phase = Phase.DONE
+            return Finish(self._applied, doubtful=write is not None)
+        return self._resync_step(write, now) or self._calm(write, now)
+
+    def _calm(self, write: Write | None, now: float) -> Action:
+        askable = bool(self._exports) and self.phase is Phase.LIVE and write is None
+        if askable and not self._served:
+            self._served = True
+            return Export(self._exports.popleft())
+        self._served = False  # between two exports something is received: a flood of requests starves nobody either
+        if write is not None and self._behind >= self.retries.attempts:
+            return Pause(self._patience(now))  # enough has been applied that the store has not taken
+        return self._take(0.0 if askable else self._patience(now))
+
+    def _store_due(self, now: float) -> bool:
+        if self._stopping:
+            return not self._tried  # once more, and then its own word counts
+        return self._retry is None or now >= self._retry
+
+    def _done(self) -> bool:
+        if self._stopping or self._ended:
+            return True
+        return self.until is not None and self._read is not None and self._read.next >= self.until
+
+    def _flushes(self, now: float) -> bool:
+        if self._due is None:
+            return False
+        full = self._records >= self.batching.records or self._bytes >= self.batching.bytes
+        asked = self._done() or self._listed is not None or (self._exports and self.phase is Phase.LIVE)
+        return full or now >= self._due or bool(asked)
+
+    def _flush(self) -> Apply:
+        chunks, self._pending = self._pending, []
+        self._records = self._bytes = 0
+        self._due = None
+        self._behind += 1
+        if self.phase is Phase.RELISTING:
+            return self._apply(Loose(chunks))
+        if self._read is None:
+            raise InvalidInput("A batch without a cursor behind it cannot be applied.")
+        since = next((write.upto for write in reversed(self._unstored) if isinstance(write, Range)), self._applied)
+        return self._apply(Range(chunks, since, self._read))
+
+    def _apply(self, write: Range | Loose) -> Apply:
+        self._applying = write
+        return Apply(write.chunks)
+
+    def _resync_step(self, write: Write | None, now: float) -> Action | None:
+        """The next thing that a resync needs. Nothing of it happens before the store has taken what was before."""
+        if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
+            return None
+        if write is not None:
+            return Pause(self._patience(now))
+        return self._resync_onward()
+
+    def _resync_onward(self) -> Action:
+        if self._removals:
+            return self._apply(Loose([self._removals.popleft()]))
+        if self.phase is Phase.CLEARING:
+            if self._compared:
+                return Open(None)
+            self._compared = True
+            return FindGhosts()
+        if self.phase is Phase.RELISTING:
+            self.phase = Phase.SWEEPING
+            return Sweep(frozenset(self._marks))
+        if self._listed is None:
+            raise InvalidInput("A sweep ends where its listing ended.")
+        self._unstored.append(EndResync(self._listed))
+        return Store(self._unstored[0])
+
+    def _take(self, seconds: float) -> Receive:
+        batching = self.batching
+        room = max(1, batching.records - self._records)
+        return Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds)
+
+    def _patience(self, now: float) -> float:
+        due = [time - now for time in (self._due, self._retry) if time is not None]
+        return max(0.0, min([_IDLE, *due]))

@@ -1,0 +1,299 @@
+"""Following with threads: the shell around the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Event as StopEvent
+from typing import Final, Literal, Protocol, runtime_checkable
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import NotFound
+from strandline.followers.committer import begin
+from strandline.followers.engine import Engine
+from strandline.followers.events import (
+    Action,
+    Applied,
+    Apply,
+    Batching,
+    Began,
+    Chunk,
+    Event,
+    Finish,
+    Nothing,
+    Open,
+    Opened,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Store,
+    Stored,
+)
+from strandline.log.contract import Log
+from strandline.log.fetch import fetch_in_order
+from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.planning import behind
+from strandline.model.batch import LogBatch
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
+from strandline.model.records import READ_SCHEMA
+from strandline.model.sink import BatchSink, Sink
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+
+__all__ = ["Batching", "Start", "begin", "follow"]
+
+_POLL = 0.25
+_SEEN_EVERY = 60.0
+_APPLIED: Final = Applied()
+_STORED: Final = Stored()
+_NOTHING: Final = Nothing()
+
+
+def follow(
+    log: Log,
+    sink: Sink,
+    slot: str | None = None,
+    *,
+    batching: Batching | None = None,
+    start: Start = "beginning",
+    repair: bool = False,
+    until: int | Literal["end"] | None = None,
+    stop: StopEvent | None = None,
+    holder: str | None = None,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Cursor:
+    """Keep a sink exactly in step with a log; returns the cursor that the sink has stored.
+
+    Resumes from the sink's own cursor, whatever happened to earlier runs; only a newcomer asks ``start``. That is the
+    log's very first record unless it says otherwise, and ``CursorExpired`` if that was trimmed: a table of the latest
+    values would lack keys. ``start="retained"`` takes what there is. Ends at the
+    offset ``until`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying what it has
+    fetched. ``slot`` names the slot that pins what is still needed; it is created if missing, claimed for ``holder``
+    and advanced only from what the sink has stored.
+
+    A table that others have changed so that it no longer holds what its cursor says is ``Diverged``; ``repair=True``
+    puts it back to the last version that does, and goes on from there. A newcomer that is refused before anything was
+    stored leaves neither a table nor a slot behind.
+
+    Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
+    took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink then stays where it was.
+    """
+    committer = begin(log, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+    # Also while the sink is busy with one batch.
+    alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, log, clock=clock)
+    with committer.abandoned_on_error(), alive as position:
+        engine = Engine(batching or Batching(), until=log.end().next if until == "end" else until)
+        end = Follower(engine, log, committer, position, clock).run(committer.start, stop)
+        committer.settle()
+        return end
+
+
+class Followed(Protocol):
+    """The part of a log that following needs, once it is known where to begin."""
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """What to fetch after a cursor."""
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the log reaches past the cursor (True) or the time is over (False)."""
+
+
+@runtime_checkable
+class Arriving(Protocol):
+    """A log whose batches come by themselves, for who keeps a copy of it."""
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+
+    def arrived(self, since: Cursor) -> Sequence[LogBatch]:
+        """All batches after a cursor that are here; the first may hold records from before it."""
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
+
+
+class Position(Protocol):
+    """The part of a slot that following needs."""
+
+    def advance(self, to: Cursor) -> None:
+        """Durably move the position up to a cursor."""
+
+    def touch(self) -> None:
+        """Say that the follower is alive although it has nothing to acknowledge."""
+
+
+class _Route(Protocol):
+    """From what is followed into what follows it."""
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        """What comes next, if there is something."""
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        """Store it, with the cursor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoTable:
+    """Records, read from a log and stored as a table."""
+
+    log: Followed
+    sink: Sink
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        spans = self.log.plan(since, limit)
+        if not spans:
+            return None
+        chunk, upto = self._fetched(since, spans, limit)
+        size = sum(batch.nbytes for batch in chunk)
+        return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+
+    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
+        """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
+
+        What was moved since, from a hot tier to a cold one, is read from there.
+        """
+        while True:
+            chunk: list[pa.RecordBatch] = []
+            upto = since
+            try:
+                for span, part in fetch_in_order(spans):
+                    chunk += part
+                    upto = behind(upto, span)
+            except NotFound:
+                if upto.next > since.next:
+                    return chunk, upto  # the rest is planned anew
+                # If it was trimmed, this says so; if it is still to be found there, it is really missing.
+                again = self.log.plan(since, limit)
+                if not again or any(span == again[0] for span in spans):
+                    raise
+                spans = again
+            else:
+                return chunk, upto
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        pieces = [piece for chunk in chunks for piece in chunk]
+        self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
+
+
+@dataclass(frozen=True, slots=True)
+class _IntoCopy:
+    """Batches, as they arrive."""
+
+    log: Arriving
+    sink: BatchSink
+
+    def look(self, since: Cursor, limit: Limit) -> Received | None:
+        del limit  # they are in memory already
+        batches = self.log.arrived(since)
+        if not batches:
+            return None
+        last, size = batches[-1], sum([batch.size for batch in batches])
+        return Received(batches, last.next - since.next, Cursor(since.log_id, last.next, last.term), since, size)
+
+    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+        self.sink.take([batch for chunk in chunks for batch in chunk], since=since, upto=upto)
+
+
+@dataclass(slots=True)
+class Follower:
+    """The engine and what it works on: one step after another, by a thread or by a simulator.
+
+    A :class:`~strandline.model.sink.BatchSink` follows what is :class:`Arriving`, every other sink a log.
+    """
+
+    engine: Engine
+    log: Followed | Arriving
+    sink: Sink | BatchSink
+    slot: Position | None
+    clock: Clock
+    seen_every: float = _SEEN_EVERY
+    _seen: float = 0.0
+    _event: Event | None = None
+    _route: _Route = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once, and not for each batch: it takes longer than most of what is done with one.
+        log, sink = self.log, self.sink
+        if isinstance(sink, BatchSink) and isinstance(log, Arriving):
+            self._route = _IntoCopy(log, sink)
+        elif not isinstance(sink, BatchSink) and not isinstance(log, Arriving):
+            self._route = _IntoTable(log, sink)
+        else:
+            raise TypeError("A copy follows what arrives, and a table a log.")
+
+    def begin(self, cursor: Cursor) -> None:
+        """Go on at this cursor, which is the sink's own."""
+        self._seen = self.clock.monotonic()
+        self._event = Began(cursor)
+
+    def run(self, cursor: Cursor, stop: StopEvent | None) -> Cursor:
+        """Follow until told to stop, or to the end that the engine was given."""
+        self.begin(cursor)
+        while True:
+            if stop is not None and stop.is_set():
+                self.engine.stop()
+            finished = self.step()
+            if finished is not None:
+                return finished
+
+    @property
+    def is_between(self) -> bool:
+        """Whether nothing is under way: what was received is stored and reported, and the next step waits for more."""
+        return isinstance(self._event, Nothing | Reported)
+
+    def step(self) -> Cursor | None:
+        """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""
+        if self._event is None:
+            raise AssertionError("it was not begun")
+        action = self.engine.step(self._event, self.clock.monotonic())
+        if isinstance(action, Apply):  # the sink does both in one step
+            action = self.engine.step(_APPLIED, self.clock.monotonic())
+        if isinstance(action, Finish) and action.cursor is not None:
+            return action.cursor
+        self._event = self._do(action)
+        return None
+
+    def _do(self, action: Action) -> Event:
+        match action:
+            case Open():
+                return Opened()  # a log is planned anew each time
+            case Receive(since, records, size, seconds) if since is not None:
+                return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
+            case Store(Range(chunks, since, upto)) if since is not None:
+                self._route.store(chunks, since, upto)
+                return _STORED
+            case Report():
+                self._advance()
+                return Reported()
+        raise AssertionError(f"a log's follower has no use for {action}")
+
+    def _receive(self, since: Cursor, limit: Limit, seconds: float) -> Event:
+        found = self._route.look(since, limit)
+        if found is None:
+            self._be_seen()
+            # A short turn, so that a request to stop is heard soon.
+            if self.log.wait(since, min(seconds, _POLL)):
+                found = self._route.look(since, limit)
+        return _NOTHING if found is None else found
+
+    def _advance(self) -> None:
+        stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours
+        if self.slot is not None and stored is not None:
+            self.slot.advance(stored)
+            self._seen = self.clock.monotonic()
+
+    def _be_seen(self) -> None:
+        """Keep a slot whose follower has nothing to do from being taken for one that nobody follows."""
+        if self.slot is not None and self.clock.monotonic() - self._seen >= self.seen_every:
+            self.slot.touch()
+            self._seen = self.clock.monotonic()

@@ -1,0 +1,1 @@
+"""Stores: keyed state with its cursor, in memory, in an append-only file, or in RocksDB."""

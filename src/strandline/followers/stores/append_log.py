@@ -1,0 +1,349 @@
+"""A fold with its state in memory and its writes in an append-only file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final, final
+
+import pyarrow as pa
+
+from strandline.errors import Fenced, InvalidInput, NotFound, StorageError
+from strandline.followers.stores.append_log_file import (
+    ROW_OVERHEAD,
+    Fold,
+    Place,
+    encode_base,
+    encode_write,
+    read_fold,
+    whole,
+)
+from strandline.followers.stores.state import KeyedStore
+from strandline.formats.arrow.block import Parts
+from strandline.formats.wal.frame import HEADER_SIZE, read_header
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
+from strandline.model.addresses import Address, as_folder
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import Updates
+from strandline.model.snapshot import Snapshot
+from strandline.model.store import Standing
+from strandline.snapshots.sealed import seal, unpack
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, AppendFile, Disk
+from strandline.storage.files import make_own_folder
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+
+KIND: Final = "append-log"
+KIND_VERSION: Final = 1
+
+FILE: Final = "fold.log"
+_TEMPORARY: Final = "fold.log.new"
+_ASIDE: Final = "fold.log.torn"
+_LOCK: Final = "lock"
+_LOGGER: Final = logging.getLogger(__name__)
+
+
+@bound_to_process()
+@final
+class AppendLogStore(KeyedStore):
+    """A :class:`~strandline.model.store.Store` that survives: a write is a frame in a file before readers see it.
+
+    With ``sync`` a frame is durable before the state and the cursor change, so that nothing read can be lost again.
+    Without it, a crash of the process loses nothing, and one of the machine may lose the latest writes, each of them
+    whole, cursor and all. When the bytes written since the last compaction exceed ``compact_after`` and the live
+    state, the file is replaced by one with the state alone; readers go on meanwhile, the write that caused it waits.
+
+    One opener at a time: a second one, in whichever process, is ``Fenced``.
+    """
+
+    def __init__(
+        self, folder: str, fold: Fold, *, sync: bool, compact_after: int, disk: Disk, clock: Clock, chance: Chance
+    ) -> None:
+        """Use :meth:`open`."""
+        super().__init__()
+        self._folder = folder
+        self._path = fold.path
+        self._sync = sync
+        self._compact_after = compact_after
+        self._disk = disk
+        self._clock = clock
+        self._chance = chance
+        self._state, self._standing = fold.state, fold.standing
+        self._place = fold.place or Place(self._new_term())
+        self._coming: Place | None = None
+        """The place of a compacted file that may or may not have got the name."""
+        self._doubtful = False
+        """Whether a sync failed that would have made writes durable which were not."""
+        self._compact_at = compact_after
+        self._file: AppendFile | None = None
+        self._held = contextlib.ExitStack()
+        self._origin = Origin(f"The fold in {folder}", self)
+        call_in_child(self, AppendLogStore._after_fork)
+
+    def _after_fork(self) -> None:
+        """In a child: let go of the file and the lock, which would outlive the parent's closing otherwise."""
+        with self._held:
+            if self._file is not None:
+                self._file.close()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Address,
+        *,
+        sync: bool = True,
+        compact_after: int = 10 << 20,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> AppendLogStore:
+        """Open the fold in this folder, which is made if there is none; reads about as much as it holds.
+
+        What a crash has left behind the last whole write is cut, and kept beside it as ``fold.log.torn``.
+        ``CorruptData``, with file and byte, for any other damage, and ``Fenced`` while someone else has it open: then
+        nothing was changed.
+        """
+        if compact_after < 0:
+            raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
+        folder = as_folder(folder)
+        check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
+        make_own_folder(folder, disk=disk)
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):
+                raise Fenced(f"The fold in {folder} is open elsewhere; nothing was changed. Close it there first.")
+            try:
+                fold = read_fold(f"{folder}/{FILE}", disk=disk)
+            except NotFound:
+                fold = Fold(f"{folder}/{FILE}")
+            store = cls(folder, fold, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
+            store._settle(fold)
+            store._held = held.pop_all()
+        return store
+
+    @classmethod
+    def import_from(
+        cls,
+        snapshot: Address,
+        dest: Address,
+        *,
+        sync: bool = True,
+        compact_after: int = 10 << 20,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> AppendLogStore:
+        """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
+        unpack(
+            as_folder(snapshot),
+            as_folder(dest),
+            kind=KIND,
+            kind_version=KIND_VERSION,
+            verify=lambda data: whole(f"{data}/{FILE}", disk=disk),
+            disk=disk,
+            chance=chance,
+        )
+        return cls.open(dest, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
+
+    def __repr__(self) -> str:
+        return f"AppendLogStore({self._folder!r})"
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _settle(self, fold: Fold) -> None:
+        """Cut what a crash has left, and make durable what is about to be served: its writer may not have."""
+        if fold.torn:
+            _LOGGER.warning(
+                "%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are cut off.",
+                fold.path, fold.why, fold.torn, fold.size,
+            )  # fmt: skip
+            self._set_aside(fold)
+        self._disk.remove(f"{self._folder}/{_TEMPORARY}")
+        self._mend()
+
+    def _set_aside(self, fold: Fold) -> None:
+        """Keep what is about to be cut, for whoever wants to know what it was; the latest such piece only."""
+        aside = f"{self._folder}/{_ASIDE}"
+        self._disk.remove(aside)
+        self._disk.write_new(aside, [self._disk.read(fold.path, fold.size)])
+
+    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
+        file = self._file or self._mend()
+        parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
+        self._file = None  # until the frame is whole: whatever interrupts this, the next write mends the file first
+        try:
+            file.write(parts)
+            if self._sync:
+                file.sync()
+                behind = behind._replace(durable=behind.frames)
+        except BaseException:
+            file.close()
+            raise
+        self._place, self._file = behind, file
+
+    def _mend(self) -> AppendFile:
+        """Open the file anew, cut to its last whole write, and durable up to there.
+
+        After a failed write there may be a part of a frame behind it; after a failed sync nothing that was not durable
+        before can be trusted, not even if it can be read: what is in memory is written to a new file then.
+        """
+        self._adopt()
+        if self._doubtful:
+            self._replace()
+            self._adopt()
+        file = self._disk.open_append(self._path)
+        try:
+            self._cut(file)
+            self._doubtful = self._place.durable < self._place.frames
+            file.sync()
+            self._doubtful = False
+            # The name too: a file that was just made, or renamed by a compaction, may lose it in a crash.
+            self._disk.sync_folder(self._folder)
+        except BaseException:
+            file.close()
+            raise
+        self._place = self._place._replace(durable=self._place.frames)
+        self._file = file
+        return file
+
+    def _adopt(self) -> None:
+        """Find out which file has the name, if a rename was begun."""
+        if self._coming is not None and self._term_on_disk() == self._coming.term:
+            self._place, self._doubtful = self._coming, False
+        self._coming = None
+
+    def _cut(self, file: AppendFile) -> None:
+        size = file.size()
+        if size < self._place.size:
+            raise StorageError(
+                f"{self._path} has become shorter than it was written: close the fold, and open it again."
+            )
+        if size > self._place.size:
+            file.cut(self._place.size)
+
+    def close(self) -> None:
+        """Let go of the file; what was written is kept, and synced first. If that fails, a warning says so.
+
+        Closing twice is fine.
+        """
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._file is not None and self._place.durable < self._place.frames:
+                    self._leave_mark(self._file)
+            finally:
+                if self._file is not None:
+                    self._file.close()
+                    self._file = None
+                self._held.close()
+
+    def _leave_mark(self, file: AppendFile) -> None:
+        """Sync what was not, and say so in a frame of its own, so that later damage is not taken for a torn tail."""
+        try:
+            file.sync()
+            marked = self._place._replace(durable=self._place.frames)
+            file.write(encode_write(None, self._standing, marked, self._clock.now() // 1000)[0])
+        except StorageError as error:
+            _LOGGER.warning("%s could not be synced when it was closed (%s).", self._path, error)
+
+    # --- compaction --------------------------------------------------------------------------------------------
+
+    def compact(self) -> None:
+        """Replace the file by one that holds the live state alone: the old one or the new one, whatever happens."""
+        with self._writing:
+            self._refuse_closed()
+            self._compact()
+
+    def _tidy(self) -> None:
+        since = self._place.size - self._place.base
+        if since <= self._compact_at:
+            return
+        live = self._state.size() + ROW_OVERHEAD * len(self._state.live)
+        self._compact_at = max(self._compact_after, live)
+        if since <= self._compact_at:
+            return
+        try:
+            self._compact()
+        except StorageError as error:
+            # The write is stored: only the file is longer than it need be. Try again after as much again.
+            self._compact_at = since + max(self._compact_after, live)
+            _LOGGER.warning("%s could not be compacted, and is used as it is (%s).", self._path, error)
+
+    def _compact(self) -> None:
+        self._replace()
+        self._mend()
+        self._compact_at = self._compact_after
+
+    def _replace(self) -> None:
+        """Give the name to a file of the live state alone; :meth:`_adopt` tells whether it has got it.
+
+        Only under the lock of writers, so that the state stands still while others read it.
+        """
+        temporary = f"{self._folder}/{_TEMPORARY}"
+        live = self._state.live
+        term = self._new_term()
+        frames = encode_base(live, list(live.values()), self._standing, term, self._clock.now() // 1000)
+        self._coming = self._write_file(temporary, frames, term)
+        if self._file is not None:
+            # From here on either file may have the name: whatever interrupts this, nothing more is written to this one.
+            self._file.close()
+            self._file = None
+        self._disk.rename(temporary, self._path)
+
+    def _write_file(self, path: str, frames: Iterator[Parts], term: int) -> Place:
+        self._disk.remove(path)
+        file = self._disk.open_append(path)
+        try:
+            count = size = 0
+            for parts in frames:
+                file.write(parts)
+                count += 1
+                size += sum(map(len, parts))
+            file.sync()
+        except StorageError:
+            with contextlib.suppress(StorageError):
+                self._disk.remove(path)
+            raise
+        finally:
+            file.close()
+        return Place(term, count, count, size, size)
+
+    def _term_on_disk(self) -> int | None:
+        """The term of the file that has the name now."""
+        header = read_header(memoryview(self._disk.read(self._path, 0, HEADER_SIZE)))
+        return None if header is None else header.term
+
+    def _new_term(self) -> int:
+        return self._chance.uuid().int >> 65
+
+    # --- handing on --------------------------------------------------------------------------------------------
+
+    def export_to(self, folder: Address) -> Snapshot:
+        """Seal the state as of the call as a snapshot; reads and writes go on meanwhile."""
+        folder = as_folder(folder)
+        self._refuse_closed()
+        copy = self._copy()
+        cursor = self._exported_cursor(copy.standing)
+        term, timestamp = self._new_term(), self._clock.now() // 1000
+
+        def fill(data: str) -> None:
+            frames = encode_base(copy.keys, copy.values, copy.standing, term, timestamp)
+            self._write_file(f"{data}/{FILE}", frames, term)
+
+        def verify(data: str) -> Cursor:
+            return whole(f"{data}/{FILE}", disk=self._disk)
+
+        return seal(
+            folder,
+            kind=KIND,
+            kind_version=KIND_VERSION,
+            cursor=cursor,
+            fill=fill,
+            verify=verify,
+            disk=self._disk,
+            clock=self._clock,
+            chance=self._chance,
+        )

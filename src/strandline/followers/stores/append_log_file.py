@@ -1,0 +1,289 @@
+"""The file of an append-log fold: one frame per write, with the standing in the metadata of its block.
+
+In a fold the lsn numbers *frames*, from 1, since a write may hold no records; and the term is a number drawn when the
+file is made, by which its own frames are told from frames that somebody has stored as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, InvalidInput, NullKey, UnsupportedVersion
+from strandline.followers.stores.state import Change, KeyedState, change_of, pieces
+from strandline.formats.arrow.block import Compression, Parts, encode_page
+from strandline.formats.wal.frame import (
+    MAGIC,
+    MAX_PAYLOAD,
+    Ending,
+    Frame,
+    FrameInfo,
+    FrameScanner,
+    Stop,
+    decode_frame,
+    encode_frame,
+    frames_beyond,
+)
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import Updates
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
+from strandline.model.store import Standing
+from strandline.storage.disk import Disk
+
+CONTINUES: Final = 1
+"""The next frame belongs to the same write: without it, this one does not count."""
+BASE: Final = 2
+"""Part of the whole state that a compaction wrote. It was durable before the file had its name."""
+
+CURSOR: Final = "strandline.cursor"
+RESYNC: Final = "strandline.resync"
+
+ROW_OVERHEAD: Final = 22
+"""What a record takes in a frame beside its key and value, in bytes."""
+
+_WINDOW: Final = 32 << 20
+"""How much of a file is read at once."""
+_PIECE_ROWS: Final = 1 << 16
+_PIECE_BYTES: Final = 8 << 20
+_FRAME_BYTES: Final = MAX_PAYLOAD - (1 << 20)
+"""What of a write goes into one frame: the limit, and room for what Arrow puts around it."""
+_FEW_ROWS: Final = 1 << 16
+_LARGEST_NUMBER: Final = (1 << 64) - 1
+
+
+class Place(NamedTuple):
+    """Where a file has got to: its term, the number of its last frame and of the last durable one, and its sizes."""
+
+    term: int
+    frames: int = 0
+    durable: int = 0
+    size: int = 0
+    base: int = 0
+    """The size up to the end of the last compaction."""
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def encode_write(
+    records: pa.Table | Updates | None, standing: Standing, place: Place, timestamp: int
+) -> tuple[Parts, Place]:
+    """One write as frames, and the place behind them, if they are written. More than one only above 256 MiB."""
+    groups: list[list[pa.RecordBatch]] = [[]] if records is None else _groups(records)
+    parts: Parts = []
+    told = _told(standing)
+    number = place.frames
+    for index, group in enumerate(groups):
+        number += 1
+        info = FrameInfo(
+            term=place.term,
+            first=number,
+            count=sum(batch.num_rows for batch in group),
+            timestamp=timestamp,
+            durable=place.durable,
+            flags=CONTINUES if index + 1 < len(groups) else 0,
+            pages=len(group),
+        )
+        parts += encode_frame(info, [encode_page(batch, Compression.NONE) for batch in group], told)
+    return parts, place._replace(frames=number, size=place.size + sum(map(len, parts)))
+
+
+def encode_base(
+    keys: Sequence[bytes] | dict[bytes, bytes], values: Sequence[bytes], standing: Standing, term: int, timestamp: int
+) -> Iterator[Parts]:
+    """The whole state as the frames that a file begins with, one at a time.
+
+    Each says that all of them are durable, which is true once the file has its name; and the last one holds nothing
+    else. So damage to any of them leaves another to tell that it is no torn tail.
+    """
+    chunks = list(pieces(keys, values, rows=_PIECE_ROWS, size=_PIECE_BYTES))
+    total = len(chunks) + 1
+    told = _told(standing)
+    for number, chunk in enumerate(chunks, 1):
+        count = len(chunk.keys)
+        zeros = pa.py_buffer(bytes(8 * count))
+        batch = record_batch(
+            timestamps=pa.Array.from_buffers(pa.int64(), count, [None, zeros]),
+            ops=pa.Array.from_buffers(pa.int8(), count, [None, zeros]),
+            keys=chunk.keys,
+            values=chunk.values,
+        )
+        info = FrameInfo(term, number, count, timestamp, total, BASE | CONTINUES)
+        yield encode_frame(info, [encode_page(batch, Compression.NONE)], told)
+    yield encode_frame(FrameInfo(term, total, 0, timestamp, total, BASE, pages=0), [], told)
+
+
+def _told(standing: Standing) -> dict[str, str]:
+    told = {}
+    if standing.cursor is not None:
+        told[CURSOR] = str(standing.cursor)
+    if standing.resync is not None:
+        told[RESYNC] = str(standing.resync)
+    return told
+
+
+def _groups(records: pa.Table | Updates) -> list[list[pa.RecordBatch]]:
+    """The records without their offsets, by the frames that they go into."""
+    if isinstance(records, Updates):
+        batch = records.batch()
+        if batch.get_total_buffer_size() <= _FRAME_BYTES:
+            return [[batch]]
+        records = pa.Table.from_batches([batch])
+    if records.schema.equals(READ_SCHEMA):
+        records = records.remove_column(0)
+    else:
+        records = records.select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
+    if records.column(0).num_chunks > 1 and records.num_rows <= _FEW_ROWS:
+        records = records.combine_chunks()
+    batches = [batch for batch in records.to_batches() if batch.num_rows]
+    if records.get_total_buffer_size() <= _FRAME_BYTES or records.nbytes <= _FRAME_BYTES:
+        return [batches]
+    return [[half] for batch in batches for half in _halves(batch)]
+
+
+def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes <= _FRAME_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halves(batch.slice(0, middle))
+    yield from _halves(batch.slice(middle))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Fold:
+    """What a file holds, up to the end of its last whole write."""
+
+    path: str
+    state: KeyedState = field(default_factory=KeyedState)
+    standing: Standing = field(default_factory=lambda: Standing(None))
+    place: Place | None = None
+    """None as long as there is no frame."""
+    torn: int = 0
+    """How many bytes behind it a crash has left; they can be cut."""
+    why: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many of its bytes count."""
+        return 0 if self.place is None else self.place.size
+
+
+@dataclass(slots=True)
+class _Replay:
+    """Takes frames in their order; a write of several frames counts when its last one is there."""
+
+    fold: Fold
+    seen: Place | None = None
+    """As the fold's place, but with the frames of a write that is not over."""
+    mark: int = 0
+    """The highest frame that any other one says is durable."""
+    waiting: list[Change] = field(default_factory=list)
+
+    def fits(self, frame: Frame) -> bool:
+        expected = 1 if self.seen is None else self.seen.frames + 1
+        return frame.info.first == expected and (self.seen is None or frame.info.term == self.seen.term)
+
+    def take(self, frame: Frame) -> None:
+        info = frame.info
+        where = f"The frame at byte {frame.start} of {self.fold.path}"
+        if info.flags & ~(CONTINUES | BASE):
+            raise UnsupportedVersion(f"{where} has flags that this program does not know: upgrade strandline.")
+        block = decode_frame(frame, where)
+        try:
+            self.waiting += [change_of(batch) for batch in block.batches if batch.num_rows]
+        except NullKey as error:
+            raise CorruptData(f"{where} is damaged: it holds a record without key.") from error
+        seen = self.seen or Place(info.term)
+        base = frame.end if info.flags & BASE else seen.base
+        self.seen = seen._replace(frames=info.first, size=frame.end, base=base)
+        self.mark = max(self.mark, info.durable)
+        if info.flags & CONTINUES:
+            return
+        for change in self.waiting:
+            self.fold.state.take(change)
+        self.waiting.clear()
+        self.fold.standing = _standing(block.metadata, where)
+        self.fold.place = self.seen
+
+
+def read_fold(path: str, *, disk: Disk) -> Fold:
+    """What the file holds; nothing is changed. A torn tail is told, to be cut by whoever may write.
+
+    ``CorruptData``, with file and byte, for damage that no crash leaves: at or below what any frame in the file, also
+    one behind the damage, says was durable. ``UnsupportedVersion`` for frames of another version.
+    """
+    size = disk.size(path)
+    replay = _Replay(Fold(path))
+    stop = _replay(replay, path, size, disk)
+    fold = replay.fold
+    if stop.ending is Ending.CLEAN and fold.place == replay.seen:
+        return fold
+    rest = memoryview(disk.read(path, stop.at))
+    _judge(replay, stop, rest)
+    fold.torn, fold.why = size - fold.size, stop.why
+    return fold
+
+
+def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
+    at, wanted = 0, _WINDOW
+    while True:
+        data = disk.read(path, at, wanted)
+        scanner = FrameScanner(memoryview(data), origin=at)
+        for frame in scanner:
+            if not replay.fits(frame):
+                return Stop(Ending.DAMAGED, frame.start, "a frame stands where another one should")
+            replay.take(frame)
+        stop = scanner.stop
+        over = at + len(data) >= size or not data
+        if over or stop.ending not in (Ending.CLEAN, Ending.TORN) or stop.at + stop.needs > size:
+            return stop
+        at, wanted = stop.at, max(_WINDOW, stop.needs)
+
+
+def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
+    """Raise unless what is at the end can have been left by a crash."""
+    path, seen = replay.fold.path, replay.seen
+    if stop.ending is Ending.UNSUPPORTED:
+        raise UnsupportedVersion(
+            f"{path} has at byte {stop.at} what this program cannot read: {stop.why}. Nothing was changed; use the "
+            "strandline that wrote it."
+        )
+    missing = 1 if seen is None else seen.frames + 1
+    mark = replay.mark
+    for frame in frames_beyond(rest, origin=stop.at):
+        if seen is None or (frame.info.term == seen.term and frame.info.first >= missing):
+            mark = max(mark, frame.info.durable)
+    if mark >= missing:
+        raise CorruptData(
+            f"{path} is damaged at byte {stop.at}: {stop.why}, and what stood there was durable. Nothing was changed; "
+            "restore the file, or remove its folder and let the fold be built again."
+        )
+    if seen is None and not all(found in (0, expected) for found, expected in zip(rest, MAGIC, strict=False)):
+        raise CorruptData(f"{path} is damaged at byte 0, or no fold at all: {stop.why}. Nothing was changed.")
+
+
+def _standing(metadata: dict[bytes, bytes], where: str) -> Standing:
+    cursor, resync = metadata.get(CURSOR.encode()), metadata.get(RESYNC.encode())
+    try:
+        found = None if cursor is None else Cursor.parse(cursor.decode("ascii"))
+        if found is not None and max(found.next, found.term) > _LARGEST_NUMBER:
+            raise ValueError("no log has got so far")  # noqa: TRY301 - one sentence for all
+        return Standing(found, None if resync is None else UUID(resync.decode("ascii")))
+    except (InvalidInput, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: its cursor cannot be read ({str(error)[:200]}).") from error
+
+
+def whole(path: str, *, disk: Disk) -> Cursor:
+    """The cursor of a file that must hold a state and nothing else, such as that of a snapshot."""
+    fold = read_fold(path, disk=disk)
+    if fold.torn or fold.standing.cursor is None or fold.standing.resync is not None:
+        raise CorruptData(f"{path} is damaged: it does not hold a whole state and its cursor. {fold.why}".rstrip())
+    return fold.standing.cursor

@@ -1,0 +1,286 @@
+"""A fold in RocksDB, through ``rocksdict``: for state that outgrows memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, final
+
+import pyarrow as pa
+
+from strandline.errors import (
+    InvalidInput,
+    StrandlineError,
+    UnsupportedVersion,
+)
+from strandline.followers.stores.rocks_db import (
+    FAMILY,
+    FORMAT,
+    KIND,
+    KIND_VERSION,
+    STANDING,
+    VERSION,
+    Range,
+    cursor_in,
+    decoded,
+    encoded,
+    explained,
+    open_database,
+    rocksdict,
+)
+from strandline.followers.stores.rules import RuledStore
+from strandline.followers.stores.state import change_of
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
+from strandline.model.addresses import Address, as_folder
+from strandline.model.keyed import Updates, as_bytes
+from strandline.model.records import Op
+from strandline.model.snapshot import Snapshot
+from strandline.model.store import Standing
+from strandline.snapshots.sealed import seal, unpack
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder
+from strandline.storage.fork_check import Origin, bound_to_process
+
+if TYPE_CHECKING:
+    from rocksdict import Rdict
+
+
+@bound_to_process()
+@final
+class RocksStore(RuledStore):
+    """A :class:`~strandline.model.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
+
+    With ``sync`` a write is durable when it returns. Without it, a crash of the process loses nothing, and one of the
+    machine may lose the latest writes, each of them whole, cursor and all.
+
+    Any thread may read at any time; a range is read from a RocksDB snapshot. One opener at a time: a second one, in
+    whichever process, is ``Fenced``.
+    """
+
+    def __init__(self, folder: str, db: Rdict, *, sync: bool, disk: Disk, clock: Clock, chance: Chance) -> None:
+        """Use :meth:`open`."""
+        super().__init__()
+        self._folder = folder
+        self._disk = disk
+        self._clock = clock
+        self._chance = chance
+        self._db = db
+        self._own: Rdict = db.get_column_family(FAMILY)
+        self._handle: Any = db.get_column_family_handle(FAMILY)
+        self._how = rocksdict().WriteOptions()
+        self._how.sync = sync
+        self._new_batch = rocksdict().WriteBatch
+        self._known: Standing | None = None
+        self._ranges: weakref.WeakSet[Range] = weakref.WeakSet()
+        self._closed = False
+        self._origin = Origin(f"The fold in {folder}", self)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Address,
+        *,
+        sync: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> RocksStore:
+        """Open the fold in this folder, which is made if there is none.
+
+        What a crash has left behind the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
+        while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
+        """
+        rocksdict()
+        folder = as_folder(folder)
+        check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
+        make_own_folder(folder, disk=disk)
+        db = open_database(folder, sync=sync)
+        try:
+            store = cls(folder, db, sync=sync, disk=disk, clock=clock, chance=chance)
+        except BaseException:
+            db.close()
+            raise
+        try:
+            store._check_format()
+            store._known = store.standing()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @classmethod
+    def import_from(
+        cls,
+        snapshot: Address,
+        dest: Address,
+        *,
+        sync: bool = True,
+        disk: Disk = DISK,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> RocksStore:
+        """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
+        rocksdict()
+        unpack(
+            as_folder(snapshot),
+            as_folder(dest),
+            kind=KIND,
+            kind_version=KIND_VERSION,
+            verify=lambda data: cursor_in(data, disk=disk, chance=chance),
+            shared=True,  # a checkpoint's files are those of the store it was made from, as long as both are there
+            disk=disk,
+            chance=chance,
+        )
+        return cls.open(dest, sync=sync, disk=disk, clock=clock, chance=chance)
+
+    def __repr__(self) -> str:
+        return f"RocksStore({self._folder!r})"
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How far it has got, in whichever stream."""
+        known = self._known
+        if known is not None:
+            return known
+        try:
+            stored = self._own.get(STANDING)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        return decoded(stored, self._folder)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, None if it is absent."""
+        name = as_bytes(key)
+        try:
+            value: bytes | None = self._db.get(name)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        return value
+
+    def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        start = as_bytes(prefix)
+        try:
+            found = Range(self._db, start, self._folder)
+        except Exception as error:
+            raise self._failed(error, "read") from error
+        self._ranges.add(found)
+        return found
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+        """One batch with all of it."""
+        self._refuse_closed()
+        batch = self._new_batch(raw_mode=True)
+        if records is not None and len(records):
+            keys, values, ops = change_of(records)
+            if ops is None:
+                deque(map(batch.put, keys, values), maxlen=0)  # the quickest loop there is: none of it is in Python
+            else:
+                put, delete = batch.put, batch.delete
+                for op, key, value in zip(ops, keys, values, strict=True):
+                    if op == Op.PUT:
+                        put(key, value)
+                    else:
+                        delete(key)
+        batch.put(STANDING, encoded(after), self._handle)
+        self._known = None  # until it is known what became of it, the database itself is asked
+        try:
+            self._db.write(batch, self._how)
+        except Exception as error:
+            raise self._failed(error, "written to") from error
+        self._known = after
+
+    # --- snapshots ---------------------------------------------------------------------------------------------
+
+    def export_to(self, folder: Address) -> Snapshot:
+        """Seal the state as of the call, from a RocksDB checkpoint: large files are linked, not copied.
+
+        Writes wait while the checkpoint is made, and go on while it is hashed and opened.
+        """
+        folder = as_folder(folder)
+        with ExitStack() as held:
+            held.enter_context(self._writing)
+            self._refuse_closed()
+            cursor = self._exported_cursor(self.standing())
+
+            def fill(data: str) -> None:
+                self._checkpoint(data)
+                held.close()
+
+            return seal(
+                folder,
+                kind=KIND,
+                kind_version=KIND_VERSION,
+                cursor=cursor,
+                fill=fill,
+                verify=lambda data: cursor_in(data, disk=self._disk, chance=self._chance),
+                disk=self._disk,
+                clock=self._clock,
+                chance=self._chance,
+            )
+
+    def _checkpoint(self, data: str) -> None:
+        within = f"{data}/.checkpoint"  # RocksDB makes the folder itself
+        try:
+            rocksdict().Checkpoint(self._db).create_checkpoint(within)
+        except Exception as error:
+            raise self._failed(error, f"exported to {data}") from error
+        for row in self._disk.scan(within):
+            self._disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
+        self._disk.remove_folder(within)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the files; what was written is kept, and made durable. Ranges under way end. Twice is fine."""
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            for found in list(self._ranges):
+                found.close()  # as long as one holds its snapshot, nobody can open the folder again
+            try:
+                self._db.flush_wal(True)
+            except Exception as error:
+                raise self._failed(error, "made durable") from error
+            finally:
+                self._handle = None
+                for part in (self._own, self._db):
+                    # It flushes once more, and tells of what failed long ago; the write-ahead log has everything.
+                    with suppress(Exception):
+                        part.close()
+
+    # --- refusals ----------------------------------------------------------------------------------------------
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise self._is_closed()
+
+    def _is_closed(self) -> InvalidInput:
+        return InvalidInput(f"{self!r} is closed: open it again.")
+
+    def _failed(self, error: Exception, what: str) -> StrandlineError:
+        return self._is_closed() if self._closed else explained(error, self._folder, what)
+
+    def _check_format(self) -> None:
+        try:
+            found = self._own.get(FORMAT)
+            used = found is None and next(iter(self._db.keys()), None) is not None
+            if found is None and not used:
+                self._own.put(FORMAT, VERSION, self._how)
+        except Exception as error:
+            raise self._failed(error, "opened") from error
+        if used:
+            raise InvalidInput(f"{self._folder} is a RocksDB database, but no fold of strandline: name another folder.")
+        if found not in (None, VERSION):
+            raise UnsupportedVersion(
+                f"The fold in {self._folder} is of version {found!r}, and this program reads version {KIND_VERSION}: "
+                "use the strandline that wrote it."
+            )

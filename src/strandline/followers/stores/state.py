@@ -1,0 +1,242 @@
+"""Keyed state in memory, and the rules of a store around it: what the memory and the append-log store share."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import InvalidInput
+from strandline.followers.stores.rules import RuledStore
+from strandline.model.keyed import Updates, as_bytes
+from strandline.model.records import READ_SCHEMA, Op
+from strandline.model.sink import without_key
+from strandline.model.store import Standing
+
+_PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
+_ONE_BY_ONE: Final = 64
+"""So many new keys go into the sorted ones by a search each; more are cheaper to sort in together."""
+
+
+class Change(NamedTuple):
+    """Records as Python has them: the keys, their values, and the operations, None if all are puts."""
+
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
+    ops: bytes | None
+
+
+def change_of(records: pa.Table | pa.RecordBatch | Updates) -> Change:
+    """What records do to keyed state; a null value is the empty one, and a record without key is ``NullKey``."""
+    if isinstance(records, Updates):
+        return _change_of_updates(records)
+    # Looking a column up by its number is quicker, and most tables have the columns that a log's readers see.
+    op, key, value = _PLACES if records.schema.equals(READ_SCHEMA) else ("op", "key", "value")
+    keys, values = records.column(key), records.column(value)
+    if keys.null_count:
+        raise without_key(_first_without_key(records))
+    listed = values.to_pylist()
+    if values.null_count:
+        listed = [value or b"" for value in listed]
+    return Change(keys.to_pylist(), listed, _operations(records.column(op)))
+
+
+def _change_of_updates(updates: Updates) -> Change:
+    ops, keys, values, _ = updates.columns
+    if None in keys:
+        raise without_key(updates.columns[3][list(keys).index(None)])
+    if None in values:
+        values = [value or b"" for value in values]
+    return Change(keys, values, _unless_puts(bytes(ops)))
+
+
+def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
+    """The operations as bytes, or None if all of them are puts."""
+    chunks = ops.chunks if isinstance(ops, pa.ChunkedArray) else [ops]
+    # An int8 column without nulls is its bytes; reading them so costs nothing per record.
+    plain = b"".join(memoryview(chunk.buffers()[1])[chunk.offset :][: len(chunk)] for chunk in chunks if len(chunk))
+    return _unless_puts(plain)
+
+
+def _unless_puts(ops: bytes) -> bytes | None:
+    return ops if ops.count(Op.PUT) != len(ops) else None
+
+
+def _first_without_key(records: pa.Table | pa.RecordBatch) -> int:
+    if "offset" not in records.schema.names:
+        return -1
+    return int(pc.min(records.filter(pc.is_null(records.column("key"))).column("offset")).as_py())
+
+
+@final
+class KeyedState:
+    """Keys and values, and the order of the keys, made when it is first asked for and then kept. Not locked."""
+
+    __slots__ = ("_order", "_stale", "live")
+
+    def __init__(self) -> None:
+        self.live: dict[bytes, bytes] = {}
+        self._order: list[bytes] | None = None
+        self._stale: set[bytes] = set()  # keys that may have come or gone since the order was made
+
+    def take(self, change: Change) -> None:
+        """Apply a change; nothing is walked in Python if all are puts."""
+        keys, values, ops = change
+        before = len(self.live)
+        if ops is None:
+            self.live.update(zip(keys, values, strict=True))
+            if len(self.live) == before:
+                return  # only keys that were there: their order stands
+        else:
+            live = self.live
+            for op, key, value in zip(ops, keys, values, strict=True):
+                if op == Op.PUT:
+                    live[key] = value
+                else:
+                    live.pop(key, None)
+        if self._order is not None:
+            self._stale.update(keys)
+            if len(self._stale) > len(self._order):
+                self._order = None
+                self._stale.clear()
+
+    def size(self) -> int:
+        """The bytes of all keys and values; looks at each of them."""
+        return sum(map(len, self.live)) + sum(map(len, self.live.values()))
+
+    def view(self, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Keys that begin with the prefix, sorted, and their values, as they are now: references, not copies."""
+        order = self._sorted()
+        length = len(prefix)
+        first = bisect_left(order, prefix)
+        behind = bisect_right(order, prefix, lo=first, key=lambda key: key[:length])
+        keys = order[first:behind]
+        return keys, list(map(self.live.__getitem__, keys))
+
+    def _sorted(self) -> list[bytes]:
+        if self._order is None:
+            self._order = sorted(self.live)
+        elif self._stale:
+            self._refresh(self._order)
+        return self._order
+
+    def _refresh(self, order: list[bytes]) -> None:
+        came, went = [], set()
+        for key in self._stale:
+            at = bisect_left(order, key)
+            known = at < len(order) and order[at] == key
+            if known and key not in self.live:
+                went.add(key)
+            elif not known and key in self.live:
+                came.append(key)
+        self._stale.clear()
+        if len(went) > _ONE_BY_ONE:
+            order[:] = [key for key in order if key not in went]
+        else:
+            for key in went:
+                del order[bisect_left(order, key)]
+        if len(came) > _ONE_BY_ONE:
+            order.extend(came)
+            order.sort()  # long runs that are sorted already are merged, not sorted again
+        else:
+            for key in came:
+                insort(order, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A store's state at one moment: references to its keys and values, and how far it had got."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    standing: Standing
+
+
+class KeyedStore(RuledStore):
+    """A store with its state in memory, all of :class:`~strandline.model.store.Store` but exporting.
+
+    A subclass says what is to be written before the state changes (:meth:`_keep`). One write at a time; readers wait
+    for the change of the state itself, never for a disk.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = KeyedState()
+        self._standing = Standing(None)
+        self._reading = threading.Lock()
+        """Held while the state changes or is looked at. Taken after the one of writers."""
+        self._closed = False
+
+    @abstractmethod
+    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
+        """Store records and standing, all or nothing; the state changes only if this returns."""
+
+    def _tidy(self) -> None:
+        """Called when a write is done and told to readers; the place to do what costs more now and then."""
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing:
+        """How far it has got, in whichever stream."""
+        return self._standing
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key, None if it is absent."""
+        name = as_bytes(key)
+        with self._reading:
+            return self._state.live.get(name)
+
+    def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
+        start = as_bytes(prefix)
+        with self._reading:
+            keys, values = self._state.view(start)
+        return zip(keys, values, strict=True)
+
+    def _copy(self) -> Copy:
+        with self._reading:
+            return Copy(list(self._state.live), list(self._state.live.values()), self._standing)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+        self._refuse_closed()
+        change = None if records is None or not len(records) else change_of(records)
+        self._keep(records if change else None, after)
+        with self._reading:
+            if change:
+                self._state.take(change)
+            self._standing = after
+        self._tidy()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidInput(f"{self!r} is closed: open it again.")
+
+    def close(self) -> None:
+        """Let go of it; what was read stays readable. Closing twice is fine."""
+        with self._writing:
+            self._closed = True
+
+
+def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[Change]:
+    """Keys and values as puts, in pieces of at most so many rows and, unless a single row is larger, bytes."""
+    some_keys: list[bytes] = []
+    some_values: list[bytes] = []
+    held = 0
+    for key, value in zip(keys, values, strict=True):
+        length = len(key) + len(value)
+        if some_keys and (len(some_keys) == rows or held + length > size):
+            yield Change(some_keys, some_values, None)
+            some_keys, some_values, held = [], [], 0
+        some_keys.append(key)
+        some_values.append(value)
+        held += length
+    if some_keys:
+        yield Change(some_keys, some_values, None)

@@ -1,0 +1,400 @@
+"""Watching with a thread: the shell around the engine, for keyed values."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, Literal, TypeVar
+
+from strandline.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError, WatchEnded
+from strandline.followers.engine import Engine
+from strandline.followers.events import (
+    Action,
+    Applied,
+    Apply,
+    Batching,
+    Began,
+    BeginResync,
+    Chunk,
+    EndResync,
+    Event,
+    Expired,
+    Export,
+    Exported,
+    Failed,
+    FindGhosts,
+    Finish,
+    Ghosts,
+    GiveUp,
+    Loose,
+    Nothing,
+    Open,
+    Opened,
+    Pause,
+    Range,
+    Receive,
+    Received,
+    Report,
+    Reported,
+    Stored,
+    StreamFailed,
+    Sweep,
+    Write,
+)
+from strandline.followers.events import (
+    Store as StoreAction,
+)
+from strandline.followers.stores.rules import RuledStore
+from strandline.followers.watch.exports import ExportRequest, Exports
+from strandline.kv.contract import Ended, Listed, Reader, Subscription, Watcher
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
+from strandline.model.store import Standing, Store
+from strandline.storage.clock import Clock
+from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
+
+_LOGGER: Final = logging.getLogger(__name__)
+_POLL: Final = 0.05
+"""How long a request to stop or to export may go unheard while nothing comes."""
+
+_GATHERING: Final = 0.001
+"""How long a batch that has begun lets more updates gather, when they come one by one."""
+
+T = TypeVar("T")
+Resume = Cursor | Literal["stored"] | None
+
+_WINDOW: Final = 0.01
+WATCHING: Final = Batching(records=100, window=_WINDOW)
+"""How a watch batches unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a watch was asked for; see :func:`~strandline.followers.watch.api.watch_applied`."""
+
+    scope: Scope = EVERYTHING
+    batching: Batching = WATCHING
+    parse: Callable[[Update], Any] | None = None
+    dead_letter: Callable[[Update, Exception], object] | None = None
+    on_applied: Callable[[Cursor], object] | None = None
+    evicted: Literal["drop", "keep"] = "drop"
+    exports: Exports | None = None
+    afloat: set[bytes] | None = None
+    """Keys that were given to ``apply`` and that the store has not taken since; kept from one run to the next. A resync
+    must remove those too that vanished: the store never had them, and whoever applied them still has."""
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
+    """What runs a coroutine to its end in this thread, with one loop for all of them, made when it is needed."""
+    with contextlib.ExitStack() as stack:
+        runners: list[asyncio.Runner] = []
+
+        def finish(awaitable: Awaitable[T]) -> T:
+            if not runners:
+                runners.append(stack.enter_context(asyncio.Runner()))
+            return runners[0].run(awaiting(awaitable))
+
+        yield finish
+
+
+async def awaiting(awaitable: Awaitable[T]) -> T:
+    """Any awaitable, as a coroutine."""
+    return await awaitable
+
+
+@dataclass(slots=True)
+class Watch:
+    """The shell: does what the engine says, and tells it what came of it."""
+
+    watcher: Watcher
+    apply: Callable[[Sequence[Any]], object]
+    reader: Reader | None
+    store: Store | None
+    options: Options
+    stop: threading.Event | None
+    clock: Clock
+    finish: Callable[[Awaitable[Any]], Any]
+    engine: Engine = field(init=False)
+    subscription: Subscription | None = None
+    ahead: Updates | None = None
+    trickling: bool = False
+    joined: tuple[Sequence[Chunk], Updates] | None = None
+    waiting: list[ExportRequest] = field(default_factory=list)
+    failure: Exception | None = None
+    stream_error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        armed = self.reader is not None and self.store is not None
+        self.engine = Engine(self.options.batching, armed=armed, usual_window=_WINDOW)
+
+    def run(self, resume: Resume) -> Cursor | None:
+        """Watch until the end, or until told to stop; returns the applied cursor."""
+        try:
+            event: Event = self._begin(resume)
+            while True:
+                if self.stop is not None and self.stop.is_set():
+                    self.engine.stop()
+                self._hear_exports()
+                action = self.engine.step(event, self.clock.monotonic())
+                if isinstance(action, Finish):
+                    return self._finished(action)
+                event = self._do(action)
+        finally:
+            self._hear_exports()
+            for request in self.waiting:
+                request.fail(WatchEnded("The watch ended before it served this export: ask again when it runs."))
+            if self.subscription is not None:
+                self.subscription.close()
+
+    def _begin(self, resume: Resume) -> Event:
+        standing = Standing(None) if self.store is None else self.store.standing()
+        cursor = standing.cursor if resume == "stored" else resume
+        if standing.resync is not None:
+            if not self.engine.armed:
+                raise NotReady(
+                    f"The store is in the middle of a resync with stream {standing.resync}: watch with a reader, "
+                    "which begins it again."
+                )
+            return Began(standing.cursor, unsettled=True)
+        if self.store is None:
+            return Began(cursor)
+        if cursor is not None:
+            _check_resume(cursor, standing.cursor)
+            return Began(cursor)
+        holding = standing.cursor is not None or next(self.store.range(), None) is not None
+        if holding and not self.engine.armed:
+            self._warn("Everything is asked for and the store is not empty")
+            return Expired(self._beginning())
+        return Began(standing.cursor if holding else None, unsettled=holding)
+
+    def _beginning(self) -> Cursor | None:
+        """Where a store takes a stream from that it has no cursor of."""
+        return None if self.store is None else Cursor(self.watcher.stream, 0)
+
+    def _warn(self, why: str) -> None:
+        _LOGGER.warning(
+            "%s, and there is no reader with a store to compare with: everything is taken anew, and keys that vanished "
+            "meanwhile are not removed.",
+            why,
+        )
+
+    def _finished(self, action: Finish) -> Cursor | None:
+        if self.stream_error is not None:
+            raise self.stream_error
+        return self.store.standing().cursor if action.doubtful and self.store is not None else action.cursor
+
+    # --- actions -----------------------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> Event:  # noqa: PLR0911 - one case for each action
+        match action:
+            case Receive(records=records, seconds=seconds):
+                return self._received(records, seconds)
+            case Apply(chunks):
+                self._apply(chunks)
+                return Applied()
+            case StoreAction(write):
+                return self._store(write)
+            case Report(cursor):
+                if self.options.on_applied is not None:
+                    self._call(self.options.on_applied, cursor)
+                return Reported()
+            case Open(cursor):
+                return self._open(cursor)
+            case FindGhosts():
+                RESYNCS.inc()
+                return Ghosts(self._ghosts(None))
+            case Sweep(given):
+                return Ghosts(self._ghosts(given))
+            case Export(request):
+                self._export(request)
+                return Exported()
+            case Pause(seconds):
+                self._pause(seconds)
+                return Nothing()
+            case GiveUp(failures):
+                raise StorageError(
+                    f"The store failed {failures} times in a row, the last time with: {self.failure}. It stays at its "
+                    "cursor; make it work again and resume."
+                ) from self.failure
+        raise AssertionError(f"a watch has no use for {action}")
+
+    def _call(self, function: Callable[..., object], *args: object) -> None:
+        result = function(*args)
+        if result is not None and inspect.isawaitable(result):
+            self.finish(result)
+
+    def _open(self, cursor: Cursor | None) -> Event:
+        try:
+            self.subscription = self.watcher.watch_from(self.options.scope, cursor)
+        except CursorExpired as error:
+            if cursor is None:
+                raise
+            if not self.engine.armed:
+                self._warn(f"The cursor {cursor} has expired ({error})")
+            else:
+                _LOGGER.info("The cursor %s has expired: bringing the store in step. %s", cursor, error)
+            return Expired(self._beginning())
+        return Opened()
+
+    def _received(self, room: int, seconds: float) -> Event:
+        """What the stream gives. Its error ends the watch, but only behind the batch that was received before it.
+
+        Dropped, that batch would come again only to those that resume; and a stream that fails sooner than a window
+        lasts would never get any further.
+        """
+        try:
+            return self._receive(room, seconds)
+        except Exception as error:  # noqa: BLE001 - it is raised when the batch has been applied
+            _LOGGER.info("The stream failed; what was received before is applied, then the watch ends: %s", error)
+            self.stream_error = error
+            return StreamFailed()
+
+    def _receive(self, room: int, seconds: float) -> Event:
+        taken: Updates | Listed | Ended | None = self.ahead
+        if taken is None:
+            taken = self._take(seconds, begun=room < self.options.batching.records)
+        if isinstance(taken, Updates):
+            head, self.ahead = taken.split(room)
+            if head.upto is None:
+                raise InvalidInput("A subscription gave updates without a cursor behind them.")
+            return Received(head, len(head), head.upto, size=head.size)
+        return Nothing() if taken is None else taken
+
+    def _take(self, seconds: float, *, begun: bool) -> Updates | Listed | Ended | None:
+        if self.subscription is None:
+            raise AssertionError("a stream is opened before it is received from")
+        queue = self.options.batching.queue
+        if begun and self.trickling:
+            # The batch waits for its window anyway: waking for each update would cost ten times the work.
+            self._pause(min(seconds, _GATHERING))
+            seconds = 0.0
+        taken = self.subscription.take(queue, min(seconds, _POLL))
+        self.trickling = not isinstance(taken, Updates) or len(taken) < queue // 4
+        return taken
+
+    def _apply(self, chunks: Sequence[Chunk]) -> None:
+        updates = self._join(chunks)
+        batch: Sequence[Any] = updates
+        if self.options.parse is not None:
+            batch = self._parsed(updates, self.options.parse)
+            UPDATES_REJECTED.inc(len(updates) - len(batch))
+        if batch:
+            if self.options.afloat is not None:
+                self.options.afloat.update(updates.keys)  # before: an apply that raises may have done a part
+            self._call(self.apply, batch)
+            UPDATES_APPLIED.inc(len(batch))
+
+    def _join(self, chunks: Sequence[Chunk]) -> Updates:
+        if self.joined is None or self.joined[0] is not chunks:
+            self.joined = (chunks, Updates.joined(chunks))
+        return self.joined[1]
+
+    def _parsed(self, updates: Updates, parse: Callable[[Update], Any]) -> list[Any]:
+        parsed = []
+        for update in updates:
+            try:
+                value = parse(update)
+            except Exception as error:
+                if self.options.dead_letter is None:
+                    raise
+                self._call(self.options.dead_letter, update, error)
+                continue
+            if value is not None:
+                parsed.append(value)
+        return parsed
+
+    def _store(self, write: Write) -> Event:
+        if self.store is None:
+            return Stored()
+        try:
+            self._write(self.store, write)
+        except Exception as error:
+            if isinstance(error, StrandlineError) and not isinstance(error, StorageError):
+                raise  # it refuses: trying again would not help
+            _LOGGER.warning("The store has not taken a batch, which will be tried again: %s", error)
+            STORE_FAILURES.inc()
+            self.failure = error
+            return Failed()
+        if self.options.afloat is not None and isinstance(write, Range | Loose):
+            self.options.afloat.difference_update(self._join(write.chunks).keys)
+        return Stored()
+
+    def _write(self, store: Store, write: Write) -> None:
+        match write:
+            case Range(chunks, since, upto):
+                store.apply(_told(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto)
+            case BeginResync():
+                store.begin_resync(self.watcher.stream)
+            case Loose(chunks):
+                store.resync(_told(store, self._join(chunks)))
+            case EndResync(cursor):
+                standing = store.standing()
+                if standing.resync not in (None, cursor.log_id):
+                    store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
+                if standing != Standing(cursor):  # it has ended if only the answer was lost
+                    store.end_resync(cursor)
+
+    def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
+        """Removals of what the fold has and the stream has not: by the reader's listing, or by what a watch gave."""
+        if self.store is None or self.reader is None:
+            raise AssertionError("a resync needs a store and a reader")
+        keep = self.options.evicted == "keep"
+        listing = self.reader.listing(self.options.scope) if given is None or keep else None
+        present = given if given is not None else frozenset() if listing is None else listing.live
+        candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
+        afloat = (key for key in sorted(self.options.afloat or ()) if key in self.options.scope)
+        missing = dict.fromkeys(key for key in chain(candidates, afloat) if key not in present)
+        deleted = listing.deleted if keep and listing is not None else None
+        ghosts = [key for key in missing if deleted is None or key in deleted]
+        size = self.options.batching.records
+        return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
+
+    # --- exports and waiting -----------------------------------------------------------------------------------
+
+    def _hear_exports(self) -> None:
+        if self.options.exports is not None:
+            for request in self.options.exports.taken():
+                self.waiting.append(request)
+                self.engine.ask(request)
+
+    def _export(self, request: ExportRequest) -> None:
+        self.waiting.remove(request)
+        if not request.answer.set_running_or_notify_cancel():
+            return  # the requester has left
+        if self.store is None:
+            request.answer.set_exception(InvalidInput("This watch has no store, and so nothing to export."))
+            return
+        try:
+            request.answer.set_result(self.store.export_to(request.folder))
+        except Exception as error:  # noqa: BLE001 - it is the requester's, whatever it is
+            request.answer.set_exception(error)
+        except BaseException:
+            request.answer.set_exception(WatchEnded("The watch was cut short while it served this export: ask again."))
+            raise
+
+    def _pause(self, seconds: float) -> None:
+        pause = min(seconds, _POLL)
+        if self.stop is None:
+            self.clock.sleep(pause)
+        else:
+            self.clock.wait(self.stop, pause)
+
+
+def _told(store: Store, updates: Updates) -> Any:
+    """The updates as a store takes them: a table, unless it is one of our own."""
+    return updates if isinstance(store, RuledStore) else updates.table()
+
+
+def _check_resume(cursor: Cursor, stored: Cursor | None) -> None:
+    if stored is None or stored.log_id != cursor.log_id or cursor.next > stored.next:
+        raise InvalidInput(
+            f"Resuming at {cursor} would be ahead of the store, which is at {stored}: leave `resume` out, and the "
+            "watch goes on at the store's own cursor."
+        )

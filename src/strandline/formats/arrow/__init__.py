@@ -1,0 +1,1 @@
+"""Arrow IPC inside our formats: headers judged before Arrow reads them, blocks with checksums."""

@@ -1,0 +1,168 @@
+"""Bytes of an Arrow IPC stream into record batches that are safe to look at: the one way in for stored Arrow data.
+
+What a message announces is judged by its own header before Arrow believes it: how many rows, how many bytes once they
+are unpacked, how they are packed. What Arrow then makes of it is validated in full before anybody looks at it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData
+from strandline.formats.arrow.header import MESSAGE_HEADER, check_message, find_field, follow, read_number
+from strandline.formats.arrow.unpack_limits import unpacked_limit
+
+END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""What a stream ends with."""
+
+_BITS: Final = 8
+_PLAIN_MARK: Final = -1
+"""Where the length of a compressed buffer stands: this one is stored as it is."""
+
+# Positions of fields in the flatbuffer tables of Arrow's Message.fbs.
+_BATCH_LENGTH: Final = 0
+_BATCH_BUFFERS: Final = 2
+_BATCH_COMPRESSION: Final = 3
+
+
+class Layout(NamedTuple):
+    """What a stream must hold: its columns, and how many bits any row takes, whatever it holds."""
+
+    schema: pa.Schema
+    row_bits: int
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Layout:
+        """The layout of these columns. Each of them must take some bits in every row: nothing else bounds rows.
+
+        >>> Layout.of(pa.schema([("when", pa.int64()), ("what", pa.binary()), ("good", pa.bool_())])).row_bits
+        97
+        """
+        return cls(schema, sum(_value_bits(field.type) for field in schema))
+
+
+class ArrowStream(NamedTuple):
+    """What a stream holds: its record batches, and the metadata of its schema, which may be any bytes."""
+
+    batches: list[pa.RecordBatch]
+    metadata: dict[bytes, bytes]
+
+
+def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: bool = False) -> ArrowStream:
+    """The record batches of a stream of this layout, fully validated; zero-copy where the buffers are plain.
+
+    Raises:
+        CorruptData: anything else than such a stream, or one that holds more than so many bytes may unpack to.
+    """
+    source = pa.BufferReader(pa.py_buffer(data))
+    batches: list[pa.RecordBatch] = []
+    # What is stored as it is takes no more than the bytes that are here already.
+    limit = budget = unpacked_limit(len(data)) if compressed else len(data)
+    schema, width = layout
+    try:
+        check_message(data)
+        found = pa.ipc.read_schema(source)
+        if not found.equals(schema):
+            raise CorruptData(f"{where} is damaged: it does not hold {schema.names} but {str(found.names)[:200]}.")
+        while source.tell() < len(data) - len(END):
+            check_message(data[source.tell() :])
+            message = pa.ipc.read_message(source)
+            if message.type != "record batch":
+                raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
+            rows, size = _size(message, where, compressed=compressed)
+            budget -= size
+            if budget < 0:
+                raise CorruptData(
+                    f"{where} is damaged: its {len(data):,} bytes announce more than {limit:,} unpacked, which no "
+                    "batch may hold."
+                )
+            if rows * width > size * _BITS:
+                raise CorruptData(
+                    f"{where} is damaged: it announces {rows:,} records, more than {size:,} bytes can hold."
+                )
+            batch = pa.ipc.read_record_batch(message, schema)
+            batch.validate(full=True)
+            batches.append(batch)
+        rest = bytes(data[source.tell() :])
+    except pa.ArrowMemoryError:  # within the limits: the machine has too little, and the bytes may be sound
+        raise
+    except (pa.ArrowException, OSError, ValueError, EOFError, struct.error, OverflowError) as error:
+        raise damaged(error, where) from error
+    if rest != END:
+        raise CorruptData(f"{where} is damaged: it does not end where it should.")
+    return ArrowStream(batches, dict(found.metadata or {}))
+
+
+def damaged(error: Exception, where: str) -> CorruptData:
+    """What the error that Arrow gave for stored bytes means."""
+    return CorruptData(f"{where} is damaged: {(str(error).splitlines() or [repr(error)])[0][:200]}.")
+
+
+class Announced(NamedTuple):
+    """What the header of a record batch says of it."""
+
+    rows: int
+    is_compressed: bool
+
+
+def announced(message: pa.Message, where: str) -> Announced:
+    """What a record batch says of itself; ``CorruptData`` if that makes no sense. Reads the header alone."""
+    try:
+        return _announced(*_batch_header(message), where)
+    except (ValueError, struct.error) as error:
+        raise damaged(error, where) from error
+
+
+def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
+    table = memoryview(message.metadata).cast("B")
+    return table, follow(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
+
+
+def _announced(table: memoryview, batch: int, where: str) -> Announced:
+    length = find_field(table, batch, _BATCH_LENGTH)
+    rows = 0 if length is None else read_number(table, length, "q")
+    if rows < 0:
+        raise CorruptData(f"{where} is damaged: it announces {rows} records.")
+    return Announced(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None)
+
+
+def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
+    """How many rows a message has, and how much memory decoding it takes, by its own word."""
+    table, batch = _batch_header(message)
+    rows, is_compressed = _announced(table, batch, where)
+    if compressed != is_compressed:
+        raise CorruptData(f"{where} is damaged: its buffers are not stored as it says.")
+    body = memoryview(message.body or b"").cast("B")
+    if not compressed:
+        return rows, len(body)
+    return rows, sum(_unpacked(body, start, length, where) for start, length in _buffers(table, batch))
+
+
+def _unpacked(body: memoryview, start: int, length: int, where: str) -> int:
+    """How many bytes a compressed buffer announces that it unpacks to."""
+    if length == 0:
+        return 0
+    if length < 0 or start < 0 or start + length > len(body):
+        raise CorruptData(f"{where} is damaged: a buffer of {length} bytes at {start} is not within its message.")
+    plain = read_number(body, start, "q")
+    if plain < _PLAIN_MARK:
+        raise CorruptData(f"{where} is damaged: a buffer announces {plain} bytes.")
+    return length if plain == _PLAIN_MARK else plain
+
+
+def _value_bits(kind: pa.DataType) -> int:
+    if pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_list(kind) or pa.types.is_map(kind):
+        return 32
+    if pa.types.is_large_binary(kind):
+        return 64
+    return int(kind.bit_width)
+
+
+def _buffers(table: memoryview, batch: int) -> Iterator[tuple[int, int]]:
+    start = follow(table, find_field(table, batch, _BATCH_BUFFERS))
+    for index in range(read_number(table, start, "I")):
+        yield struct.unpack_from("<qq", table, start + 4 + 16 * index)

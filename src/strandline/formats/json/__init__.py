@@ -1,0 +1,1 @@
+"""Small JSON documents: read field by field within bounds, or under a checksum."""

@@ -1,0 +1,1 @@
+"""Nodes as bytes: what a node remembers, tickets, and messages beside Arrow batches."""

@@ -1,0 +1,206 @@
+"""What goes over the wire beside Arrow batches: the note of a batch, progress and its answer, and errors.
+
+All numbers are little-endian and fit 63 bits. Every fixed part ends with its CRC32C.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline import errors
+from strandline.errors import CorruptData, ExpectationFailed, StrandlineError
+from strandline.formats.arrow.block import page_checksum
+from strandline.formats.checksum import crc32c
+from strandline.formats.json.fields import LARGEST_NUMBER, Fields, write_fields
+from strandline.model.head import WriterId
+from strandline.model.node import Beat
+
+_VERSION: Final = 1
+_NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
+_PROGRESS = struct.Struct("<BB2xQQQQQ")
+_ANSWER = struct.Struct("<BB2xQQQQQ")
+_CHECKSUM = struct.Struct("<I")
+NOTE_SIZE: Final = _NOTE.size + _CHECKSUM.size
+_LONGEST_REASON: Final = 4096
+_LONGEST_SENTENCE: Final = 1000
+"""In bytes: errors travel twice among the headers of an answer, which may hold 8 KiB."""
+
+
+class Flag:
+    """What a note says of its Arrow batch. Plain numbers: an enumeration costs more than all the rest of a note."""
+
+    LAST: Final = 1
+    """It is the last part of its log batch."""
+    NUMBERED: Final = 2
+    """The log batch was appended with a writer and a number."""
+    BEAT: Final = 4
+    """It holds no records: only the primary's word on how far it is."""
+    READ: Final = 8
+    """It is for a reader: with an ``offset`` column, and perhaps only a part of a log batch."""
+
+    ALL: Final = LAST | NUMBERED | BEAT | READ
+
+
+class Note(NamedTuple):
+    """What goes with an Arrow batch. A log batch goes as one or more of them, whose notes differ in ``LAST`` alone."""
+
+    flags: int
+    first: int
+    """The offset of the first record of the *log* batch."""
+    records: int
+    """How many the log batch has, in all its parts."""
+    term: int
+    timestamp: int
+    """When it was written, in milliseconds."""
+    append: tuple[WriterId, int] | None
+    beat: Beat
+    content: int = 0
+    """Of the Arrow batch that it goes with: :func:`content_checksum`; 0 for one without records."""
+
+
+def content_checksum(batch: pa.RecordBatch) -> int:
+    """The CRC32C of a batch's bytes as Arrow sends them: the body of its message, whoever encodes it.
+
+    Not of the message's head, which tells the same in words that may differ between versions of Arrow.
+    """
+    return page_checksum([memoryview(batch.serialize()).cast("B")])
+
+
+def encode_note(note: Note) -> bytes:
+    """The bytes of a note, always as many."""
+    writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
+    flags = note.flags | (Flag.NUMBERED if note.append else 0)
+    what = (note.first, note.records, note.term, note.timestamp, writer, number)
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.beat, note.content))
+
+
+def decode_note(data: bytes | memoryview | None, where: str) -> Note:
+    """The note in these bytes; ``CorruptData`` for any others."""
+    found = _opened(_NOTE, data, "A note", where)
+    version, flags, first, count, term, timestamp, writer, number, *beat, content = found
+    _check(where, version, first + count, term, timestamp, number, *beat)
+    if flags & ~Flag.ALL:
+        raise CorruptData(f"A note of {where} has unknown flags ({flags}): both ends need the same version.")
+    append = (WriterId(UUID(bytes=writer)), number) if flags & Flag.NUMBERED else None
+    return Note(flags, first, count, term, timestamp, append, Beat(*beat), content)
+
+
+class Advance(NamedTuple):
+    """What a replica reports of itself, as the wire carries it."""
+
+    term: int
+    """The highest that it has seen."""
+    applied: int
+    durable: int
+    apply_errors: int
+    divergences: int
+    is_answered: bool = True
+    """Whether an answer is waited for; without, there is one only if it did not count."""
+
+
+def encode_advance(advance: Advance) -> bytes:
+    """The bytes of a progress report."""
+    *numbers, is_answered = advance
+    return _sealed(_PROGRESS.pack(_VERSION, not is_answered, *numbers))
+
+
+def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
+    """The report in these bytes; ``CorruptData`` for any others."""
+    version, quiet, *numbers = _opened(_PROGRESS, data, "A progress report", where)
+    _check(where, version, *numbers)
+    if quiet > 1:
+        raise CorruptData(f"A progress report of {where} has unknown flags ({quiet}): both ends need the same version.")
+    term, applied, durable, apply_errors, divergences = numbers
+    return Advance(term, applied, durable, apply_errors, divergences, not quiet)
+
+
+def encode_answer(beat: Beat, refused: str | None) -> bytes:
+    """The bytes of the answer to a progress report: a fixed part, and why it counted for nothing."""
+    reason = b"" if refused is None else refused.encode()[:_LONGEST_REASON]
+    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *beat) + reason)
+
+
+def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Beat, str | None]:
+    """The answer in these bytes; ``CorruptData`` for any others."""
+    body = _unsealed(data, "An acknowledgement", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
+    version, refused, *beat = _ANSWER.unpack_from(body)
+    _check(where, version, *beat)
+    reason = bytes(body[_ANSWER.size :]).decode(errors="replace")
+    return Beat(*beat), reason if refused else None
+
+
+def _sealed(body: bytes) -> bytes:
+    return body + _CHECKSUM.pack(crc32c(body))
+
+
+def _opened(layout: struct.Struct, data: bytes | memoryview | None, what: str, where: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = layout.unpack(_unsealed(data, what, where, layout.size, layout.size))
+    return found
+
+
+def _unsealed(data: bytes | memoryview | None, what: str, where: str, smallest: int, largest: int) -> bytes:
+    if data is None or not smallest <= len(data) - _CHECKSUM.size <= largest:
+        size = 0 if data is None else len(data)
+        raise CorruptData(f"{what} of {where} has {size} bytes, which is not its size: ask again.")
+    body = bytes(data[: -_CHECKSUM.size])
+    if crc32c(body) != _CHECKSUM.unpack_from(data, len(body))[0]:
+        raise CorruptData(f"{what} of {where} is damaged: its checksum is wrong. Ask again.")
+    return body
+
+
+def _check(where: str, version: int, *numbers: int) -> None:
+    if version != _VERSION:
+        raise CorruptData(
+            f"{where} speaks version {version} of the wire, and this program version {_VERSION}: use the same on both."
+        )
+    if max(numbers) > LARGEST_NUMBER:
+        raise CorruptData(f"What {where} sent is damaged: it has numbers that no log can reach.")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------
+
+_KNOWN: Final[dict[str, type[StrandlineError]]] = {
+    name: found
+    for name, found in vars(errors).items()
+    if isinstance(found, type) and issubclass(found, StrandlineError)
+}
+"""The error tree by name: nothing else is ever made of what somebody sent."""
+
+
+def encode_error(error: StrandlineError) -> bytes:
+    """An error as its class's name and its sentence; one of a class outside the tree goes as what it derives from."""
+    name = next(kind.__name__ for kind in type(error).__mro__ if _KNOWN.get(kind.__name__) is kind)
+    fields: dict[str, object] = {"error": name, "message": cut(str(error))}
+    if isinstance(error, ExpectationFailed) and error.end is not None:
+        fields["end"] = error.end
+    return write_fields(fields)
+
+
+def cut(sentence: str) -> str:
+    """A sentence that is short enough to travel among headers."""
+    data = sentence.encode(errors="replace")
+    if len(data) <= _LONGEST_SENTENCE:
+        return data.decode()
+    return data[: _LONGEST_SENTENCE - 3].decode(errors="ignore") + "..."
+
+
+def decode_error(data: bytes | memoryview | None) -> StrandlineError | None:
+    """The error in these bytes, of the class that it was raised as; None if there is none in them."""
+    if not data:
+        return None
+    try:
+        fields = Fields.parse(data, "an error", wrong=CorruptData)
+        kind = _KNOWN.get(fields.text("error"))
+        sentence, end = fields.text("message"), fields.maybe_natural("end")
+    except CorruptData:
+        return None
+    if kind is None:
+        return None
+    error = kind(sentence)
+    if isinstance(error, ExpectationFailed):
+        error.end = end
+    return error

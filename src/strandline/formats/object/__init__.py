@@ -1,0 +1,1 @@
+"""The object log as bytes: batch objects, the head and its chunks, identities and slots."""

@@ -1,0 +1,303 @@
+"""The head of an object log and its chunks, as bytes (docs/formats.md describes the layout)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import chain
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.formats.checksum import crc32c
+from strandline.formats.object.packing import Unpacker, pack_count, pack_text
+from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed, WriterId, WriterState
+from strandline.model.json_values import LARGEST_NUMBER
+from strandline.model.stamp import OpId, Stamped
+
+VERSION: Final = 1
+HEAD_MAGIC: Final = b"SLHD"
+_CHUNK_MAGIC: Final = b"SLCH"
+_CUT_MAGIC: Final = b"SLCU"
+_ABSENT: Final = (1 << 64) - 1
+
+_PREAMBLE = struct.Struct("<4sH")
+_CHECKSUM = struct.Struct("<I")
+_NUMBERS = struct.Struct("<QQQQqQQQQQQq")
+_ENTRY = struct.Struct("<QQIQqqq16sQI")
+_RANGE = struct.Struct("<IqI")
+_REFERENCE = struct.Struct("<QQQQQQqq")
+_WRITER = struct.Struct("<16sQQQIq")
+_SLOT = struct.Struct("<QQ")
+_TRIMMED = struct.Struct("<Qq")
+_LEVEL = struct.Struct("<B")
+_CUT = struct.Struct("<QQ")
+
+
+def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> bytes:
+    """The whole head, with its stamp and a checksum over everything before it; ``tail`` are its packed entries."""
+    head = state.value
+    parts = [
+        _PREAMBLE.pack(HEAD_MAGIC, VERSION),
+        head.log_id.bytes,
+        _NUMBERS.pack(
+            state.revision,
+            head.next_offset,
+            head.next_sequence,
+            head.floor,
+            head.listed,
+            head.generation,
+            head.min_generation,
+            head.swept_generation,
+            head.tiered_through,
+            head.writers_floor,
+            head.membership,
+            head.collected,
+        ),
+        pack_count(len(state.recent)),
+        *(op.bytes for op in state.recent),
+        pack_count(len(head.tail)),
+        *(map(_pack_entry, head.tail) if tail is None else tail),
+        pack_count(len(head.levels)),
+    ]
+    for level in head.levels:
+        parts += [pack_count(len(level)), *map(_pack_reference, level)]
+    parts.append(pack_count(len(head.writers)))
+    parts += [
+        _WRITER.pack(writer.bytes, last.number, last.sequence, last.first, last.count, last.listed)
+        for writer, last in head.writers.items()
+    ]
+    parts.append(pack_count(len(head.slots)))
+    for name, pin in head.slots.items():
+        parts += [pack_text(name), _SLOT.pack(*((_ABSENT, 0) if pin is None else (pin.position, pin.mark)))]
+    parts.append(pack_count(len(head.trimmed)))
+    for gone in head.trimmed:
+        parts += [pack_text(gone.location), _TRIMMED.pack(gone.size, gone.at)]
+    return _sealed(parts)
+
+
+def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
+    """The head in these bytes; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``."""
+    source = _opened(data, where, HEAD_MAGIC)
+    log_id = source.uuid()
+    numbers = source.fields(_NUMBERS)
+    recent = tuple(OpId(source.uuid()) for _ in range(source.count(item_size=16)))
+    tail = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
+    levels = tuple(
+        tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
+        for _ in range(source.count(item_size=4))
+    )
+    writers = {}
+    for _ in range(source.count(item_size=_WRITER.size)):
+        writer, *last = source.fields(_WRITER)
+        _in_range(source, *last)
+        writers[_writer_id(writer)] = WriterState(*last)
+    slots: dict[str, Pin | None] = {}
+    for _ in range(source.count(item_size=_SLOT.size)):
+        name = source.text()
+        position, mark = source.fields(_SLOT)
+        slots[name] = None if position == _ABSENT else Pin(position, mark)
+    trimmed = []
+    for _ in range(source.count(item_size=_TRIMMED.size)):
+        location = source.text()
+        trimmed.append(Trimmed(location, *source.fields(_TRIMMED)))
+    source.end()
+    _in_range(source, *numbers)
+    revision, next_offset, next_sequence, floor, listed, *rest = numbers
+    generation, min_generation, swept_generation, tiered_through, writers_floor, membership, collected = rest
+    head = Head(
+        log_id=log_id,
+        next_offset=next_offset,
+        next_sequence=next_sequence,
+        floor=floor,
+        listed=listed,
+        generation=generation,
+        min_generation=min_generation,
+        swept_generation=swept_generation,
+        tiered_through=tiered_through,
+        writers_floor=writers_floor,
+        membership=membership,
+        collected=collected,
+        tail=tail,
+        levels=levels,
+        writers=writers,
+        slots=slots,
+        trimmed=tuple(trimmed),
+    )
+    return Stamped(head, revision, recent)
+
+
+def encode_chunk(items: tuple[Entry, ...] | tuple[ChunkRef, ...], level: int) -> bytes:
+    """A chunk: entries at level 0, references to chunks of the level below otherwise."""
+    packed = [_pack_entry(item) if isinstance(item, Entry) else _pack_reference(item) for item in items]
+    return _sealed([_PREAMBLE.pack(_CHUNK_MAGIC, VERSION), _LEVEL.pack(level), pack_count(len(items)), *packed])
+
+
+def decode_entries(data: bytes | memoryview, where: str) -> tuple[Entry, ...]:
+    """The entries of a chunk of level 0."""
+    source = _opened_chunk(data, where, 0)
+    entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
+    source.end()
+    return entries
+
+
+def decode_references(data: bytes | memoryview, where: str, level: int) -> tuple[ChunkRef, ...]:
+    """The references in a chunk of a level above 0."""
+    source = _opened_chunk(data, where, level)
+    references = tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
+    source.end()
+    return references
+
+
+def encode_cut(cut: Cut) -> bytes:
+    """What a trim took out of the listing."""
+    chunks = [_LEVEL.pack(level) + _pack_reference(reference) for level, reference in cut.chunks]
+    return _sealed(
+        [
+            _PREAMBLE.pack(_CUT_MAGIC, VERSION),
+            _CUT.pack(cut.since, cut.upto),
+            pack_count(len(cut.entries)),
+            *map(_pack_entry, cut.entries),
+            pack_count(len(chunks)),
+            *chunks,
+        ]
+    )
+
+
+def decode_cut(data: bytes | memoryview, where: str) -> Cut:
+    """The cut in these bytes."""
+    source = _opened(data, where, _CUT_MAGIC)
+    since, upto = source.fields(_CUT)
+    entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
+    chunks = []
+    for _ in range(source.count(item_size=_LEVEL.size + _REFERENCE.size)):
+        (level,) = source.fields(_LEVEL)
+        chunks.append((level, _unpack_reference(source)))
+    source.end()
+    return Cut(since, upto, entries, tuple(chunks))
+
+
+class HeadCodec:
+    """The head as a cell's content.
+
+    The packed entries are kept: the next head has nearly the same ones, each with up to a thousand ranges of metadata.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was encoded yet."""
+        self._packed: dict[int, tuple[Entry, bytes]] = {}
+
+    def encode(self, state: Stamped[Head]) -> bytes:
+        """The bytes of a state."""
+        known = self._packed
+        packed: dict[int, tuple[Entry, bytes]] = {}
+        for entry in state.value.tail:
+            found = known.get(entry.sequence)
+            packed[entry.sequence] = found if found and found[0] is entry else (entry, _pack_entry(entry))
+        self._packed = packed
+        return encode_head(state, [data for _, data in packed.values()])
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[Head]:
+        """The state in these bytes."""
+        return decode_head(data, where)
+
+
+def _sealed(parts: list[bytes]) -> bytes:
+    body = b"".join(parts)
+    return body + _CHECKSUM.pack(crc32c(body))
+
+
+def _opened(data: bytes | memoryview, where: str, magic: bytes) -> Unpacker:
+    view = memoryview(data)
+    body, checksum = view[: -_CHECKSUM.size], view[-_CHECKSUM.size :]
+    if len(view) < _PREAMBLE.size + _CHECKSUM.size or _PREAMBLE.unpack_from(view)[0] != magic:
+        raise CorruptData(f"{where} is damaged: it does not begin as {magic.decode()} should. Restore the object.")
+    # The version comes before the checksum: a newer format may seal itself in another way.
+    version = _PREAMBLE.unpack_from(view)[1]
+    if version > VERSION:
+        raise UnsupportedVersion(
+            f"{where} has format version {version}, and this program reads up to {VERSION}: upgrade strandline."
+        )
+    if version != VERSION:
+        raise CorruptData(f"{where} is damaged: there is no format version {version}. Restore the object.")
+    if _CHECKSUM.unpack(checksum)[0] != crc32c(body):
+        raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")
+    source = Unpacker(body, where)
+    source.fields(_PREAMBLE)
+    return source
+
+
+def _opened_chunk(data: bytes | memoryview, where: str, level: int) -> Unpacker:
+    source = _opened(data, where, _CHUNK_MAGIC)
+    (found,) = source.fields(_LEVEL)
+    if found != level:
+        raise source.corrupt(f"is a chunk of level {found} where one of level {level} should be")
+    return source
+
+
+def _pack_entry(entry: Entry) -> bytes:
+    fixed = _ENTRY.pack(
+        entry.sequence,
+        entry.first,
+        entry.count,
+        entry.size,
+        entry.oldest,
+        entry.newest,
+        entry.listed,
+        entry.writer.bytes,
+        entry.number,
+        len(entry.metadata),
+    )
+    ranges = MetadataRanges.of(entry.metadata)
+    leads = map(_RANGE.pack, ranges.starts, ranges.times, map(len, ranges.payloads))
+    return b"".join((fixed, pack_text(entry.location), *chain.from_iterable(zip(leads, ranges.payloads, strict=True))))
+
+
+def _unpack_entry(source: Unpacker) -> Entry:
+    sequence, first, count, size, oldest, newest, listed, writer, number, ranges = source.fields(_ENTRY)
+    _in_range(source, sequence, first + count, size, number)
+    location = source.text()
+    leads, payloads = source.blobs(_RANGE, ranges)
+    starts, times, _ = zip(*leads, strict=True) if leads else ((), (), ())
+    return Entry(
+        sequence,
+        location,
+        first,
+        count,
+        size,
+        oldest,
+        newest,
+        listed,
+        _writer_id(writer),
+        number,
+        MetadataRanges(starts, times, tuple(payloads)),
+    )
+
+
+def _pack_reference(reference: ChunkRef) -> bytes:
+    return _REFERENCE.pack(
+        reference.generation,
+        reference.first_sequence,
+        reference.next_sequence,
+        reference.first,
+        reference.next,
+        reference.size,
+        reference.listed_first,
+        reference.listed_last,
+    )
+
+
+def _unpack_reference(source: Unpacker) -> ChunkRef:
+    reference = source.fields(_REFERENCE)
+    _in_range(source, *reference)
+    return ChunkRef(*reference)
+
+
+def _in_range(source: Unpacker, *numbers: int) -> None:
+    """No log reaches a number of 64 bits, and what counts with it would fail in ways of its own."""
+    if max(numbers) > LARGEST_NUMBER:
+        raise source.corrupt("holds numbers that no log reaches")
+
+
+def _writer_id(data: bytes) -> WriterId:
+    return WriterId(UUID(bytes=data))

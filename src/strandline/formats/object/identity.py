@@ -1,0 +1,146 @@
+"""The identity of a log (``log.json``) and the cell of a slot, both JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
+from strandline.model.json_values import fingerprint_of, fingerprint_text, flag, natural, parse_object, text, whole
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
+from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.stamp import OpId, Stamped
+
+FORMAT_VERSION: Final = 1
+OPEN_WAL: Final = "open it with strandline.compat.WriteAheadLog.open"
+OPEN_OBJECT_LOG: Final = "open it with strandline.open"
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Who a log is, and what it may forget. The first changes only by an explicit upgrade, the second when asked."""
+
+    log_id: UUID
+    version: int = FORMAT_VERSION
+    min_reader: int = FORMAT_VERSION
+    value_format: str = "binary"
+    retention: Retention = FOREVER
+    limits: SlotLimits = NO_LIMITS
+
+
+def encode_identity(identity: LogIdentity) -> bytes:
+    """``log.json``."""
+    return _json(
+        {
+            "kind": "strandline-object-log",
+            "log_id": str(identity.log_id),
+            "version": identity.version,
+            "min_reader": identity.min_reader,
+            "value_format": identity.value_format,
+            "retention": str(identity.retention),
+            "slot_lag_bytes": identity.limits.lag_bytes,
+            "slot_idle_seconds": identity.limits.idle_seconds,
+        }
+    )
+
+
+def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
+    """The identity in these bytes, or an error that says what to do."""
+    fields = _parsed(data, where)
+    if fields.get("kind") == "strandline-wal":
+        raise WrongKind(f"{where} is of a write-ahead log, and no object log: {OPEN_WAL}.")
+    try:
+        if fields["kind"] != "strandline-object-log":
+            raise CorruptData(f"{where} describes a {str(fields['kind'])[:80]!r}, which is no object log.")
+        identity = LogIdentity(
+            UUID(fields["log_id"]),
+            natural(fields["version"]),
+            natural(fields["min_reader"]),
+            text(fields["value_format"]),
+            parse_retention(fields["retention"]),
+            SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, InvalidInput) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the object.") from error
+    if identity.min_reader > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {identity.min_reader}, and this program is of version "
+            f"{FORMAT_VERSION}: upgrade strandline."
+        )
+    return identity
+
+
+class SlotCodec:
+    """A slot as a cell's content; bytes that describe a slot of another name are damage."""
+
+    def __init__(self, name: str) -> None:
+        """The slot called ``name``."""
+        self._name = name
+
+    def encode(self, state: Stamped[SlotState]) -> bytes:
+        """The bytes of a state."""
+        slot = state.value
+        fields: dict[str, Any] = {
+            "id": slot.name,
+            "position": slot.position,
+            "holder": slot.holder,
+            "epoch": slot.epoch,
+            "last_seen": slot.last_seen,
+            "born": slot.born,
+            "revision": state.revision,
+            "recent": [op.hex for op in state.recent],
+        }
+        if slot.invalid is not None:
+            fields["invalid"] = {"reason": str(slot.invalid.reason), "at": slot.invalid.at}
+        if slot.expires is not None:
+            fields["expires"] = slot.expires
+        if slot.dropped:
+            fields["dropped"] = True
+        if slot.hot:
+            fields["hot"] = True
+        if slot.suspected is not None:
+            fields["suspected"] = slot.suspected
+        if slot.fingerprint is not None:
+            fields["fingerprint"] = fingerprint_text(slot.fingerprint)
+        return _json(fields)
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
+        """The state in these bytes; damage is an error, never "no slot"."""
+        fields = _parsed(data, where)
+        try:
+            holder, gone, expires = fields["holder"], fields.get("invalid"), fields.get("expires")
+            suspected = fields.get("suspected")
+            slot = SlotState(
+                name=text(fields["id"]),
+                position=natural(fields["position"]),
+                holder=None if holder is None else text(holder),
+                epoch=natural(fields["epoch"]),
+                last_seen=whole(fields["last_seen"]),
+                invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), whole(gone["at"])),
+                expires=None if expires is None else whole(expires),
+                dropped=flag(fields.get("dropped", False)),
+                born=natural(fields.get("born", 0)),
+                hot=flag(fields.get("hot", False)),
+                suspected=None if suspected is None else whole(suspected),
+                fingerprint=fingerprint_of(fields.get("fingerprint")),
+            )
+            recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
+            state = Stamped(slot, natural(fields["revision"]), recent)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
+        if slot.name != self._name:
+            raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
+        return state
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _parsed(data: bytes | memoryview, where: str) -> dict[str, Any]:
+    try:
+        return parse_object(data)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). Restore the object.") from error

@@ -1,0 +1,336 @@
+"""Segment events, byte for byte as Apache Kafka's serializer of remote log metadata writes them. Big-endian.
+
+Whatever the bytes say, decoding gives a value, :class:`CorruptData`, or :class:`UnsupportedVersion` for an event that
+is known in a newer version: skipping that one would forget a segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.model.segments import (
+    PartitionDelete,
+    PartitionDeleteState,
+    SegmentEvent,
+    SegmentId,
+    SegmentMetadata,
+    SegmentState,
+    SegmentUpdate,
+    TopicPartition,
+)
+
+_FRAME: Final = 1
+_VERSION: Final = 0
+_ADD, _UPDATE, _DELETE = range(3)
+_LARGEST_VERSION: Final = (1 << 15) - 1
+_NO_TRANSACTION_INDEX: Final = 0
+"""The one tagged field that there is, in an add."""
+_NO_TAGS: Final = b"\x00"
+
+_UUID = struct.Struct(">16s")
+_PLACE = struct.Struct(">16si")
+_RANGE = struct.Struct(">qqiqq")
+_TERM = struct.Struct(">iq")
+_SMALLEST_TERM: Final = _TERM.size + len(_NO_TAGS)
+_SIZE = struct.Struct(">i")
+_TOLD = struct.Struct(">iq")
+_STATE = struct.Struct(">b")
+
+
+def encode_event(event: SegmentEvent) -> bytes:
+    """The bytes of an event; every value that could be made has some."""
+    match event:
+        case SegmentMetadata():
+            return b"".join(_add(event))
+        case SegmentUpdate():
+            return b"".join(
+                (
+                    _header(_UPDATE),
+                    _segment(event.segment),
+                    _TOLD.pack(event.broker, event.event_timestamp),
+                    _nullable(event.custom_metadata),
+                    _STATE.pack(event.state.value),
+                    _NO_TAGS,
+                )
+            )
+        case PartitionDelete():
+            return b"".join(
+                (
+                    _header(_DELETE),
+                    _partition(event.partition),
+                    _TOLD.pack(event.broker, event.event_timestamp),
+                    _STATE.pack(event.state.value),
+                    _NO_TAGS,
+                )
+            )
+
+
+def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
+    """The event in these bytes, all of them.
+
+    Tagged fields that are not known are passed over, as the format means them to be. No more memory is taken than
+    the bytes themselves have. ``where`` names the event in errors.
+
+    Raises:
+        UnsupportedVersion: it is a known kind of event in a version that this program does not know.
+        CorruptData: anything else than an event.
+    """
+    reader = _Reader(data, where)
+    frame, key, version = reader.uvarint(), reader.uvarint(), reader.uvarint()
+    if frame != _FRAME:
+        raise reader.corrupt(f"begins with {frame} and not with {_FRAME}")
+    if key not in (_ADD, _UPDATE, _DELETE) or version > _LARGEST_VERSION:
+        raise reader.corrupt(f"has the unknown key {key} with version {version}")
+    if version != _VERSION:
+        raise UnsupportedVersion(
+            f"{where} is written in version {version}, and this program reads version {_VERSION}: upgrade it."
+        )
+    try:
+        event = (_read_add, _read_update, _read_delete)[key](reader)
+    except InvalidInput as error:
+        raise reader.corrupt(f"tells what cannot be: {error}") from error
+    reader.end()
+    return event
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def _add(event: SegmentMetadata) -> list[bytes]:
+    told = (event.broker, event.max_timestamp, event.event_timestamp)
+    parts = [_header(_ADD), _segment(event.segment), _RANGE.pack(event.start, event.end, *told)]
+    parts.append(_uvarint(len(event.terms) + 1))
+    for term in event.terms:
+        parts += (_TERM.pack(*term), _NO_TAGS)
+    parts += (_SIZE.pack(event.size), _nullable(event.custom_metadata), _STATE.pack(event.state.value))
+    # One tagged field: its number, its length, true. Being false, the default, it is left out.
+    parts.append(bytes((1, _NO_TRANSACTION_INDEX, 1, 1)) if event.no_transaction_index else _NO_TAGS)
+    return parts
+
+
+def _header(key: int) -> bytes:
+    return bytes((_FRAME, key, _VERSION))
+
+
+def _segment(segment: SegmentId) -> bytes:
+    return _partition(segment.partition) + segment.id.bytes + _NO_TAGS
+
+
+def _partition(partition: TopicPartition) -> bytes:
+    name = partition.name.encode()
+    return _uvarint(len(name) + 1) + name + _PLACE.pack(partition.topic_id.bytes, partition.partition) + _NO_TAGS
+
+
+def _nullable(data: bytes | None) -> bytes:
+    return b"\x00" if data is None else _uvarint(len(data) + 1) + data
+
+
+def _uvarint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:  # noqa: PLR2004 - seven bits in each byte
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    data.append(number)
+    return bytes(data)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads front to back and never past the end."""
+
+    __slots__ = ("_at", "_data", "_where")
+
+    def __init__(self, data: bytes | memoryview, where: str) -> None:
+        self._data = bytes(data)
+        self._at = 0
+        self._where = where
+
+    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
+        at = self._at
+        if at + layout.size > len(self._data):
+            raise self.corrupt(f"ends within a field at byte {at}")
+        self._at = at + layout.size
+        return layout.unpack_from(self._data, at)
+
+    def uvarint(self) -> int:
+        """At most 32 bits, in as few bytes as they need: others are never written."""
+        if self._at < len(self._data) and self._data[self._at] < 0x80:  # noqa: PLR2004 - almost all have one byte
+            self._at += 1
+            return self._data[self._at - 1]
+        number = shift = 0
+        for at in range(self._at, min(self._at + 5, len(self._data))):
+            byte = self._data[at]
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:  # noqa: PLR2004 - the last byte has no high bit
+                if number >> 32 or (byte == 0 and shift):
+                    break
+                self._at = at + 1
+                return number
+            shift += 7
+        raise self.corrupt(f"has no whole number at byte {self._at}")
+
+    def take(self, length: int) -> bytes:
+        at = self._at
+        if length > len(self._data) - at:
+            raise self.corrupt(f"announces {length} bytes at byte {at} and has {len(self._data) - at}")
+        self._at = at + length
+        return self._data[at : self._at]
+
+    def nullable(self) -> bytes | None:
+        announced = self.uvarint()
+        return self.take(announced - 1) if announced else None
+
+    def text(self) -> str:
+        at = self._at
+        data = self.nullable()
+        if data is None:
+            raise self.corrupt(f"has no text at byte {at}")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.corrupt(f"has broken text at byte {at}") from error
+
+    def count(self, item_size: int) -> int:
+        """How many items follow, each of at least this size."""
+        announced = self.uvarint()
+        left = len(self._data) - self._at
+        if announced == 0:
+            raise self.corrupt(f"has no list before byte {self._at}")
+        if (announced - 1) * item_size > left:
+            raise self.corrupt(f"announces {announced - 1} items before byte {self._at} and has {left} bytes")
+        return announced - 1
+
+    def tags(self, known: int = -1) -> bytes | None:
+        """What the known tagged field holds, if it is there; all others are passed over."""
+        count = self.uvarint()
+        if count == 0:
+            return None
+        found, before = None, -1
+        for _ in range(count):
+            tag, length = self.uvarint(), self.uvarint()
+            if tag <= before:
+                raise self.corrupt(f"has tagged field {tag} after {before} at byte {self._at}")
+            before = tag
+            data = self.take(length)
+            if tag == known:
+                found = data
+        return found
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise self.corrupt(f"has {len(self._data) - self._at} bytes too many")
+
+    def corrupt(self, what: str) -> CorruptData:
+        return CorruptData(f"{self._where} is no segment event: it {what}. Retrying does not help; see who wrote it.")
+
+
+def _read_partition(reader: _Reader) -> TopicPartition:
+    name = reader.text()
+    topic_id, partition = reader.fields(_PLACE)
+    reader.tags()
+    return TopicPartition(name, UUID(bytes=topic_id), partition)
+
+
+def _read_segment(reader: _Reader) -> SegmentId:
+    partition = _read_partition(reader)
+    (segment,) = reader.fields(_UUID)
+    reader.tags()
+    return SegmentId(partition, UUID(bytes=segment))
+
+
+def _read_term(reader: _Reader) -> tuple[int, int]:
+    term, offset = reader.fields(_TERM)
+    reader.tags()
+    return term, offset
+
+
+def _read_state(reader: _Reader) -> SegmentState:
+    (number,) = reader.fields(_STATE)
+    try:
+        return SegmentState(number)
+    except ValueError as error:
+        raise reader.corrupt(f"has the unknown segment state {number}") from error
+
+
+def _read_add(reader: _Reader) -> SegmentMetadata:
+    segment = _read_segment(reader)
+    start, end, broker, max_timestamp, event_timestamp = reader.fields(_RANGE)
+    terms = tuple(_read_term(reader) for _ in range(reader.count(_SMALLEST_TERM)))
+    (size,) = reader.fields(_SIZE)
+    custom, state = reader.nullable(), _read_state(reader)
+    flag = reader.tags(_NO_TRANSACTION_INDEX)
+    if flag not in (None, b"\x00", b"\x01"):
+        raise reader.corrupt("has a tagged field 0 that is neither true nor false")
+    return SegmentMetadata(
+        segment=segment,
+        start=start,
+        end=end,
+        broker=broker,
+        max_timestamp=max_timestamp,
+        event_timestamp=event_timestamp,
+        terms=terms,
+        size=size,
+        custom_metadata=custom,
+        state=state,
+        no_transaction_index=flag == b"\x01",
+    )
+
+
+def _read_update(reader: _Reader) -> SegmentUpdate:
+    segment = _read_segment(reader)
+    broker, timestamp = reader.fields(_TOLD)
+    custom, state = reader.nullable(), _read_state(reader)
+    reader.tags()
+    return SegmentUpdate(segment=segment, broker=broker, event_timestamp=timestamp, state=state, custom_metadata=custom)
+
+
+def _read_delete(reader: _Reader) -> PartitionDelete:
+    partition = _read_partition(reader)
+    broker, timestamp = reader.fields(_TOLD)
+    (number,) = reader.fields(_STATE)
+    try:
+        state = PartitionDeleteState(number)
+    except ValueError as error:
+        raise reader.corrupt(f"has the unknown state of a partition's deletion {number}") from error
+    reader.tags()
+    return PartitionDelete(partition=partition, broker=broker, event_timestamp=timestamp, state=state)
+
+
+# --- which partition of the event topic ------------------------------------------------------------------------
+
+_SEED: Final = 0x9747B28C
+_MIX: Final = 0x5BD1E995
+_32_BITS: Final = 0xFFFFFFFF
+
+
+def metadata_partition(topic_id: UUID, partition: int, count: int) -> int:
+    """The partition, of ``count``, of the event topic that tells of this topic partition: the same one in any program.
+
+    >>> metadata_partition(UUID("12345678-9abc-def0-0011-223344556677"), 7, 50)
+    26
+    """
+    if count < 1:
+        raise InvalidInput(f"An event topic cannot have {count} partitions: use at least 1.")
+    if not 0 <= partition < 1 << 31:
+        raise InvalidInput(f"There is no partition {partition} of topic {topic_id}: use 0 to 2^31 - 1.")
+    high, low = topic_id.int >> 64, topic_id.int & (1 << 64) - 1
+    mixed = 31 * (31 * (31 + _hash_of_half(low)) + _hash_of_half(high)) + partition
+    return (_murmur2((mixed & _32_BITS).to_bytes(4, "big")) & 0x7FFFFFFF) % count
+
+
+def _hash_of_half(half: int) -> int:
+    return (half ^ half >> 32) & _32_BITS
+
+
+def _murmur2(word: bytes) -> int:
+    """Of four bytes, which is all that is asked for here."""
+    mixed = int.from_bytes(word, "little") * _MIX & _32_BITS
+    mixed = (mixed ^ mixed >> 24) * _MIX & _32_BITS
+    found = (_SEED ^ len(word)) * _MIX & _32_BITS ^ mixed
+    found = (found ^ found >> 13) * _MIX & _32_BITS
+    return found ^ found >> 15

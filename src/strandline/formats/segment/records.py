@@ -1,0 +1,144 @@
+"""The records of a segment file: the columns of a row group, judged by their headers, unpacked, and validated."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline.formats.arrow.unpack_limits import check_unpacked, unpacked_limit
+from strandline.formats.checksum import crc32c
+from strandline.formats.segment.file import LARGEST_SEGMENT, PHYSICAL, SEGMENT_SCHEMA, ByteRange, SegmentTail, damaged
+from strandline.formats.segment.parquet_pages import (
+    DELTA_BINARY_PACKED,
+    PLAIN,
+    PLAIN_DICTIONARY,
+    RLE_DICTIONARY,
+    read_pages,
+)
+from strandline.model.records import HEADERS, Op, are_operations
+
+_HEADER_NAMES: Final = "headers.key_value.key"
+_ENCODINGS: Final = {
+    path: frozenset((PLAIN, DELTA_BINARY_PACKED, PLAIN_DICTIONARY, RLE_DICTIONARY))
+    if kind != "BYTE_ARRAY" or path == _HEADER_NAMES
+    else frozenset((PLAIN,))
+    for path, kind in PHYSICAL
+}
+"""How their values are encoded. Only names of headers and numbers share a dictionary."""
+_CODECS: Final = frozenset(("ZSTD", "UNCOMPRESSED"))
+_VALUE_WIDTH: Final = 16
+"""What a value takes while it is decoded, beside its bytes: a number or an end, and its levels."""
+
+
+def decode_group(
+    tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
+) -> list[pa.RecordBatch]:
+    """These columns of a group, from the bytes of the ranges that :meth:`SegmentTail.ranges` names, each checked.
+
+    What they unpack to is judged by the headers of their pages, before any of it is unpacked.
+    """
+    for piece, data in pieces:
+        if len(data) != piece.size or crc32c(data, 0) != piece.checksum:
+            raise damaged(tail.where, f"the checksum of bytes {piece.start} to {piece.next - 1} is wrong")
+    group = tail.group(number)
+    try:
+        is_shared = _check_pages(tail, number, columns, pieces)
+        source = pa.PythonFile(_Pieces(pieces), mode="r")
+        shared = [_HEADER_NAMES] if is_shared else None
+        with pq.ParquetFile(source, metadata=tail.footer, pre_buffer=False, read_dictionary=shared) as file:
+            table = file.read_row_group(number, columns=list(columns), use_threads=False)
+        if is_shared:
+            table = _unshared(table, tail.where)
+        table = table.combine_chunks()
+        table.validate(full=True)
+        wanted = pa.schema([SEGMENT_SCHEMA.field(name) for name in columns])
+        batches: list[pa.RecordBatch] = table.select(list(columns)).cast(wanted).to_batches()
+    except pa.ArrowMemoryError:  # within the limits: the machine has too little, and the bytes may be sound
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+        raise damaged(tail.where, f"its row group {number} cannot be read ({str(error)[:200]})") from error
+    if table.num_rows != group.next - group.first:
+        raise damaged(tail.where, f"its row group {number} holds {table.num_rows} records")
+    for batch in batches:
+        if "op" in columns and not are_operations(batch.column("op")):
+            raise damaged(tail.where, f"its row group {number} holds operations outside {Op.PUT:d} to {Op.PURGE:d}")
+    return batches
+
+
+def _check_pages(
+    tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
+) -> bool:
+    """Judge what these columns unpack to; whether the names of headers share so much that they have to be counted.
+
+    ``CorruptData`` if it is too much, ``ValueError`` for pages of which none is ever written.
+    """
+    found = {piece.start: memoryview(data) for piece, data in pieces}
+    group = tail.footer.row_group(number)
+    stored = unpacked = shared = 0
+    for leaf, chunk in enumerate(tail.chunks(number)):
+        path, _ = PHYSICAL[leaf]
+        if path.partition(".")[0] not in columns:
+            continue
+        pages = read_pages(found[chunk.start])
+        told = group.column(leaf)
+        if told.compression not in _CODECS or not pages.encodings <= _ENCODINGS[path]:
+            raise ValueError(f"{path} is stored as no segment stores it")
+        if pages.values != told.num_values or ("." not in path and pages.values != group.num_rows):
+            raise ValueError(f"{path} has {pages.values:,} values, and should have {told.num_values:,}")
+        stored += chunk.size
+        unpacked += pages.unpacked + pages.values * _VALUE_WIDTH
+        if path == _HEADER_NAMES and pages.dictionary is not None:
+            shared = pages.values * pages.dictionary
+    check_unpacked(unpacked, stored, tail.where)
+    return unpacked + shared > unpacked_limit(stored)
+
+
+def _unshared(table: pa.Table, where: str) -> pa.Table:
+    """The same with each header's name by itself, if all of them together are not too much."""
+    for chunk in table.column("headers").chunks:
+        names = chunk.keys
+        size = pc.sum(pc.binary_length(names.dictionary).cast(pa.int64()).take(names.indices)).as_py() or 0
+        check_unpacked(size, 0, where)
+    place = table.column_names.index("headers")
+    return table.set_column(place, SEGMENT_SCHEMA.field("headers"), table.column(place).cast(HEADERS))
+
+
+class _Pieces:
+    """A file of which only some pieces are there, to read from; asking for others is an error."""
+
+    closed = False
+
+    def __init__(self, pieces: Sequence[tuple[ByteRange, bytes | memoryview]]) -> None:
+        self._pieces = sorted(pieces, key=lambda piece: piece[0].start)
+        self._starts = [piece.start for piece, _ in self._pieces]
+        self._position = 0
+
+    def read(self, size: int) -> memoryview:
+        number = bisect_right(self._starts, self._position) - 1
+        piece, data = self._pieces[number]
+        start = self._position - piece.start
+        if number < 0 or start + size > piece.size:
+            raise OSError(f"bytes {self._position} to {self._position + size - 1} are not where they should be")
+        self._position += size
+        return memoryview(data)[start : start + size]
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        self._position = LARGEST_SEGMENT if whence else position
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,250 @@
+"""Writing segment files: records in, the buffers of a Parquet file out, in memory that one segment's bytes bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline.errors import InvalidInput
+from strandline.formats.checksum import crc32c
+from strandline.formats.segment.file import (
+    FACTS_KEY,
+    LARGEST_SEGMENT,
+    LISTED,
+    SEGMENT_SCHEMA,
+    Seal,
+    SegmentFacts,
+    check_term,
+    chunks_of,
+    decode_tail,
+    encode_block,
+    footer_size,
+)
+from strandline.model.records import READ_SCHEMA, TIMESTAMP
+
+_GROUPS: Final = 64
+"""About so many row groups are made: a hundredth of the offsets is then in two of them, a thirtieth of the bytes."""
+_SMALLEST_GROUP: Final = 32 << 10
+_LARGEST_GROUP: Final = 4 << 20
+_LARGEST_DECODED: Final = 4 << 20
+"""No group has more than about so many bytes in memory, however well they are compressed."""
+_SMALL_PIECES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSegment:
+    """A whole file, ready to be stored: its buffers one after another, and what is known of it."""
+
+    parts: tuple[bytes, ...]
+    seal: Seal
+    facts: SegmentFacts
+
+
+class SegmentWriter:
+    """Encodes the records of one segment, batch by batch. One thread uses it.
+
+    Only what is compressed stays in memory, and one row group that is not yet.
+    """
+
+    def __init__(self, start: int, *, expected: int = 256 << 20) -> None:
+        """Begin at an offset; ``expected`` is about how many bytes the file will have."""
+        self._start = self._next = start
+        self._group = min(_LARGEST_GROUP, max(_SMALLEST_GROUP, expected // _GROUPS))
+        self._sink = _Sink()
+        self._writer = _parquet_writer(self._sink)
+        self._waiting: list[pa.RecordBatch] = []
+        self._times: list[tuple[int, int]] = []
+        """When each batch that waits was listed, and the number of records up to its end."""
+        self._rows = self._bytes = self._decoded = 0
+        self._terms: list[tuple[int, int]] = []
+        self._listed: list[int] = []
+        self._newest: int | None = None
+
+    @property
+    def next(self) -> int:
+        """The offset that must come next."""
+        return self._next
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the file would have if it were finished now."""
+        return self._sink.size + int(self._bytes * self._ratio)
+
+    @property
+    def _ratio(self) -> float:
+        return self._sink.size / self._decoded if self._decoded else 1.0
+
+    def add(self, batches: Sequence[pa.RecordBatch], *, term: int, listed: int) -> None:
+        """Add the records of one batch, which was listed then (microseconds), with their offsets.
+
+        ``InvalidInput`` if they are not what comes next, or their term is older than the one before: nothing was added.
+        """
+        batches = [batch for batch in batches if batch.num_rows]
+        if not batches:
+            return
+        end = self._follows(batches)
+        begins = check_term(self._terms, term, self._next)
+        listed = max(
+            listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
+        )
+        if begins:
+            self._flush()  # a group has one term, so that a span has
+            self._terms.append((term, self._next))
+        for batch in batches:
+            self._split(batch, listed)
+        self._next = end
+
+    def _follows(self, batches: Sequence[pa.RecordBatch]) -> int:
+        expected = self._next
+        for batch in batches:
+            if not batch.schema.equals(READ_SCHEMA):
+                raise InvalidInput(f"A segment holds the columns {READ_SCHEMA.names}, not {batch.schema.names}.")
+            offsets = batch.column(0)
+            end = expected + batch.num_rows
+            if (offsets[0].as_py(), offsets[-1].as_py()) != (expected, end - 1):
+                raise InvalidInput(f"Offset {offsets[0]} cannot follow in a segment that goes on at {expected}.")
+            expected = end
+        return expected
+
+    def _split(self, batch: pa.RecordBatch, listed: int) -> None:
+        room = self._room()
+        size = batch.nbytes
+        if size > room and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            self._split(batch.slice(0, half), listed)
+            self._split(batch.slice(half), listed)
+            return
+        if self._rows and self._bytes + size > room:
+            self._flush()
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += size
+        self._times.append((listed, self._rows))
+        if self._bytes >= room:
+            self._flush()
+
+    def _room(self) -> int:
+        """How many bytes of records make a group: so many that their compressed size is what a group should have."""
+        return max(_SMALLEST_GROUP, min(_LARGEST_DECODED, int(self._group / max(self._ratio, 1e-3))))
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        if len(self._waiting) > _SMALL_PIECES:
+            table = table.combine_chunks()  # Parquet writes a thousand small pieces slower than it copies them
+        newest = pc.max(table.column("timestamp")).cast(pa.int64()).as_py()
+        self._newest = newest if self._newest is None else max(self._newest, newest)
+        table = table.append_column(SEGMENT_SCHEMA.field(LISTED), _listing(self._times))
+        self._writer.write_table(table, row_group_size=self._rows)
+        self._sink.end_group()
+        self._listed.append(self._times[-1][0])
+        self._decoded += self._bytes
+        self._waiting, self._times, self._rows, self._bytes = [], [], 0, 0
+
+    def finish(self, *, log_id: UUID, partition: int, segment: UUID, fingerprint: int | None = None) -> EncodedSegment:
+        """The file; ``fingerprint`` is that of the batch with its last record.
+
+        ``InvalidInput`` if nothing was added, or if it is larger than a segment may be.
+        """
+        self._flush()
+        if self._next == self._start:
+            raise InvalidInput(f"A segment cannot be empty: there is nothing from offset {self._start} on.")
+        facts = SegmentFacts(
+            log_id=log_id,
+            partition=partition,
+            segment=segment,
+            start=self._start,
+            end=self._next - 1,
+            terms=tuple(self._terms),
+            max_timestamp=(self._newest or 0) // 1000,
+            fingerprint=fingerprint,
+        )
+        self._writer.add_key_value_metadata({FACTS_KEY: facts.encode()})
+        self._writer.close()
+        return self._sealed(facts)
+
+    def _sealed(self, facts: SegmentFacts) -> EncodedSegment:
+        """The file with the block, which can be made only when Parquet has told where its columns are."""
+        where = "The new segment"
+        groups, rest = self._sink.groups, self._sink.rest()
+        footer = rest[len(rest) - footer_size(rest, where) :]
+        parquet = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
+        sums, at = [], 0
+        for number, data in enumerate(groups):
+            view = memoryview(data)
+            chunks = chunks_of(parquet.row_group(number), [0] * len(parquet.schema))
+            sums.append([crc32c(view[chunk.start - at : chunk.next - at]) for chunk in chunks])
+            at += len(data)
+        parts = [*groups, rest[: len(rest) - len(footer)]]
+        before = 0
+        for part in parts:
+            before = crc32c(part, before)
+        tail = encode_block(sums, self._listed, before, footer) + footer
+        size = sum(map(len, parts)) + len(tail)
+        if size > LARGEST_SEGMENT:
+            raise InvalidInput(f"A segment of {size:,} bytes cannot be told of in events: close it below 2 GiB.")
+        decode_tail(tail, where)  # what cannot be read back must not be stored
+        return EncodedSegment((*parts, tail), Seal(size, crc32c(tail, before), len(tail), crc32c(tail)), facts)
+
+
+def _listing(times: Sequence[tuple[int, int]]) -> pa.Array:
+    """The column of listing times: each for as many records as there are up to its number."""
+    runs = pa.RunEndEncodedArray.from_arrays(
+        pa.array([end for _, end in times], pa.int32()), pa.array([time for time, _ in times], pa.int64())
+    )
+    return pc.run_end_decode(runs).view(TIMESTAMP)
+
+
+def _parquet_writer(sink: _Sink) -> Any:
+    return pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"),
+        SEGMENT_SCHEMA,
+        compression="zstd",
+        compression_level=1,
+        # Keys and values rarely repeat within a group, and looking for it takes longer than compressing them.
+        use_dictionary=["op", LISTED, "headers.key_value.key"],
+        column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
+        write_statistics=["offset", "timestamp", "op", "key", LISTED],
+        write_page_index=True,
+        data_page_size=_LARGEST_GROUP // 4,
+        sorting_columns=[pq.SortingColumn(0)],
+    )
+
+
+class _Sink:
+    """Keeps what is written, each row group as one buffer."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.groups: list[bytes] = []
+        self.size = 0
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        self.size += len(data)
+        return len(data)
+
+    def end_group(self) -> None:
+        self.groups.append(self.rest())
+        self._pieces = []
+
+    def rest(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        return
+
+    def close(self) -> None:
+        return

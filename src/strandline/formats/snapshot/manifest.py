@@ -1,0 +1,105 @@
+"""``MANIFEST.json`` of a snapshot: what the folder holds, with the size and the hash of each file."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.json.fields import cursor_fields, read_cursor
+from strandline.model.json_values import LARGEST, has_too_many_values, natural, parse_object
+from strandline.model.snapshot import Snapshot, SnapshotFile
+
+SCHEMA_VERSION: Final = 1
+
+_KIND: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+_LONGEST_PATH: Final = 1024
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """The bytes of ``MANIFEST.json``. ``InvalidInput`` for what :func:`decode_snapshot` would refuse."""
+    cursor = snapshot.cursor
+    fields = {
+        "schema": SCHEMA_VERSION,
+        "kind": snapshot.kind,
+        "kind_version": snapshot.kind_version,
+        "cursor": cursor_fields(cursor),
+        "created": snapshot.created,
+        "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in snapshot.files],
+    }
+    try:
+        _checked(fields, snapshot.folder)
+        data = json.dumps(fields, indent=1).encode() + b"\n"
+    except ValueError as error:
+        raise InvalidInput(f"No snapshot can be sealed at {snapshot.folder}: {error}.") from error
+    if len(data) > LARGEST or has_too_many_values(data):
+        raise InvalidInput(f"No snapshot can be sealed at {snapshot.folder}: it has too many files.")
+    return data
+
+
+def decode_snapshot(data: bytes | memoryview, where: str, folder: str) -> Snapshot:
+    """What a manifest says of the snapshot in ``folder``. Paths that could leave ``data/`` are damage."""
+    try:
+        fields = parse_object(data)
+    except ValueError as error:
+        raise CorruptData(f"{where} is damaged: it is not JSON ({str(error)[:80]}). {_TAKE_ANOTHER}") from error
+    try:
+        version = natural(fields["schema"])
+        if version == SCHEMA_VERSION:
+            return _checked(fields, folder)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptData(f"{where} is damaged: {error!r}. {_TAKE_ANOTHER}") from error
+    raise UnsupportedVersion(
+        f"{where} is of version {version}, and this program reads version {SCHEMA_VERSION}: upgrade strandline."
+    )
+
+
+_TAKE_ANOTHER: Final = "Take another snapshot."
+
+
+def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
+    """The snapshot in these fields; ``ValueError`` and its like say what is wrong with them."""
+    kind, cursor = fields["kind"], fields["cursor"]
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+        raise ValueError(f"{kind!r} cannot be a kind")
+    return Snapshot(
+        folder=folder,
+        kind=kind,
+        kind_version=natural(fields["kind_version"]),
+        cursor=read_cursor(cursor),
+        created=natural(fields["created"]),
+        files=_files(fields["files"]),
+    )
+
+
+def _files(rows: object) -> tuple[SnapshotFile, ...]:
+    if not isinstance(rows, list):
+        raise ValueError("its files are no list")  # noqa: TRY004 - the bytes are wrong, not the program
+    files = tuple(SnapshotFile(_path(row["path"]), natural(row["size"]), _hash(row["sha256"])) for row in rows)
+    paths = {file.path for file in files}
+    if len(paths) != len(files):
+        raise ValueError("it lists a file twice")
+    for path in paths:
+        pieces = path.split("/")
+        if any("/".join(pieces[:depth]) in paths for depth in range(1, len(pieces))):
+            raise ValueError(f"{path!r} is listed below another file")
+    return files
+
+
+def _path(path: object) -> str:
+    if not isinstance(path, str) or not 0 < len(path) <= _LONGEST_PATH:
+        raise ValueError(f"{str(path)[:80]!r} cannot be a path")
+    path.encode()  # half a surrogate is a ValueError
+    strange = any(piece in ("", ".", "..") for piece in path.split("/"))
+    # A backslash separates on other systems, and what stays in data/ here would leave it there.
+    if strange or "\\" in path or any(ord(letter) < ord(" ") for letter in path):
+        raise ValueError(f"{path!r} is no plain path below data/")
+    return path
+
+
+def _hash(text: object) -> str:
+    if not isinstance(text, str) or not _HASH.fullmatch(text):
+        raise ValueError(f"{str(text)[:80]!r} is no SHA-256")
+    return text

@@ -1,0 +1,1 @@
+"""The write-ahead log as bytes: frames, folder files, the sparse index, the durable mark."""

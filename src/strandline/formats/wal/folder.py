@@ -1,0 +1,170 @@
+"""What a folder of a write-ahead log holds beside its frames: who the log is, its start and its slots, as JSON.
+
+Also the metadata of its frames: whose append a frame is, and what each file begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, UnsupportedVersion, WrongKind
+from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.object.identity import OPEN_OBJECT_LOG
+from strandline.formats.wal.slots import slot_fields, slots_of
+from strandline.model.head import WriterId, WriterState
+from strandline.model.json_values import natural, parse_json, parse_object, text, whole
+from strandline.model.slots import SlotState
+
+KIND: Final = "strandline-wal"
+FORMAT_VERSION: Final = 1
+KEPT_KIND: Final = "strandline-wal-slots"
+_REWIND_KIND: Final = "strandline-wal-rewind"
+_LOG: Final = "log"
+_WRITERS: Final = "writers"
+_WRITER: Final = "writer"
+_NUMBER: Final = "number"
+
+
+# --- who the log is --------------------------------------------------------------------------------------------
+
+
+def encode_wal_identity(log_id: UUID) -> bytes:
+    """``log.json``."""
+    fields = {"kind": KIND, "log_id": str(log_id), "version": FORMAT_VERSION, "min_reader": FORMAT_VERSION}
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def decode_wal_identity(data: bytes, where: str) -> UUID:
+    """The log's identity, or an error that says what to do."""
+    try:
+        fields = parse_object(data)
+        kind, log_id, needs = fields["kind"], UUID(text(fields["log_id"])), natural(fields["min_reader"])
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: {str(error)[:200]!r}. Restore the file.") from error
+    if kind == "strandline-object-log":
+        raise WrongKind(f"{where} is of an object log, and no write-ahead log: {OPEN_OBJECT_LOG}.")
+    if kind != KIND:
+        raise CorruptData(f"{where} describes a {str(kind)[:80]!r}, which is no write-ahead log.")
+    if needs > FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"{where} needs a reader of version {needs}, and this program is of version {FORMAT_VERSION}: upgrade "
+            "strandline."
+        )
+    return log_id
+
+
+# --- its start and its slots -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is replaced as a whole: where the log begins, and who still needs it."""
+
+    log_id: UUID
+    start: int
+    slots: tuple[SlotState, ...] = ()
+
+
+def encode_kept(kept: Kept) -> bytes:
+    """``slots.json``."""
+    fields = {"log_id": str(kept.log_id), "start": kept.start, "slots": list(map(slot_fields, kept.slots))}
+    return encode_checked(KEPT_KIND, FORMAT_VERSION, fields)
+
+
+def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
+    """The start and the slots in these bytes; damage is ``CorruptData``, never "no slots"."""
+    try:
+        fields = decode_checked(data, KEPT_KIND, FORMAT_VERSION)
+        return Kept(UUID(text(fields["log_id"])), natural(fields["start"]), tuple(slots_of(fields, now)))
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptData(
+            f"{where} is damaged: {str(error)[:200]}. It says where the log begins and which slots pin it, so that "
+            "nothing is served or pruned without it: restore the file from a backup, or let 'strandline wal repair "
+            "--forget-slots' make one without slots, and create them again."
+        ) from error
+
+
+# --- a rewind that is under way ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rewinding:
+    """What is decided before a log is cut, so that whoever comes next can finish it."""
+
+    log_id: UUID
+    to: int
+    """Where the log ends afterwards."""
+    end: int
+    """Where it ended before."""
+    term: int
+    """Of the last record that stays."""
+    file: int
+    """The first offset of the file that is cut."""
+    size: int
+    """The bytes that stay of it."""
+    index_size: int
+    """The bytes that stay of its index."""
+    begins: int
+    """The first offset of the file that takes the place of what is cut."""
+    quarantine: str
+    """Where everything from ``to`` on is kept."""
+
+
+def encode_rewinding(value: Rewinding) -> bytes:
+    """``rewind.json``."""
+    return encode_checked(_REWIND_KIND, FORMAT_VERSION, {**asdict(value), "log_id": str(value.log_id)})
+
+
+def decode_rewinding(data: bytes, where: str) -> Rewinding:
+    """What is to be finished, or ``CorruptData``."""
+    try:
+        fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
+        log_id, quarantine = UUID(text(fields.pop("log_id"))), text(fields.pop("quarantine"))
+        numbers = {name: natural(value) for name, value in fields.items()}
+        return Rewinding(log_id=log_id, quarantine=quarantine, **numbers)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptData(
+            f"{where} is damaged: {str(error)[:200]}. It says how the log is being cut, so that nothing is done "
+            "without it: restore the file, or the log from a backup."
+        ) from error
+
+
+# --- the metadata of frames ------------------------------------------------------------------------------------
+
+
+def batch_metadata(writer: WriterId, number: int) -> dict[str, str]:
+    """Whose append a frame is."""
+    return {_WRITER: writer.hex, _NUMBER: str(number)}
+
+
+def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, int] | None:
+    """The writer and the number of the append that a frame is; None for records that nobody numbered."""
+    found = metadata.get(_WRITER.encode())
+    if found is None:
+        return None
+    try:
+        return WriterId(UUID(hex=found.decode())), natural(int(metadata[_NUMBER.encode()]))
+    except (KeyError, ValueError) as error:
+        raise CorruptData(f"{where} is damaged: its writer cannot be read ({error!r}).") from error
+
+
+def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]]) -> dict[str, str]:
+    """What a file begins with: the log that it belongs to, and the last append of each writer before it."""
+    rows = [
+        [writer.hex, state.number, state.sequence, state.first, state.count, state.listed] for writer, state in writers
+    ]
+    return {_LOG: str(log_id), _WRITERS: json.dumps(rows, separators=(",", ":"))}
+
+
+def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[WriterId, WriterState]]:
+    """The log that a file belongs to, and the last append of each writer before it."""
+    try:
+        rows = parse_json(metadata[_WRITERS.encode()])
+        writers = {WriterId(UUID(hex=text(row[0]))): WriterState(*map(whole, row[1:])) for row in rows}
+        return UUID(metadata[_LOG.encode()].decode()), writers
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error

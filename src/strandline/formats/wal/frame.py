@@ -1,0 +1,240 @@
+"""Write-ahead frames (``RDLW``), version 4: a batch with its place in the log, each byte of it under a checksum.
+
+A frame has a checksum of its header and one of the whole. The first lets a reader trust the length before it reads,
+or makes room for, what follows; and when only the payload is damaged, it tells where the next frame begins.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from strandline.errors import CorruptData, InvalidInput
+from strandline.formats.arrow.block import Compression, Parts, frame_pages, read_block
+from strandline.formats.arrow.stream import ArrowStream
+from strandline.formats.checksum import crc32c
+
+MAGIC: Final = b"RDLW"
+VERSION: Final = 4
+MAX_PAYLOAD: Final = 256 << 20
+"""No payload may be larger; a header that says so is damaged, whatever its checksum."""
+
+# Header and trailer make 64 bytes, and Arrow's messages are multiples of 8: so every payload begins at a multiple of 8
+# in its file, and its columns can be used where they were read.
+_HEADER = struct.Struct("<4sBQQIQQHBII")
+_CHECKSUM = struct.Struct("<I")
+_TRAILER = struct.Struct("<II")
+HEADER_SIZE: Final = _HEADER.size + _CHECKSUM.size
+TRAILER_SIZE: Final = _TRAILER.size
+_LEAD: Final = MAGIC + bytes([VERSION])
+_BEGINNING: Final = re.compile(re.escape(_LEAD))
+_PATIENCE: Final = 4
+"""How often, on average, a byte is looked at to find frames past damage; hostile bytes could ask for any number."""
+_SMALL: Final = 32 << 10
+"""A frame with a payload up to this size is one piece: copying it costs less than handling its parts."""
+_COMPRESSIONS: Final = frozenset(Compression)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """What a frame's header says of its block."""
+
+    term: int
+    first: int
+    """The lsn of its first record."""
+    count: int
+    timestamp: int
+    """When it was written, in milliseconds since the epoch."""
+    durable: int
+    """The highest lsn that was known to be durable when it was written; 0 if none was."""
+    flags: int = 0
+    pages: int = 1
+    compression: Compression = Compression.NONE
+
+
+class Frame(NamedTuple):
+    """A frame that was found whole: its header, a view of its block, and where in the bytes it stands."""
+
+    info: FrameInfo
+    block: memoryview
+    start: int
+    end: int
+
+
+class FrameHead(NamedTuple):
+    """A frame's header that is sound, and where the frame begins and ends."""
+
+    info: FrameInfo
+    start: int
+    end: int
+
+
+class Ending(Enum):
+    """Why no further frame was found."""
+
+    CLEAN = "clean"
+    """The bytes end where a frame does."""
+    TORN = "torn"
+    """The bytes end within a frame; what there is of it is as it should be."""
+    DAMAGED = "damaged"
+    """There are bytes that no frame has."""
+    UNSUPPORTED = "unsupported"
+    """There is a frame of another version."""
+
+
+class Stop(NamedTuple):
+    """Where the last good frame ends, and what is there instead of another."""
+
+    ending: Ending
+    at: int
+    why: str
+    needs: int = 0
+    """For ``TORN``: how many bytes from ``at`` on would tell more. Never more than a frame can have."""
+
+
+def encode_frame(info: FrameInfo, pages: Sequence[Parts], metadata: Mapping[str, str] | None = None) -> Parts:
+    """The frame's buffers, to be written one after another. ``InvalidInput`` if the payload is over 256 MiB."""
+    block = frame_pages(pages, metadata)
+    length = sum(map(len, block))
+    if length > MAX_PAYLOAD:
+        raise InvalidInput(
+            f"A frame may hold {MAX_PAYLOAD:,} bytes and this one would have {length:,}: write it in parts."
+        )
+    header = _HEADER.pack(
+        MAGIC, VERSION, info.term, info.first, info.count, info.timestamp, info.durable, info.flags, info.compression,
+        info.pages, length,
+    )  # fmt: skip
+    checksum = crc32c(header[len(MAGIC) :])
+    sealed = _CHECKSUM.pack(checksum)
+    checksum = crc32c(sealed, checksum)
+    if length <= _SMALL:
+        payload = b"".join(block)
+        return [b"".join((header, sealed, payload, _TRAILER.pack(crc32c(payload, checksum), length)))]
+    for part in block:
+        checksum = crc32c(part, checksum)
+    return [header + sealed, *block, _TRAILER.pack(checksum, length)]
+
+
+def decode_frame(frame: Frame, where: str) -> ArrowStream:
+    """The records and the metadata in a frame that was found whole, fully validated."""
+    block = read_block(frame.block, where, frame.info.compression)
+    rows = sum(batch.num_rows for batch in block.batches)
+    if rows != frame.info.count or len(block.batches) != frame.info.pages:
+        raise CorruptData(
+            f"{where} is damaged: it holds {rows} records in {len(block.batches)} pages, its header says "
+            f"{frame.info.count} in {frame.info.pages}."
+        )
+    return block
+
+
+class FrameScanner:
+    """Reads frames one after another, as views of the bytes that it is given; nothing is copied.
+
+    Iterate over it; when that is over, :attr:`stop` says where and why. ``origin`` is where the bytes begin in their
+    file: all positions that are told count from the beginning of the file.
+
+    >>> frame = b"".join(encode_frame(FrameInfo(1, 1, 0, 0, 0, pages=0), []))
+    >>> scanner = FrameScanner(memoryview(frame + frame[:70]))
+    >>> [(found.start, found.end) for found in scanner]
+    [(0, 552)]
+    >>> scanner.stop.ending, scanner.stop.at, scanner.stop.needs
+    (<Ending.TORN: 'torn'>, 552, 552)
+    """
+
+    def __init__(self, data: memoryview, *, origin: int = 0) -> None:
+        """Begin at the first of these bytes."""
+        self._data = data
+        self._origin = origin
+        self.stop = Stop(Ending.CLEAN, origin, "nothing was read yet")
+
+    def __iter__(self) -> Iterator[Frame]:
+        at = 0
+        while True:
+            found = _frame_at(self._data, at, self._origin)
+            if isinstance(found, Stop):
+                self.stop = found
+                return
+            at = found.end - self._origin
+            yield found
+
+
+def frame_head(data: memoryview, at: int = 0, *, origin: int = 0) -> FrameHead | Stop:
+    """The sound header at byte ``at`` of these bytes, whatever follows it, or why there is none."""
+    found = _header_at(data, at, origin + at)
+    if isinstance(found, Stop):
+        return found
+    return FrameHead(found[0], origin + at, origin + at + HEADER_SIZE + found[1] + TRAILER_SIZE)
+
+
+def read_header(data: memoryview) -> FrameInfo | None:
+    """What the header at the beginning of these bytes says, None unless it is whole and sound."""
+    found = _header_at(data, 0, 0)
+    return None if isinstance(found, Stop) else found[0]
+
+
+def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
+    """Every whole frame in bytes that begin with damage, wherever it begins; each byte is looked at a few times.
+
+    What looks like a frame may be one that somebody stored as a value: the caller must know its own.
+    """
+    at, patience = 0, _PATIENCE * len(data)
+    while (match := _BEGINNING.search(data, at)) is not None:
+        at = match.start()
+        found = _frame_at(data, at, origin)
+        if isinstance(found, Frame):
+            yield found
+            at = found.end - origin
+            continue
+        header = _header_at(data, at, origin + at)
+        behind = at + 1 if isinstance(header, Stop) else at + HEADER_SIZE + header[1] + TRAILER_SIZE
+        patience -= behind - at
+        # A header that is sound and a payload that is not: the next frame begins behind it, unless bytes are missing.
+        at = behind if behind <= len(data) and (patience < 0 or _begins(data, behind)) else at + 1
+
+
+def _begins(data: memoryview, at: int) -> bool:
+    return at == len(data) or not isinstance(_header_at(data, at, at), Stop)
+
+
+def _frame_at(data: memoryview, at: int, origin: int) -> Frame | Stop:
+    start = origin + at
+    if at == len(data):
+        return Stop(Ending.CLEAN, start, "the bytes end")
+    header = _header_at(data, at, start)
+    if isinstance(header, Stop):
+        return header
+    info, length = header
+    body = at + HEADER_SIZE
+    end = body + length + TRAILER_SIZE
+    if end > len(data):
+        return Stop(Ending.TORN, start, "the bytes end within a frame", end - at)
+    checksum, again = _TRAILER.unpack_from(data, body + length)
+    if again != length or checksum != crc32c(data[at + len(MAGIC) : body + length]):
+        return Stop(Ending.DAMAGED, start, "the checksum of a frame is wrong")
+    return Frame(info, data[body : body + length], start, origin + end)
+
+
+def _header_at(data: memoryview, at: int, start: int) -> tuple[FrameInfo, int] | Stop:
+    """What a sound header says, and how long its payload is."""
+    lead = bytes(data[at : at + len(_LEAD)])
+    if not _LEAD.startswith(lead):
+        other = lead.startswith(MAGIC) and lead[-1]  # a version of 0 is what a crash leaves, not a version
+        return Stop(
+            Ending.UNSUPPORTED if other else Ending.DAMAGED,
+            start,
+            f"a frame is of version {other}" if other else f"no frame begins with {lead.hex(' ')}",
+        )
+    body = at + HEADER_SIZE
+    if body > len(data):
+        return Stop(Ending.TORN, start, "the bytes end within a header", HEADER_SIZE)
+    (sealed,) = _CHECKSUM.unpack_from(data, body - _CHECKSUM.size)
+    if crc32c(data[at + len(MAGIC) : body - _CHECKSUM.size]) != sealed:
+        return Stop(Ending.DAMAGED, start, "the checksum of a header is wrong")
+    _, _, term, first, count, timestamp, durable, flags, compression, pages, length = _HEADER.unpack_from(data, at)
+    if length > MAX_PAYLOAD or compression not in _COMPRESSIONS:
+        return Stop(Ending.DAMAGED, start, f"a header says what none can: {length:,} bytes, compression {compression}")
+    return FrameInfo(term, first, count, timestamp, durable, flags, pages, Compression(compression)), length

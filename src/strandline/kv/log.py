@@ -1,0 +1,347 @@
+"""A bucket of keyed values on the project's own log."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
+from typing import Final, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    CursorExpired,
+    Diverged,
+    ExpectationFailed,
+    InvalidInput,
+    OutcomeUnknown,
+    StrandlineError,
+)
+from strandline.kv.contract import Listing
+from strandline.kv.log_fold import Held, LogFold
+from strandline.kv.log_watch import LogSubscription
+from strandline.log.contract import Log, Receipt
+from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_bytes, as_key
+from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
+from strandline.model.store import Store
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.retry import Backoff
+
+_AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
+"""Patience of a conditional change with other writers: whoever writes to the log in between makes it start again."""
+
+_GROUP: Final = 1000
+_GROUP_BYTES: Final = 64 << 20
+
+Rule: TypeAlias = Callable[[Held | None], None]
+"""Looks at what a key is now, and raises if the change is not to be made."""
+
+
+@bound_to_process()
+class LogKeyValue:
+    """Keyed values in a log: a record puts, deletes or purges its key. Satisfies the whole bucket contract.
+
+    Reading sees every change that was answered before the call, by whomever. The first read takes in the whole log,
+    or what came after ``base``, and holds all values in memory. Where the log was trimmed below that, reading and
+    full watches are ``CursorExpired``. A version is the record's offset; that of a key out of the base is unknown
+    until it changes. A key lives until it is deleted: a log evicts nothing.
+
+    Safe in threads: what several write at the same time goes into one append.
+
+    >>> from strandline.log.memory import MemoryLog
+    >>> bucket = LogKeyValue(MemoryLog())
+    >>> version = bucket.create("node.1", b"up")
+    >>> bucket.update("node.1", b"down", version)
+    1
+    >>> list(bucket.scan("node."))
+    [Entry(key=b'node.1', value=b'down', version=1)]
+    """
+
+    def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+        """The bucket in ``log``. ``base`` is a store made from a snapshot of it; nobody may move it meanwhile."""
+        self._log = log
+        self._clock = clock
+        self._chance = chance
+        self._fold = LogFold(log, base)
+        self._writer = NumberedWriter(log, clock=clock, chance=chance)
+        self._waiting: deque[_Change] = deque()
+        self._turn = threading.Condition()
+        self._busy = False  # whether someone is writing
+        self._origin = Origin(f"The bucket in {log!r}", self)
+
+    @property
+    def stream(self) -> UUID:
+        """The identity that cursors carry: the log's."""
+        return self._log.log_id
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> bytes | None:
+        """The value, None if the key is absent."""
+        found = self._fold.get(as_key(key))
+        return None if found is None else found[0]
+
+    def entry(self, key: Key) -> Entry | None:
+        """The value with its version, None if the key is absent."""
+        name = as_key(key)
+        found = self._fold.get(name)
+        return None if found is None else _entry(name, found)
+
+    def keys(self, prefix: Key = b"") -> list[bytes]:
+        """The keys that are present and begin with the prefix, sorted."""
+        return sorted(key for key, _ in self._fold.within(Prefix(prefix))[1])
+
+    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        return iter([_entry(*item) for item in sorted(self._fold.within(Prefix(prefix))[1])])
+
+    def listing(self, scope: Scope = EVERYTHING) -> Listing:
+        """Which keys in scope are present now. A log evicts nothing: what is not among them was deleted, or never was.
+
+        So nothing is to be told apart, and no names of deleted keys are kept.
+        """
+        return Listing(frozenset(key for key, _ in self._fold.within(scope)[1]))
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    def watch(self, scope: Scope = EVERYTHING) -> LogSubscription:
+        """The current values in scope in the order of their versions, unknown ones first; then changes."""
+        end, found = self._fold.within(scope)
+        found.sort(key=lambda item: (item[1][1], item[0]))
+        rows = [Update(Op.PUT, key, value, _known(version)) for key, (value, version) in found]
+        return LogSubscription(self._log, scope, self._log.cursor_at(end), rows)
+
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> LogSubscription:
+        """Only what came at or after the cursor, which need not read anything before it."""
+        if cursor is None:
+            return self.watch(scope)
+        try:
+            self._log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
+        except Diverged as error:
+            raise CursorExpired(str(error)) from error
+        return LogSubscription(self._log, scope, cursor, None)
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def put(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value, whatever was there; durable when it returns."""
+        return self._change(Op.PUT, key, value)
+
+    def delete(self, key: Key) -> None:
+        """Make the key absent; absent is fine."""
+        self._change(Op.DELETE, key, None)
+
+    def purge(self, key: Key) -> None:
+        """Make the key absent, and mark its earlier values as ones to be removed from the log for good."""
+        self._change(Op.PURGE, key, None)
+
+    def create(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value of an absent key, else ``AlreadyExists``; of several that try at once, one succeeds."""
+        name = as_key(key)
+
+        def rule(found: Held | None) -> None:
+            if found is not None:
+                raise AlreadyExists(f"The key {name!r} is present; use update, or put to replace it.")
+
+        return self._change(Op.PUT, name, value, rule)
+
+    def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
+        """Set the value if the key is at this version, else ``Conflict``."""
+        return self._change(Op.PUT, key, value, _at_version(as_key(key), expected))
+
+    def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
+        """Make the key absent if it is at this version, else ``Conflict``."""
+        self._change(Op.DELETE, key, None, _at_version(as_key(key), expected))
+
+    def _change(self, op: Op, key: Key, value: bytes | None, rule: Rule | None = None) -> int:
+        change = _Change(op, _plain(as_key(key)), None if op is not Op.PUT else _plain(value), rule)
+        with self._turn:
+            self._waiting.append(change)
+        try:
+            while not self._served(change):
+                pass
+        finally:
+            if not change.answered:  # interrupted: nobody is to make it later, behind its caller's back
+                with self._turn, suppress(ValueError):
+                    self._waiting.remove(change)
+        return change.result()
+
+    def _served(self, change: _Change) -> bool:
+        """Wait until the change is answered (True), or write for all who wait, if nobody is at it (then look again)."""
+        group: list[_Change] = []
+        leading = False
+        try:
+            with self._turn:
+                self._turn.wait_for(lambda: change.answered or not self._busy)
+                if change.answered:
+                    return True
+                leading = self._busy = True
+                group = _group(self._waiting)
+            self._write(group)
+            return change.answered
+        finally:
+            if leading:
+                with self._turn:
+                    _answer(group, OutcomeUnknown("The write was cut short, and whether it was made is unknown."))
+                    self._busy = False
+                    self._turn.notify_all()
+
+    def _write(self, group: list[_Change]) -> None:
+        """Make changes that are all conditional, or all not, with one append; each is answered, unless interrupted."""
+        try:
+            if group[0].rule is None:
+                self._land(group, None)
+            else:
+                self._decide(group)
+        except StrandlineError as error:
+            _answer(group, error)
+
+    def _decide(self, group: list[_Change]) -> None:
+        """Conditional changes: decide on what the log holds up to its end, and append only if that is still its end."""
+        for attempt in range(_AMONG_OTHERS.attempts):
+            end, found = self._fold.look([change.key for change in group])
+            accepted, refused = decide(group, end, found)
+            try:
+                if accepted:
+                    self._land(accepted, end)
+            except ExpectationFailed:
+                self._clock.sleep(_AMONG_OTHERS.pause(attempt, self._chance.jitter()))
+                continue
+            for change, error in refused:  # now it is true: a refusal may rest on what was accepted beside it
+                change.error = error
+            return
+        raise Contended(
+            f"The log was changed by others at each of {_AMONG_OTHERS.attempts} tries to change {group[0].key!r} under "
+            "a condition; nothing was changed. Try again."
+        )
+
+    def _land(self, group: list[_Change], expect: int | None) -> None:
+        batch = record_batch(
+            timestamps=[self._clock.now()] * len(group),
+            ops=[change.op for change in group],
+            keys=[change.key for change in group],
+            values=[change.value for change in group],
+        )
+        first = self._append(batch, expect)
+        for version, change in enumerate(group, first):
+            change.version = version
+        self._fold.absorb(first, [(change.op, change.key, change.value) for change in group])
+
+    def _append(self, batch: pa.RecordBatch, expect: int | None) -> int:
+        """Append a batch and return its first offset; all errors but ``OutcomeUnknown`` mean that it was not."""
+        match self._writer.append(batch, expect):
+            case Refused(error):
+                raise error
+            case InDoubt(error):
+                raise OutcomeUnknown(
+                    "Whether the change was stored is unknown, since the log kept failing: read the key before you "
+                    f"repeat it. ({error})"
+                ) from error
+            case Receipt(first=int(first)):
+                return first
+        raise OutcomeUnknown("The change is stored, but the log no longer tells where: read the key for its version.")
+
+
+class _Change:
+    """A change that waits for its answer."""
+
+    __slots__ = ("error", "key", "op", "rule", "value", "version")
+
+    def __init__(self, op: Op, key: bytes, value: bytes | None, rule: Rule | None) -> None:
+        self.op = op
+        self.key = key
+        self.value = value
+        self.rule = rule
+        self.version: int | None = None
+        self.error: StrandlineError | None = None
+
+    @property
+    def answered(self) -> bool:
+        return self.version is not None or self.error is not None
+
+    def result(self) -> int:
+        if self.error is not None:
+            raise self.error
+        assert self.version is not None  # noqa: S101 - it was answered
+        return self.version
+
+
+def decide(
+    group: list[_Change], end: int, found: dict[bytes, Held]
+) -> tuple[list[_Change], list[tuple[_Change, StrandlineError]]]:
+    """Which conditional changes are made, one after the other from offset ``end`` on, and why the others are not."""
+    held = dict(found)
+    accepted: list[_Change] = []
+    refused: list[tuple[_Change, StrandlineError]] = []
+    for change in group:
+        try:
+            if change.rule is not None:
+                change.rule(held.get(change.key))
+        except StrandlineError as error:
+            refused.append((change, error))
+            continue
+        if change.value is None:
+            held.pop(change.key, None)
+        else:
+            held[change.key] = (change.value, end + len(accepted))
+        accepted.append(change)
+    return accepted, refused
+
+
+def _at_version(key: bytes, expected: KeyVersion) -> Rule:
+    def rule(found: Held | None) -> None:
+        if found is None:
+            now = "absent"
+        elif found[1] == UNKNOWN:
+            now = "as the snapshot has it, at a version that is unknown until it is put"
+        elif found[1] == expected:
+            return
+        else:
+            now = f"at version {found[1]}"
+        raise Conflict(f"The key {key!r} is {now}, not at version {expected}: read it again. Nothing was changed.")
+
+    return rule
+
+
+def _group(waiting: deque[_Change]) -> list[_Change]:
+    """Take the changes that go first and together: a plain one must not fail because one beside it has a condition."""
+    group = [waiting.popleft()]
+    size = len(group[0].value or b"")
+    while waiting and len(group) < _GROUP and (waiting[0].rule is None) == (group[0].rule is None):
+        size += len(waiting[0].key) + len(waiting[0].value or b"")
+        if size > _GROUP_BYTES:
+            break
+        group.append(waiting.popleft())
+    return group
+
+
+def _answer(group: list[_Change], error: StrandlineError) -> None:
+    for change in group:
+        if not change.answered:
+            change.error = copy(error)  # each is raised in a thread of its own
+            change.error.__cause__ = error.__cause__
+
+
+def _plain(value: bytes | None) -> bytes:
+    """The bytes, if a record may hold them. Anything else would spoil the log for every reader."""
+    data = as_bytes(value)
+    if len(data) > MAX_RECORD_BYTES:
+        raise InvalidInput(f"A key or value of {len(data):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
+    return data
+
+
+def _entry(key: bytes, held: Held) -> Entry:
+    return Entry(key, held[0], _known(held[1]))
+
+
+def _known(version: int) -> KeyVersion | None:
+    return None if version == UNKNOWN else version

@@ -1,0 +1,304 @@
+"""A bucket in this process's memory: the contract in its plainest form, for tests and for state within one service."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, Self
+from uuid import UUID
+
+from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
+from strandline.kv.contract import Ended, Listed, Listing
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
+from strandline.model.records import Op
+from strandline.storage.clock import CHANCE, Chance
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_LOOKED_THROUGH: Final = 4096
+"""How many changes one take looks through for those in scope, at most."""
+
+
+class _Kept(NamedTuple):
+    """The changes that are kept, as columns, from version ``first`` on."""
+
+    first: int
+    ops: list[int]
+    keys: list[bytes]
+    values: list[bytes | None]
+
+
+@bound_to_process()
+class MemoryKeyValue:
+    """Keyed values that end with their process. Satisfies the whole bucket contract; safe in threads.
+
+    The last ``history`` changes, or a little more, are kept for watchers that come later or are slow.
+
+    >>> bucket = MemoryKeyValue()
+    >>> version = bucket.put("node.1", b"up")
+    >>> bucket.get("node.1"), bucket.keys("node.")
+    (b'up', [b'node.1'])
+    >>> with bucket.watch() as watch:
+    ...     [update.value for update in watch.take(10, timeout=0)]
+    [b'up']
+    """
+
+    def __init__(self, *, history: int = 1 << 20, chance: Chance = CHANCE) -> None:
+        """An empty bucket with a fresh identity."""
+        if history < 1:
+            raise InvalidInput("A bucket keeps at least one change.")
+        self._history = history
+        self._stream = chance.uuid()
+        # Watchers read the kept changes without the lock: the lists only grow, and a change counts when `_next` is past
+        # it, which is set last. Whatever else is done to them is done to copies, which then take their place.
+        self._kept = _Kept(0, [], [], [])
+        self._next = 0
+        self._state: dict[bytes, tuple[bytes, int]] = {}
+        self._gone: set[bytes] = set()
+        self._ended = False
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._origin = Origin("A bucket in memory", self)
+
+    @property
+    def stream(self) -> UUID:
+        """The identity that cursors carry."""
+        return self._stream
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def put(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value, whatever was there."""
+        if type(key) is not bytes or type(value) is not bytes:
+            key, value = as_key(key), as_bytes(value)
+        with self._lock:
+            return self._write(Op.PUT, key, value)
+
+    def delete(self, key: Key) -> None:
+        """Make the key absent; absent is fine."""
+        with self._lock:
+            self._write(Op.DELETE, as_key(key), None)
+
+    def purge(self, key: Key) -> None:
+        """Make the key absent and let its earlier values go, out of the history too."""
+        name = as_key(key)
+        with self._lock:
+            first, ops, keys, values = self._kept
+            gone = [index for index, key in enumerate(keys) if key == name and ops[index] == Op.PUT]
+            if gone:
+                ops, values = list(ops), list(values)
+                for index in gone:
+                    ops[index], values[index] = Op.PURGE, None
+                self._kept = _Kept(first, ops, keys, values)
+            self._write(Op.PURGE, name, None)
+
+    def create(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value of an absent key, else ``AlreadyExists``."""
+        name, value = as_key(key), as_bytes(value)
+        with self._lock:
+            if name in self._state:
+                raise AlreadyExists(f"The key {name!r} is present; use update, or put to replace it.")
+            return self._write(Op.PUT, name, value)
+
+    def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
+        """Set the value if the key is at this version, else ``Conflict``."""
+        name, value = as_key(key), as_bytes(value)
+        with self._lock:
+            self._expect(name, expected)
+            return self._write(Op.PUT, name, value)
+
+    def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
+        """Make the key absent if it is at this version, else ``Conflict``."""
+        name = as_key(key)
+        with self._lock:
+            self._expect(name, expected)
+            self._write(Op.DELETE, name, None)
+
+    def _expect(self, key: bytes, expected: KeyVersion) -> None:
+        found = self._state.get(key)
+        if found is None or found[1] != expected:
+            now = "absent" if found is None else f"at version {found[1]}"
+            raise Conflict(f"The key {key!r} is {now}, not at version {expected}: read it again. Nothing was changed.")
+
+    def _write(self, op: int, key: bytes, value: bytes | None) -> int:
+        version = self._next
+        _, ops, keys, values = self._kept
+        ops.append(op)
+        keys.append(key)
+        values.append(value)
+        self._next = version + 1
+        if value is not None:
+            self._state[key] = (value, version)
+            if self._gone:
+                self._gone.discard(key)
+        else:
+            self._state.pop(key, None)
+            self._gone.add(key)
+        if len(keys) > 2 * self._history:
+            self._forget(self._next - self._history)
+        if self._waiting:
+            self._changed.notify_all()
+        return version
+
+    # --- what retention does elsewhere -------------------------------------------------------------------------
+
+    def trim(self, below: int) -> None:
+        """Forget the changes below a version; what is current stays. Cursors below it are expired from now on."""
+        with self._lock:
+            self._forget(min(below, self._next))
+            self._changed.notify_all()
+
+    def evict(self, key: Key) -> None:
+        """Lose a key as a bucket with limits does: without telling anyone, and with the changes up to now."""
+        with self._lock:
+            self._state.pop(as_key(key), None)
+            self._forget(self._next)
+
+    def end(self) -> None:
+        """End the stream in good order: watches get what there is, and then :class:`Ended`."""
+        with self._lock:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _forget(self, below: int) -> None:
+        first, ops, keys, values = self._kept
+        count = max(0, below - first)
+        self._kept = _Kept(first + count, ops[count:], keys[count:], values[count:])
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> bytes | None:
+        """The value, None if the key is absent."""
+        found = self._state.get(as_key(key))
+        return None if found is None else found[0]
+
+    def entry(self, key: Key) -> Entry | None:
+        """The value with its version, None if the key is absent."""
+        name = as_key(key)
+        found = self._state.get(name)
+        return None if found is None else Entry(name, *found)
+
+    def keys(self, prefix: Key = b"") -> list[bytes]:
+        """The keys that are present and begin with the prefix, sorted."""
+        wanted = as_key(prefix)
+        with self._lock:
+            return sorted(key for key in self._state if key.startswith(wanted))
+
+    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        wanted = as_key(prefix)
+        with self._lock:
+            found = [Entry(key, *held) for key, held in self._state.items() if key.startswith(wanted)]
+        return iter(sorted(found))
+
+    def listing(self, scope: Scope = EVERYTHING) -> Listing:
+        """Which keys in scope are present now, and which were deleted."""
+        with self._lock:
+            live = frozenset(key for key in self._state if key in scope)
+            return Listing(live, frozenset(key for key in self._gone if key in scope))
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    def watch(self, scope: Scope = EVERYTHING) -> MemorySubscription:
+        """The current values in scope, then changes."""
+        with self._lock:
+            found = [(version, key, value) for key, (value, version) in self._state.items() if key in scope]
+            found.sort()
+            return MemorySubscription(self, scope, self._next, found)
+
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> MemorySubscription:
+        """Only what came at or after the cursor."""
+        if cursor is None:
+            return self.watch(scope)
+        with self._lock:
+            if cursor.log_id != self._stream:
+                raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._stream}: watch anew.")
+            first = self._kept.first
+            if not first <= cursor.next <= self._next:
+                raise CursorExpired(
+                    f"The cursor is at {cursor.next}, and the bucket holds changes {first} up to {self._next}: "
+                    "watch anew."
+                )
+            return MemorySubscription(self, scope, cursor.next, None)
+
+    def changes(self, scope: Scope, position: int, most: int, timeout: float) -> Updates | Ended | None:
+        """What a subscription's ``take`` does once the current values are given."""
+        if position == self._next and timeout > 0:
+            with self._lock:
+                if position == self._next and not self._ended:
+                    self._waiting += 1
+                    self._changed.wait(timeout)
+                    self._waiting -= 1
+        ended, end = self._ended, self._next  # in this order, and before what is kept: nothing comes after the end
+        first, ops, keys, values = self._kept
+        if position < first:
+            raise Gap(
+                f"Changes {position} up to {first} were forgotten before this watch took them: resume from the applied "
+                "cursor, which brings the rest in step."
+            )
+        if position == end:
+            return Ended() if ended else None
+        chosen = slice(position - first, min(end, position + (most if scope.everything else _LOOKED_THROUGH)) - first)
+        ops, keys, values = ops[chosen], keys[chosen], values[chosen]
+        if scope.everything:
+            upto = position + len(keys)
+            return Updates(ops, keys, values, range(position, upto), Cursor(self._stream, upto))
+        hits = [index for index, key in enumerate(keys) if key in scope]
+        upto = position + (len(keys) if len(hits) <= most else hits[most])
+        hits = hits[:most]
+        columns: list[list[Any]] = [[column[index] for index in hits] for column in (ops, keys, values)]
+        versions = [position + index for index in hits]
+        return Updates(columns[0], columns[1], columns[2], versions, Cursor(self._stream, upto))
+
+
+@bound_to_process()
+class MemorySubscription:
+    """A watch of a memory bucket."""
+
+    def __init__(
+        self, bucket: MemoryKeyValue, scope: Scope, position: int, current: list[tuple[int, bytes, bytes]] | None
+    ) -> None:
+        """Use :meth:`MemoryKeyValue.watch`."""
+        self._bucket = bucket
+        self._scope = scope
+        self._position = position
+        self._current = current
+        self._given = 0
+        self._closed = False
+        self._origin = Origin("A watch of a bucket in memory", self)
+
+    @property
+    def stream(self) -> UUID:
+        """The identity of the bucket."""
+        return self._bucket.stream
+
+    def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
+        """The next changes, at most so many; None if none came in time."""
+        if self._closed:
+            raise InvalidInput("This watch is closed: open another one.")
+        if self._current is not None:
+            return self._initial(self._current, most)
+        taken = self._bucket.changes(self._scope, self._position, most, timeout)
+        if isinstance(taken, Updates) and taken.upto is not None:
+            self._position = taken.upto.next
+        return taken
+
+    def _initial(self, current: list[tuple[int, bytes, bytes]], most: int) -> Updates | Listed:
+        rows = current[self._given : self._given + most]
+        if not rows:
+            self._current = None
+            return Listed(Cursor(self.stream, self._position))
+        self._given += len(rows)
+        versions, keys, values = zip(*rows, strict=True)
+        return Updates([Op.PUT] * len(rows), keys, values, versions, Cursor(self.stream, versions[-1] + 1))
+
+    def close(self) -> None:
+        """Let go of the bucket."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""A key-value bucket in NATS JetStream."""

@@ -1,0 +1,370 @@
+"""A bucket of NATS JetStream, through ``nats-py``."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+from uuid import UUID
+
+from strandline.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    CursorExpired,
+    Gap,
+    InvalidInput,
+    TransientStorageError,
+)
+from strandline.kv.contract import Listed, Listing
+from strandline.kv.nats.connection import (
+    NAME_TAKEN,
+    NANOSECONDS,
+    NO_MESSAGE,
+    Link,
+    NoAnswerer,
+    StreamState,
+    refusal,
+)
+from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_bytes, as_key
+from strandline.model.records import Op
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_BUCKET: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_KEY: Final = re.compile(rb"[-/_=a-zA-Z0-9]+(\.[-/_=a-zA-Z0-9]+)*")
+_MOST_HISTORY: Final = 64
+_ATTEMPTS: Final = 16
+_LISTINGS: Final = 3
+_CHUNK: Final = 1024
+_EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
+_DELETE: Final = {"KV-Operation": "DEL"}
+_PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+
+
+@bound_to_process()
+class NatsKeyValue:
+    """A key-value bucket of NATS JetStream that satisfies the whole bucket contract. Safe in threads.
+
+    A version is the sequence number of the bucket's stream. A cursor carries the stream's identity, made of its name
+    and creation time. A change is as durable as the stream makes it: replicated as configured, and synced to disk when
+    the server does that, by default within two minutes.
+
+    Keys are what NATS allows: words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes.
+
+    What the server drops from the front (by age, by size, by a purge of the stream) is never passed over in silence: a
+    cursor below it is ``CursorExpired``, a watch that was overrun ends with ``Gap``. Both may be raised although all
+    that is missing was superseded, if every key has been written since; a longer ``history`` makes that rare. What the
+    server cannot tell: removals in the middle of the stream that leave no marker. These are a purge of some subjects
+    only (as ``purge_deletes`` of other clients does with old markers), and values with a time to live of their own in a
+    bucket without marker TTL. A watcher that was away meanwhile, or that lagged behind, is not told of the key's end; a
+    full watch onto its store (a resync) is what removes it.
+
+    Connections do not live on in a forked child: there every call is ``UsedAcrossFork``.
+    """
+
+    def __init__(self, link: Link, bucket: str, *, prefetch: int = 1024, chance: Chance = CHANCE) -> None:
+        """Use :meth:`connect`."""
+        self._link = link
+        self._prefetch = prefetch
+        self._bucket = bucket
+        self._stream = f"KV_{bucket}"
+        self._subjects = f"$KV.{bucket}."
+        self._chance = chance
+        self._origin = Origin(f"The bucket {bucket} at {link.url}", self)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str | Sequence[str],
+        bucket: str,
+        *,
+        create: bool = False,
+        history: int = 8,
+        ttl: float | None = None,
+        max_bytes: int | None = None,
+        replicas: int = 1,
+        timeout: float = 5.0,
+        prefetch: int = 1024,
+        options: Mapping[str, Any] | None = None,
+        clock: Clock = CLOCK,
+        chance: Chance = CHANCE,
+    ) -> NatsKeyValue:
+        """Connect to a bucket, ``NotFound`` if it is not there; with ``create`` it is made if it is missing.
+
+        ``history`` values are kept for each key: the more, the longer cursors live. With a ``ttl`` in seconds keys are
+        removed that long after their last change, and watchers are told. A bucket that would outgrow ``max_bytes``
+        refuses changes as ``DiskFull``. These four shape a bucket that is made; one that is there stays as it is.
+
+        No call waits much longer than ``timeout`` for the server. At most ``prefetch`` changes of a watch are on their
+        way or wait to be taken; the rest stays with the server. ``options`` are handed to ``nats.connect``:
+        credentials, TLS and the like.
+        """
+        if not _BUCKET.fullmatch(bucket):
+            raise InvalidInput(f"{bucket!r} cannot name a NATS bucket: use letters, digits, '_' and '-'.")
+        if not 1 <= history <= _MOST_HISTORY:
+            raise InvalidInput(f"A NATS bucket keeps 1 to {_MOST_HISTORY} values for each key, not {history}.")
+        if prefetch < 1:
+            raise InvalidInput(f"A watch that may prefetch {prefetch} changes would never get any; use at least 1.")
+        servers = [url] if isinstance(url, str) else list(url)
+        link = Link(servers, timeout=timeout, clock=clock, options=options or {})
+        try:
+            made = cls(link, bucket, prefetch=prefetch, chance=chance)
+            if create:
+                made._create(history=history, ttl=ttl, max_bytes=max_bytes, replicas=replicas)
+            made._state()
+        except BaseException:
+            link.close()
+            raise
+        return made
+
+    def _create(self, *, history: int, ttl: float | None, max_bytes: int | None, replicas: int) -> None:
+        config: dict[str, Any] = {
+            "name": self._stream,
+            "subjects": [f"{self._subjects}>"],
+            "max_msgs_per_subject": history,
+            "max_bytes": -1 if max_bytes is None else max_bytes,
+            "max_msgs": -1,
+            "max_consumers": -1,
+            "num_replicas": replicas,
+            "storage": "file",
+            "discard": "new",
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "deny_delete": True,
+        }
+        if ttl is not None:
+            age = int(ttl * NANOSECONDS)
+            config |= {"max_age": age, "duplicate_window": min(age, 120 * NANOSECONDS)}
+            # The server then leaves a marker for each key that it lets go, or watchers would keep ghosts.
+            config |= {"allow_msg_ttl": True, "subject_delete_marker_ttl": max(age, NANOSECONDS)}
+        what = f"Creating the bucket {self._bucket!r}"
+        answer = self._link.run(self._link.api(f"STREAM.CREATE.{self._stream}", config), what)
+        if "error" in answer and answer["error"].get("err_code") != NAME_TAKEN:
+            raise refusal(answer["error"], what)
+
+    def __repr__(self) -> str:
+        return f"NatsKeyValue({self._bucket!r})"
+
+    @property
+    def stream(self) -> UUID:
+        """The identity that cursors carry, as the server tells it now."""
+        return self._state().identity
+
+    def _state(self) -> StreamState:
+        return self._link.state(self._stream, f"Looking at the bucket {self._bucket!r}")
+
+    def close(self) -> None:
+        """Close the connection; its watches end with an error. Closing twice is fine."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def put(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value, whatever was there."""
+        return self._publish(_valid(key), value)
+
+    def delete(self, key: Key) -> None:
+        """Make the key absent; absent is fine."""
+        self._publish(_valid(key), b"", _DELETE)
+
+    def purge(self, key: Key) -> None:
+        """Make the key absent and let its earlier values go."""
+        self._publish(_valid(key), b"", _PURGE)
+
+    def create(self, key: Key, value: bytes) -> KeyVersion:
+        """Set the value of an absent key, else ``AlreadyExists``."""
+        name = _valid(key)
+        last = 0
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._publish(name, value, {_EXPECTED: str(last)})
+            except Conflict:
+                found = self._last(name)
+            if found is not None and found.value is not None:
+                raise AlreadyExists(f"The key {name.decode()!r} is present; use update, or put to replace it.")
+            # The marker of a removed key: it is replaced if nobody else does so first.
+            last = 0 if found is None or found.version is None else found.version
+        raise Contended(f"The key {name.decode()!r} is created and removed again and again; try later.")
+
+    def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
+        """Set the value if the key is at this version, else ``Conflict``."""
+        return self._conditional(_valid(key), value, expected, {})
+
+    def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
+        """Make the key absent if it is at this version, else ``Conflict``."""
+        self._conditional(_valid(key), b"", expected, _DELETE)
+
+    def _conditional(self, key: bytes, value: bytes, expected: KeyVersion, headers: dict[str, str]) -> int:
+        # The server would take the version of a marker, and 0 for a key that never was: those keys are absent.
+        found = self._last(key)
+        if found is None or found.value is None or found.version != expected:
+            now = "absent" if found is None or found.value is None else f"at version {found.version}"
+            raise Conflict(
+                f"The key {key.decode()!r} is {now}, not at version {expected}: read it again. Nothing was changed."
+            )
+        return self._publish(key, value, {_EXPECTED: str(expected), **headers})
+
+    def _publish(self, key: bytes, value: bytes, headers: dict[str, str] | None = None) -> int:
+        what = f"Writing the key {key.decode()!r}"
+        link, data = self._link, as_bytes(value)
+        try:
+            answer = link.run(link.request(self._subjects + key.decode(), data, headers), what)
+        except NoAnswerer:
+            self._state()  # says so if the bucket is not there
+            raise
+        if "error" in answer:
+            raise refusal(answer["error"], what)
+        return int(answer["seq"])
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def _last(self, key: bytes) -> Update | None:
+        """The last change of a key, be it a value or a marker."""
+        what = f"Reading the key {key.decode()!r}"
+        # Of the leader and not of any replica, so that what was written is read.
+        question = self._link.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subjects + key.decode()})
+        answer = self._link.run(question, what)
+        if "error" in answer:
+            if answer["error"].get("err_code") == NO_MESSAGE:
+                return None
+            raise refusal(answer["error"], what)
+        message = answer["message"]
+        head = base64.b64decode(message.get("hdrs", ""))
+        op = removal(_header_lines(head)) if head else None
+        value = base64.b64decode(message.get("data", "")) if op is None else None
+        return Update(Op.PUT if op is None else op, key, value, int(message["seq"]))
+
+    def get(self, key: Key) -> bytes | None:
+        """The value, None if the key is absent."""
+        found = self.entry(key)
+        return None if found is None else found.value
+
+    def entry(self, key: Key) -> Entry | None:
+        """The value with its version, None if the key is absent."""
+        name = as_key(key)
+        found = self._last(name) if _KEY.fullmatch(name) else None
+        return None if found is None or found.value is None else Entry(name, found.value, found.version)
+
+    def keys(self, prefix: Key = b"") -> list[bytes]:
+        """The keys that are present and begin with the prefix, sorted."""
+        return sorted(self.listing(Prefix(prefix)).live)
+
+    def scan(self, prefix: Key = b"") -> Iterator[Entry]:
+        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        found, _ = self._collect(Prefix(prefix), values=True)
+        return iter(sorted(Entry(row.key, row.value, row.version) for row in found if row.value is not None))
+
+    def listing(self, scope: Scope = EVERYTHING) -> Listing:
+        """Which keys in scope are present now, and which were deleted: those whose markers are still there.
+
+        A key whose time ran out was not deleted.
+        """
+        found, aged = self._collect(scope, values=False)
+        live = frozenset(row.key for row in found if row.value is not None)
+        return Listing(live, frozenset(row.key for row in found if row.value is None and row.key not in aged))
+
+    def _collect(self, scope: Scope, *, values: bool) -> tuple[list[Update], set[bytes]]:
+        """The last change of every key in scope, whole or an error; and the keys that were removed for their age."""
+        for _ in range(_LISTINGS):
+            found: dict[bytes, Update] = {}
+            try:
+                with self._watch(scope, values=values, markers=True) as subscription:
+                    while True:
+                        given = subscription.take(_CHUNK, self._link.timeout)
+                        if isinstance(given, Listed):
+                            return list(found.values()), subscription.aged
+                        if not isinstance(given, Updates):
+                            raise TransientStorageError(
+                                f"Listing the bucket {self._bucket!r} stopped before its end: list again."
+                            )
+                        found.update(zip(given.keys, given, strict=True))
+            except Gap:
+                continue
+        raise TransientStorageError(
+            f"The bucket {self._bucket!r} drops changes faster than it can be listed: list again later."
+        )
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    def watch(self, scope: Scope = EVERYTHING) -> NatsSubscription:
+        """The current values in scope, then changes."""
+        return self._watch(scope)
+
+    def _watch(self, scope: Scope, *, values: bool = True, markers: bool = False) -> NatsSubscription:
+        state = self._state()
+        filters = scope_filters(scope, self._subjects)
+        what = f"Looking at the bucket {self._bucket!r}"
+        target = state.last and self._link.last(self._stream, filters, what)
+        subscription = NatsSubscription(
+            self._link,
+            self._stream,
+            self._subjects,
+            scope,
+            identity=state.identity,
+            window=self._prefetch,
+            seen=max(state.last, target),
+            listing_upto=target,
+            values=values,
+            markers=markers,
+        )
+        subscription.open(self._chance.uuid().hex, {"deliver_policy": "last_per_subject"})
+        return subscription
+
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> NatsSubscription:
+        """Only what came at or after the cursor."""
+        if cursor is None:
+            return self._watch(scope)
+        start = max(cursor.next, 1)
+        self._check(cursor, self._state())
+        subscription = NatsSubscription(
+            self._link,
+            self._stream,
+            self._subjects,
+            scope,
+            identity=cursor.log_id,
+            window=self._prefetch,
+            seen=start - 1,
+        )
+        subscription.open(self._chance.uuid().hex, {"deliver_policy": "by_start_sequence", "opt_start_seq": start})
+        try:
+            # Again: had the front moved past the cursor before there was a consumer, the server would have begun there
+            # without a word.
+            self._check(cursor, self._state())
+        except BaseException:
+            subscription.close()
+            raise
+        return subscription
+
+    def _check(self, cursor: Cursor, state: StreamState) -> None:
+        if cursor.log_id != state.identity:
+            raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._bucket!r} now is: watch anew.")
+        if not state.first <= max(cursor.next, 1) <= state.last + 1:
+            raise CursorExpired(
+                f"The cursor is at {cursor.next}, and the bucket {self._bucket!r} holds changes {state.first} up to "
+                f"{state.last}: watch anew."
+            )
+
+
+def _valid(key: Key) -> bytes:
+    name = as_key(key)
+    if not _KEY.fullmatch(name):
+        raise InvalidInput(
+            f"NATS cannot hold the key {name!r}: use words of letters, digits and '-/_=', joined by single dots."
+        )
+    return name
+
+
+def _header_lines(head: bytes) -> dict[str, str]:
+    lines = head.decode("utf-8", "replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name: value.strip() for name, _, value in pairs}

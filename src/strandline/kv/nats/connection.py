@@ -1,0 +1,302 @@
+"""A blocking line to NATS JetStream: one connection with an event loop and a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import UUID, uuid5
+
+from strandline.errors import (
+    Conflict,
+    DiskFull,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    StorageError,
+    TransientStorageError,
+)
+from strandline.model.addresses import refuse_credentials
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+T = TypeVar("T")
+
+_IDENTITIES: Final = UUID("5f0a3c56-6a0e-5c0e-9f5b-0d6a4f1a7c11")
+"""The space of the names that streams' identities are made from."""
+
+_SLACK: Final = 2.0
+"""Seconds by which the thread waits longer than the loop does, which has the better words for what is missing."""
+
+_STREAM_NOT_FOUND: Final = 10059
+NO_MESSAGE: Final = 10037
+_WRONG_LAST: Final = (10071, 10164)
+_NO_ROOM: Final = (10077, 10023, 10047)
+_TOO_LARGE: Final = 10054
+NAME_TAKEN: Final = 10058
+NANOSECONDS: Final = 1_000_000_000
+
+
+def client() -> Any:
+    """The module ``nats``."""
+    try:
+        import nats
+    except ImportError as error:
+        raise MissingExtra("NATS buckets need the extra 'nats': pip install 'strandline[nats]'.") from error
+    return nats
+
+
+class NoAnswerer(TransientStorageError):
+    """Nobody listens on the subject: there is no such stream or consumer, or no JetStream at the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """What the server says of a stream: who it is, and the lowest and highest sequence number that it has."""
+
+    identity: UUID
+    first: int
+    last: int
+
+    @classmethod
+    def told(cls, stream: str, answer: Mapping[str, Any]) -> StreamState:
+        """From the server's answer."""
+        state = answer["state"]
+        return cls(identity(stream, answer["created"]), int(state["first_seq"]), int(state["last_seq"]))
+
+
+def identity(stream: str, created: str) -> UUID:
+    """What tells a stream from a later one of the same name: its name and when it was created, to the nanosecond.
+
+    >>> one = identity("KV_routes", "2026-01-01T00:00:00.123456789Z")
+    >>> one == identity("KV_routes", "2026-01-01T01:00:00.123456789+01:00")
+    True
+    >>> one == identity("KV_routes", "2026-01-01T00:00:00.12345678Z")
+    False
+    """
+    whole, dot, rest = created.partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if dot else ""
+    zone = rest[len(digits) :] if dot else ""
+    seconds = int(datetime.fromisoformat(whole + zone).astimezone(UTC).timestamp())
+    return uuid5(_IDENTITIES, f"{stream}/{seconds}{digits.ljust(9, '0')}")
+
+
+def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
+    """The error of the tree that says what the server's error says."""
+    code, kind = error.get("code"), error.get("err_code")
+    words = f"{what} failed at NATS: {error.get('description', 'no reason given')} ({kind})"
+    if kind in _WRONG_LAST:
+        return Conflict(f"{words}: the key was changed meanwhile; read it again. Nothing was changed.")
+    if kind in _NO_ROOM:
+        return DiskFull(f"{words}: make room in the bucket or raise its limit, and try again.")
+    if kind == _TOO_LARGE:
+        return InvalidInput(f"{words}: the value is larger than the bucket takes.")
+    if kind == _STREAM_NOT_FOUND:
+        return NotFound(f"{words}: there is no such bucket; connect with create=True to make it.")
+    kinds = {404: NotFound, 500: TransientStorageError, 503: TransientStorageError}
+    return kinds.get(code or 0, StorageError)(f"{words}.")
+
+
+@bound_to_process()
+class Link:
+    """A connection that threads may share. Every call answers or raises within about ``timeout`` seconds."""
+
+    def __init__(self, servers: Sequence[str], *, timeout: float, clock: Clock, options: Mapping[str, Any]) -> None:
+        """Connect; ``TransientStorageError`` if no server answers in time."""
+        for server in servers:
+            refuse_credentials(
+                server if "://" in server else f"nats://{server}",
+                "give them by options (user and password, token, or user_credentials, the path of a file)",
+            )
+        self._nats = client()
+        self.url = servers[0]
+        self.timeout = timeout
+        self.clock = clock
+        self._closed = False
+        self._lost_at: float | None = None
+        self.generation = 0
+        self._wakers: set[Callable[[], None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="strandline-nats", daemon=True)
+        self._thread.start()
+        self._client: Any = None
+        try:
+            self._client = self._connect(servers, options)
+        except BaseException:
+            self._closed = True
+            self._stop()
+            raise
+        self._origin = Origin(f"The connection to {self.url}", self)
+
+    def _connect(self, servers: Sequence[str], options: Mapping[str, Any]) -> Any:
+        async def connect() -> Any:
+            settings = {
+                "name": "strandline",
+                "max_reconnect_attempts": -1,
+                "reconnect_time_wait": 0.25,
+                "ping_interval": 10,
+                **options,
+                # Nothing is kept for a later connection: a change that was given up must not land minutes after.
+                "pending_size": -1,
+                "disconnected_cb": self._on_lost,
+                "reconnected_cb": self._on_found,
+                "error_cb": _on_error,
+            }
+            return await asyncio.wait_for(self._nats.connect(list(servers), **settings), self.timeout)
+
+        return self.run(connect(), f"Connecting to {', '.join(servers)}")
+
+    # --- what the connection tells ------------------------------------------------------------------------------
+
+    async def _on_lost(self) -> None:
+        if self._lost_at is None:
+            self._lost_at = self.clock.monotonic()
+        # What was to be sent in the moment of the loss would be sent after the next connection is made: the client has
+        # no word for dropping it.
+        if self._client is not None:
+            self._client._pending, self._client._pending_data_size = [], 0  # noqa: SLF001
+
+    async def _on_found(self) -> None:
+        self._lost_at = None
+        self.generation += 1
+        for wake in list(self._wakers):
+            wake()
+
+    def lost_for(self) -> float:
+        """For how many seconds there has been no connection; 0 while there is one."""
+        since = self._lost_at
+        return 0.0 if since is None else self.clock.monotonic() - since
+
+    # --- asking -------------------------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
+        """Run a coroutine on the loop, and wait for it."""
+        if self._closed:
+            work.close()
+            raise InvalidInput(f"{what} failed: the bucket is closed; connect again.")
+        errors = self._nats.errors
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result((patience or self.timeout) + _SLACK)
+        except errors.NoRespondersError as error:
+            raise NoAnswerer(f"{what} failed: nobody answers for it at NATS; try again.") from error
+        except errors.MaxPayloadError as error:
+            raise InvalidInput(f"{what} failed: the value is larger than the server takes.") from error
+        except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
+            raise StorageError(f"{what} failed: NATS does not let this user in ({error}).") from error
+        except (errors.TimeoutError, TimeoutError, concurrent.futures.CancelledError) as error:
+            future.cancel()
+            raise TransientStorageError(f"{what} failed: no answer from NATS within {self.timeout} s.") from error
+        except errors.OutboundBufferLimitError as error:  # nothing is buffered here: a write must not land later
+            raise TransientStorageError(f"{what} failed: there is no connection to NATS now; try again.") from error
+        except (errors.Error, OSError) as error:
+            raise TransientStorageError(f"{what} failed: {error or type(error).__name__}; try again.") from error
+
+    async def request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        """One question to the server, on the loop; the answer may hold an ``error``."""
+        answer = await self._client.request(subject, payload, timeout=self.timeout, headers=headers)
+        parsed: dict[str, Any] = json.loads(answer.data)
+        return parsed
+
+    async def api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One question to the JetStream API, on the loop; the answer may hold an ``error``."""
+        return await self.request(f"$JS.API.{name}", b"" if body is None else json.dumps(body).encode())
+
+    def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One question to the JetStream API; an error of the server is raised."""
+        answer = self.run(self.api(name, body), what)
+        if "error" in answer:
+            raise refusal(answer["error"], what)
+        return answer
+
+    def state(self, stream: str, what: str) -> StreamState:
+        """Who the stream is and what it holds; ``NotFound`` if it is not there."""
+        return StreamState.told(stream, self.ask(f"STREAM.INFO.{stream}", what))
+
+    def last(self, stream: str, subjects: Sequence[str], what: str) -> int:
+        """The highest sequence number that is retained for any of these subjects; 0 if there is none."""
+
+        async def highest() -> list[dict[str, Any]]:
+            questions = (self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}) for subject in subjects)
+            return list(await asyncio.gather(*questions))
+
+        found = 0
+        for answer in self.run(highest(), what):
+            if "error" not in answer:
+                found = max(found, int(answer["message"]["seq"]))
+            elif answer["error"].get("err_code") != NO_MESSAGE:
+                raise refusal(answer["error"], what)
+        return found
+
+    # --- listening ----------------------------------------------------------------------------------------------
+
+    def listen(self, inbox: str, heard: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
+        """Have ``heard`` called on the loop with every message to the inbox, and ``wake`` after a reconnection."""
+        # Without limits of its own: no more can come than was pulled, and what the client drops would be a hole.
+        listening = self._client.subscribe(inbox, cb=heard, pending_msgs_limit=0, pending_bytes_limit=0)
+        subscription = self.run(listening, "Subscribing")
+        self._wakers.add(wake)
+        return subscription
+
+    def unlisten(self, subscription: Any, wake: Callable[[], None]) -> None:
+        """Hear no more."""
+        self._wakers.discard(wake)
+        self.run(subscription.unsubscribe(), "Unsubscribing")
+
+    def inbox(self) -> str:
+        """A subject that nobody else uses."""
+        name: str = self._client.new_inbox()
+        return name
+
+    def post(self, subject: str, body: Mapping[str, Any], reply: str) -> None:
+        """Send without waiting. What is lost is missed by whoever waits for what should come of it."""
+        if self._closed:
+            return
+
+        async def publish() -> None:
+            with contextlib.suppress(self._nats.errors.Error, OSError):
+                await self._client.publish(subject, json.dumps(body).encode(), reply=reply)
+
+        asyncio.run_coroutine_threadsafe(publish(), self._loop)
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the connection and end its thread. Closing twice is fine, and so is closing in a forked child."""
+        if self._closed:
+            return
+        with contextlib.suppress(StorageError):
+            self.run(self._client.close(), "Closing")
+        self._closed = True
+        for wake in list(self._wakers):
+            wake()
+        self._stop()
+
+    def _stop(self) -> None:
+        async def cancel_all() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+            asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result(_SLACK)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_SLACK)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _on_error(_: Exception) -> None:
+    """The client would log it; whoever asked gets the error that belongs to the question."""

@@ -1,0 +1,323 @@
+"""A watch of a NATS bucket, and the checks that keep it from passing over what retention took away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from uuid import UUID
+
+from strandline.errors import Gap, InvalidInput, NotFound, StrandlineError, TransientStorageError
+from strandline.kv.contract import Ended, Listed
+from strandline.kv.nats.connection import Link, StreamState
+from strandline.kv.nats.feed import Feed, Forgotten, Message
+from strandline.model.cursor import Cursor
+from strandline.model.keyed import Scope, Updates
+from strandline.model.records import Op
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_FIRST_LOOK: Final = 0.1
+_LONGEST_LOOK: Final = 5.0
+_SHORTEST_WAIT: Final = 0.01
+_LONGEST_WAIT: Final = 1.0
+_MOST_FILTERS: Final = 16
+_ALIGNED: Final = re.compile(rb"([-/_=a-zA-Z0-9]+\.)*")
+_OPERATIONS: Final = {"DEL": Op.DELETE, "PURGE": Op.PURGE}
+_REASON: Final = "Nats-Marker-Reason"
+_REASONS: Final = {"MaxAge": Op.PURGE, "Purge": Op.PURGE, "Remove": Op.DELETE}
+
+
+def scope_filters(scope: Scope, subjects: str) -> list[str]:
+    """The subjects that hold every key in scope, and as few others as NATS can tell apart.
+
+    >>> from strandline.model.keyed import Prefix
+    >>> scope_filters(Prefix("node.", "route."), "$KV.b.")
+    ['$KV.b.node.>', '$KV.b.route.>']
+    >>> scope_filters(Prefix("node.", "rou"), "$KV.b.")
+    ['$KV.b.>']
+    """
+    aligned = all(_ALIGNED.fullmatch(prefix) for prefix in scope.prefixes)
+    if not aligned or len(scope.prefixes) > _MOST_FILTERS:
+        return [f"{subjects}>"]
+    return [f"{subjects}{prefix.decode()}>" for prefix in scope.prefixes]
+
+
+def removal(headers: Mapping[str, str]) -> Op | None:
+    """Whether a message is the marker of a removed key, set by a client or by the server itself."""
+    operation = headers.get("KV-Operation")
+    if operation is not None:
+        return _OPERATIONS.get(operation)
+    reason = headers.get(_REASON)
+    return None if reason is None else _REASONS.get(reason, Op.DELETE)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Changes that were received, and where the stream's numbers first left a hole among them."""
+
+    ops: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes | None] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    received: bool = False
+    hole_behind: int | None = None
+    before_hole: int = 0
+
+    def cut(self) -> None:
+        """Leave only what was before the hole."""
+        for column in (self.ops, self.keys, self.values, self.versions):
+            del column[self.before_hole :]
+
+
+@bound_to_process()
+class NatsSubscription:
+    """A watch of a NATS bucket.
+
+    Two numbers of the stream say how far it is: all in scope up to ``seen`` was given, or was not current when a full
+    watch began; and ``through`` was the last to be received. The stream's numbers have holes, for values are superseded
+    and other keys are out of scope. So behind each hole the stream is asked, after the message has come and before it
+    is given, where its front is: had retention taken anything out of the hole, the front would be past its beginning.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        stream: str,
+        subjects: str,
+        scope: Scope,
+        *,
+        identity: UUID,
+        window: int,
+        seen: int,
+        listing_upto: int | None = None,
+        values: bool = True,
+        markers: bool = False,
+    ) -> None:
+        """Use :meth:`NatsKeyValue.watch`. A full watch lists up to the last number in scope before it began."""
+        self._link = link
+        self._clock = link.clock
+        self._stream = stream
+        self._skipped = len(subjects)
+        self._scope = scope
+        self._filters = scope_filters(scope, subjects)
+        self._unfiltered = self._filters == [f"{subjects}>"]
+        self._identity = identity
+        self._values = values
+        self._markers = markers
+        self.aged: set[bytes] = set()
+        """The keys that the server removed for their age, if markers were asked for."""
+        full = listing_upto is not None
+        self._seen = seen
+        self._through = 0 if full else seen
+        self._current_upto = seen if full else 0
+        self._target = listing_upto
+        self._listed_at: int | None = None
+        self._told = -1
+        self._look_at = self._clock.monotonic() + (_FIRST_LOOK if full else 0)
+        self._look_after = _FIRST_LOOK
+        self._suspect = False
+        self._failure: StrandlineError | None = None
+        self._closed = False
+        self._feed = Feed(link, stream, window=window)
+        self._origin = Origin(f"A watch of {stream} at {link.url}", self)
+
+    def open(self, name: str, start: Mapping[str, Any]) -> None:
+        """Make the consumer."""
+        try:
+            self._feed.open(name, self._filters, start, values=self._values)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def stream(self) -> UUID:
+        """The identity of the bucket's stream."""
+        return self._identity
+
+    # --- taking -------------------------------------------------------------------------------------------------
+
+    def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
+        """The next changes, at most so many; None if none came in time."""
+        if self._closed:
+            raise InvalidInput("This watch is closed: open another one.")
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure))
+        if most < 1:
+            raise InvalidInput(f"A watch cannot give at most {most} changes; ask for one or more.")
+        try:
+            return self._take(most, self._clock.monotonic() + timeout)
+        except Forgotten as error:
+            self._failure = error
+            self._state()  # says so if the bucket is gone
+            raise
+        except StrandlineError as error:
+            self._failure = error
+            raise
+
+    def _take(self, most: int, deadline: float) -> Updates | Listed | None:
+        while True:
+            self._feed.ready()
+            given = self._end_of_listing() or self._settle(self._gather(most))
+            self._feed.pull()
+            if given is not None:
+                return given
+            if len(self._feed) or self._at_target():
+                continue
+            now = self._clock.monotonic()
+            if now >= self._look_at and not self._link.lost_for():
+                given = self._look(now)
+                if given is not None:
+                    return given
+                if len(self._feed) or self._suspect or self._at_target():
+                    continue
+            self._feed.check()
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return None
+            self._feed.wait(min(left, _LONGEST_WAIT, max(_SHORTEST_WAIT, self._look_at - now)))
+
+    def _gather(self, most: int) -> _Chunk:
+        """What has arrived, up to so many changes in scope."""
+        chunk = _Chunk()
+        keys, cut, scope, seen = chunk.keys, self._skipped, self._scope, self._seen
+        everything = scope.everything
+        sequence = self._through
+        while len(keys) < most and (messages := self._feed.next(most - len(keys))):
+            for message in messages:
+                sequence = message.sequence
+                if sequence > seen:
+                    if sequence != seen + 1 and chunk.hole_behind is None:
+                        chunk.hole_behind, chunk.before_hole = seen, len(keys)
+                    seen = sequence
+                key = message.subject[cut:].encode()
+                if everything or key in scope:
+                    self._add(chunk, key, message)
+            chunk.received = True
+        self._seen, self._through = seen, sequence
+        return chunk
+
+    def _add(self, chunk: _Chunk, key: bytes, message: Message) -> None:
+        op: Op | None = None
+        if message.headers:
+            op = removal(message.headers)
+            # What was removed before a full watch began is simply not there.
+            if op is not None and message.sequence <= self._current_upto and not self._markers:
+                return
+            if self._markers:
+                aged = message.headers.get(_REASON) == "MaxAge"
+                (self.aged.add if aged else self.aged.discard)(key)
+        chunk.ops.append(0 if op is None else op)
+        chunk.keys.append(key)
+        chunk.values.append(message.data if op is None else None)
+        chunk.versions.append(message.sequence)
+
+    def _settle(self, chunk: _Chunk) -> Updates | None:
+        """Give what was received, if nothing is missing before it."""
+        if not chunk.received:
+            return None
+        self._suspect = False
+        self._look_after = _FIRST_LOOK
+        self._look_at = self._clock.monotonic() + _FIRST_LOOK
+        if chunk.hole_behind is not None:
+            state = self._state()
+            if state.first > chunk.hole_behind + 1:
+                gap = self._gap(chunk.hole_behind, state.first - 1)
+                if not chunk.before_hole:
+                    raise gap
+                self._failure = gap
+                self._seen = self._through = chunk.hole_behind
+                chunk.cut()
+        if not chunk.keys and self._target is not None:
+            return None
+        return self._give(chunk, self._through)
+
+    def _give(self, chunk: _Chunk, upto: int) -> Updates:
+        self._told = upto
+        return Updates(chunk.ops, chunk.keys, chunk.values, chunk.versions, Cursor(self._identity, upto + 1))
+
+    # --- what the stream says -----------------------------------------------------------------------------------
+
+    def _state(self) -> StreamState:
+        """Where the stream is, after all that has arrived; an error if it is another one."""
+        state = self._link.state(self._stream, f"Watching {self._stream}")
+        if state.identity != self._identity:
+            raise NotFound(f"{self._stream} was deleted and created anew under this watch: watch anew.")
+        return state
+
+    def _end(self) -> tuple[StreamState, int]:
+        """The stream's state, and then the highest number that is retained in scope."""
+        state = self._state()
+        if state.last <= self._seen and self._target is None:
+            return state, self._through
+        return state, self._link.last(self._stream, self._filters, f"Watching {self._stream}")
+
+    def _gap(self, seen: int, dropped: int) -> Gap:
+        return Gap(
+            f"Changes {seen + 1} up to {dropped} of {self._stream} were dropped before this watch was given them: "
+            "resume from the applied cursor, which brings the rest in step."
+        )
+
+    def _look(self, now: float) -> Updates | None:
+        """When nothing comes: whether nothing is there, so that the cursor may move over what is out of scope."""
+        self._look_after = min(2 * self._look_after, _LONGEST_LOOK)
+        self._look_at = now + self._look_after
+        try:
+            state, last = self._end()
+        except TransientStorageError:
+            return None  # the feed knows better whether the server is gone
+        dropped = state.first - 1
+        if self._unfiltered and last < state.last:
+            dropped = state.last  # the newest change of all, which nothing newer has superseded
+        if dropped > self._seen:
+            # What was delivered before it was dropped may only now have arrived: look again behind it.
+            if self._suspect:
+                raise self._gap(self._seen, dropped)
+            self._suspect, self._look_at = True, now
+            return None
+        self._suspect = False
+        if self._target is not None:
+            self._target = min(self._target, last)
+            return None
+        if self._through < last:
+            return None  # it is on its way
+        self._seen = self._through = max(self._seen, state.last, last)
+        return self._give(_Chunk(), self._seen) if self._seen > self._told else None
+
+    # --- the end of the initial values --------------------------------------------------------------------------
+
+    def _at_target(self) -> bool:
+        return self._target is not None and self._through >= self._target
+
+    def _end_of_listing(self) -> Listed | None:
+        """Once all that was current at the start was given or superseded; of the latter, the newer value comes first.
+
+        Else a resync would take a key for gone that was there all the time.
+        """
+        if not self._at_target():
+            return None
+        if self._listed_at is None:
+            state, last = self._end()
+            if state.first > self._seen + 1:
+                raise self._gap(self._seen, state.first - 1)
+            self._listed_at = max(state.last, last)
+            self._target = last
+            if self._through < last:
+                return None
+        self._target = None
+        self._seen = self._through = self._told = max(self._seen, self._listed_at)
+        return Listed(Cursor(self._identity, self._seen + 1))
+
+    # --- ending -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the stream. Closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._feed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

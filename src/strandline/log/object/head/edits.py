@@ -1,0 +1,247 @@
+"""Edits of the head: pure functions from a head to the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strandline.errors import (
+    AlreadyExists,
+    ExpectationFailed,
+    NotFound,
+    StrandlineError,
+)
+from strandline.log.slots import check_position
+from strandline.log.writers import check_number, forget_silent
+from strandline.model.cursor import Bounds
+from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId, WriterState
+
+CHUNK: Final = 64
+"""How many entries, or references, go into one chunk."""
+
+SPILL_AT: Final = 96
+"""The head keeps at most this many entries, and as many references of each level, before the oldest spill."""
+
+
+class StaleGeneration(StrandlineError):
+    """The object was uploaded before a collection and may be deleted: upload it again. Handled by the log itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """An uploaded batch that asks to be listed.
+
+    ``born`` is the log's next sequence when the writer took its id: an unknown writer that is younger than every
+    forgotten one is certainly new.
+    """
+
+    location: str
+    generation: int
+    count: int
+    size: int
+    oldest: int
+    newest: int
+    writer: WriterId
+    number: int
+    born: int
+    metadata: Sequence[MetadataRange] = ()
+    expect: int | None = None
+
+
+def bounds_of(head: Head) -> Bounds:
+    """What the log holds."""
+    return Bounds(head.floor, head.next_offset)
+
+
+def list_batches(head: Head, listings: Sequence[Listing], now: int) -> Head:
+    """The head with one writer's batches listed in order; those that are listed already are passed over."""
+    for listing in listings:
+        head = _list_one(head, listing, now)
+    return head
+
+
+def _list_one(head: Head, new: Listing, now: int) -> Head:
+    last = head.writers.get(new.writer)
+    if last is not None and new.number <= last.number:
+        return head
+    check_number(new.writer, new.number, last, forgotten=new.born < head.writers_floor)
+    if new.generation < head.min_generation:
+        raise StaleGeneration(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
+    if new.expect is not None and new.expect != head.next_offset:
+        raise ExpectationFailed(
+            f"The append expected the log to end at {new.expect}, and it ends at {head.next_offset}; "
+            "nothing was appended."
+        )
+    listed = max(head.listed, now)  # listing time never goes back, so that seeking by time is a binary search
+    entry = Entry(
+        sequence=head.next_sequence,
+        location=new.location,
+        first=head.next_offset,
+        count=new.count,
+        size=new.size,
+        oldest=new.oldest,
+        newest=new.newest,
+        listed=listed,
+        writer=new.writer,
+        number=new.number,
+        metadata=new.metadata,
+    )
+    state = WriterState(new.number, entry.sequence, entry.first, entry.count, listed)
+    writers, writers_floor = _remember(head, new.writer, state)
+    return replace(
+        head,
+        next_offset=entry.next,
+        next_sequence=entry.sequence + 1,
+        listed=listed,
+        tail=(*head.tail, entry),
+        writers=writers,
+        writers_floor=writers_floor,
+    )
+
+
+def set_back(head: Head, now: int) -> Head:
+    """The head without listing times ahead of ``now``: they become ``now``, and what is listed next follows from there.
+
+    The times stay in order, so that seeking by time stays a search. Chunks do not change: whoever reads one takes no
+    later times from it than its reference says.
+    """
+    if head.listed <= now:
+        return head
+    return replace(
+        head,
+        listed=now,
+        tail=tuple(replace(entry, listed=min(entry.listed, now)) for entry in head.tail),
+        levels=tuple(
+            tuple(
+                replace(item, listed_first=min(item.listed_first, now), listed_last=min(item.listed_last, now))
+                for item in level
+            )
+            for level in head.levels
+        ),
+        writers={name: replace(last, listed=min(last.listed, now)) for name, last in head.writers.items()},
+    )
+
+
+def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[WriterId, WriterState], int]:
+    writers = {**head.writers, writer: state}
+    return writers, max(head.writers_floor, forget_silent(writers))
+
+
+# --- spilling --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Items that leave the head for a chunk of their own, and the reference that takes their place."""
+
+    level: int
+    items: tuple[Entry, ...] | tuple[ChunkRef, ...]
+    reference: ChunkRef
+
+
+def plan_spills(head: Head) -> list[Spill]:
+    """What has to be written as chunks so that the head stays small; usually nothing."""
+    spills = []
+    while (spill := _next_spill(head)) is not None:
+        spills.append(spill)
+        head = apply_spills(head, [spill])
+    return spills
+
+
+def _next_spill(head: Head) -> Spill | None:
+    if len(head.tail) > SPILL_AT:
+        entries = head.tail[:CHUNK]
+        reference = ChunkRef(
+            generation=head.generation,
+            first_sequence=entries[0].sequence,
+            next_sequence=entries[-1].sequence + 1,
+            first=entries[0].first,
+            next=entries[-1].next,
+            size=sum(entry.size for entry in entries),
+            listed_first=entries[0].listed,
+            listed_last=entries[-1].listed,
+        )
+        return Spill(0, entries, reference)
+    for level, references in enumerate(head.levels):
+        if len(references) > SPILL_AT:
+            items = references[:CHUNK]
+            reference = ChunkRef(
+                generation=head.generation,
+                first_sequence=items[0].first_sequence,
+                next_sequence=items[-1].next_sequence,
+                first=items[0].first,
+                next=items[-1].next,
+                size=sum(item.size for item in items),
+                listed_first=items[0].listed_first,
+                listed_last=items[-1].listed_last,
+            )
+            return Spill(level + 1, items, reference)
+    return None
+
+
+def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
+    """The head with its oldest items replaced by references, as far as they are still the ones that were written."""
+    for spill in spills:
+        if spill.reference.generation < head.min_generation:
+            continue  # written before a collection, which may have deleted the chunk
+        count = len(spill.items)
+        levels = list(head.levels)
+        if spill.level == 0:
+            if head.tail[:count] != spill.items:
+                continue
+            head = replace(head, tail=head.tail[count:])
+        else:
+            if levels[spill.level - 1][:count] != spill.items:
+                continue
+            levels[spill.level - 1] = levels[spill.level - 1][count:]
+        if len(levels) == spill.level:
+            levels.append(())
+        levels[spill.level] = (*levels[spill.level], spill.reference)
+        head = replace(head, levels=tuple(levels))
+    return head
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
+    """The head in which a slot being created pins its position until its own cell is written.
+
+    ``retained_from`` is where the cold tier begins.
+    """
+    if name in head.slots:
+        raise AlreadyExists(f"There is a slot {name!r} already.")
+    return _pinned(head, name, position, retained_from)
+
+
+def repin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
+    """The head in which a slot being reset pins its new position until its own cell is written."""
+    if name not in head.slots:
+        raise NotFound(f"There is no slot {name!r}: create it first.")
+    return _pinned(head, name, position, retained_from)
+
+
+def _pinned(head: Head, name: str, position: int, retained_from: int | None) -> Head:
+    check_position(position, bounds_of(head), retained_from)
+    membership = head.membership + 1
+    pending = head.slots.get(name)
+    # Another one may be resetting the slot as well: until one of them is done, both positions may be needed.
+    lowest = position if pending is None else min(position, pending.position)
+    return replace(head, membership=membership, slots={**head.slots, name: Pin(lowest, membership)})
+
+
+def settle_slot(head: Head, name: str, mark: int) -> Head:
+    """The head in which a slot's own cell is what pins; unchanged if someone has pinned the slot again since."""
+    pin = head.slots.get(name)
+    if pin is None or pin.mark != mark:
+        return head
+    return replace(head, slots={**head.slots, name: None})
+
+
+def unlist_slot(head: Head, name: str) -> Head:
+    """The head without a slot, whose position pins nothing any more."""
+    if name not in head.slots:
+        return head
+    slots = {known: pin for known, pin in head.slots.items() if known != name}
+    return replace(head, membership=head.membership + 1, slots=slots)

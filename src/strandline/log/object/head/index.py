@@ -1,0 +1,272 @@
+"""From a place in the log to the entries there: a search over the head and its chunks, never a scan of the backlog."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.object.head import decode_entries, decode_references
+from strandline.model.head import ChunkRef, Cut, Entry, Head
+from strandline.storage.store import ObjectStore
+
+K = TypeVar("K")
+
+_CACHED: Final = 512
+
+Listed = Sequence[tuple[int, ChunkRef]]
+"""References with their levels, oldest first."""
+
+
+def chunk_path(reference: ChunkRef, level: int) -> str:
+    """Where a chunk is. Its name follows from what it holds, so that two writers of the same chunk write the same."""
+    sequences = f"{reference.first_sequence:020d}-{reference.next_sequence:020d}"
+    return f"chunks/{reference.generation:016d}/{level:02d}-{sequences}.chunk"
+
+
+class Chunks(Protocol):
+    """Reads chunks."""
+
+    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
+        """The entries of a chunk of level 0."""
+
+    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
+        """The references in a chunk of a level above 0."""
+
+
+class StoredChunks:
+    """Chunks in a store. They never change, so what was read once is kept, up to a bound."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Read from ``store``."""
+        self._store = store
+        self._entries: dict[ChunkRef, tuple[Entry, ...]] = {}
+        self._references: dict[ChunkRef, tuple[ChunkRef, ...]] = {}
+
+    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
+        """The entries of a chunk of level 0."""
+        found = self._entries.get(reference)
+        if found is None:
+            found = tuple(_no_later(entry, reference) for entry in decode_entries(*self._load(reference, 0)))
+            _keep(self._entries, reference, found)
+        return found
+
+    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
+        """The references in a chunk of a level above 0."""
+        found = self._references.get(reference)
+        if found is None:
+            found = tuple(
+                _within(child, reference) for child in decode_references(*self._load(reference, level), level)
+            )
+            _keep(self._references, reference, found)
+        return found
+
+    def _load(self, reference: ChunkRef, level: int) -> tuple[bytes | memoryview, str]:
+        path = chunk_path(reference, level)
+        where = f"{self._store.url}/{path}"
+        try:
+            return self._store.get(path).data, where
+        except NotFound as error:
+            raise MissingChunk(
+                f"{where} is missing: it lists offsets {reference.first} to {reference.next - 1}. Restore the object."
+            ) from error
+
+
+def _no_later(entry: Entry, reference: ChunkRef) -> Entry:
+    """An entry as its reference knows it: times ahead of the present were set back there, and not in the chunk."""
+    return entry if entry.listed <= reference.listed_last else replace(entry, listed=reference.listed_last)
+
+
+def _within(child: ChunkRef, reference: ChunkRef) -> ChunkRef:
+    last = reference.listed_last
+    if child.listed_last <= last:
+        return child
+    return replace(child, listed_first=min(child.listed_first, last), listed_last=last)
+
+
+class MissingChunk(CorruptData):
+    """A chunk that is still needed is gone."""
+
+
+def _keep(cache: dict[ChunkRef, K], reference: ChunkRef, found: K) -> None:
+    if len(cache) >= _CACHED:
+        cache.pop(next(iter(cache)), None)
+    cache[reference] = found
+
+
+# --- searching ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Something that grows along the log, of an entry and of the last entry below a reference."""
+
+    entry: Callable[[Entry], int]
+    reference: Callable[[ChunkRef], int]
+
+
+_OFFSET = _Order(lambda entry: entry.next - 1, lambda reference: reference.next - 1)
+_SEQUENCE = _Order(lambda entry: entry.sequence, lambda reference: reference.next_sequence - 1)
+_LISTED = _Order(lambda entry: entry.listed, lambda reference: reference.listed_last)
+
+
+def references_of(head: Head) -> list[tuple[int, ChunkRef]]:
+    """The references in the head with their levels, oldest first."""
+    return [(level, reference) for level in reversed(range(len(head.levels))) for reference in head.levels[level]]
+
+
+def entries_from(head: Head, offset: int, chunks: Chunks) -> Iterator[Entry]:
+    """The entries from the one that holds ``offset`` on, in order; chunks are read only as far as one goes."""
+    return _from(head, offset, _OFFSET, chunks)
+
+
+def entries_from_sequence(head: Head, sequence: int, chunks: Chunks) -> Iterator[Entry]:
+    """The entries from the one with this sequence on."""
+    return _from(head, sequence, _SEQUENCE, chunks)
+
+
+def entries_listed_since(head: Head, time: int, chunks: Chunks) -> Iterator[Entry]:
+    """The entries from the first one on that was listed at ``time`` (microseconds) or later."""
+    return _from(head, time, _LISTED, chunks)
+
+
+def _from(head: Head, value: int, order: _Order, chunks: Chunks) -> Iterator[Entry]:
+    for level in reversed(range(len(head.levels))):
+        yield from _below(head.levels[level], level, value, order, chunks)
+    yield from head.tail[bisect_left(head.tail, value, key=order.entry) :]
+
+
+def _below(references: tuple[ChunkRef, ...], level: int, value: int, order: _Order, chunks: Chunks) -> Iterator[Entry]:
+    for reference in references[bisect_left(references, value, key=order.reference) :]:
+        if level:
+            yield from _below(chunks.references(reference, level), level - 1, value, order, chunks)
+        else:
+            entries = chunks.entries(reference)
+            yield from entries[bisect_left(entries, value, key=order.entry) :]
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+
+def bytes_from(head: Head, offset: int, chunks: Chunks) -> int:
+    """How many bytes are listed from the entry that holds ``offset`` on; reads one chunk of each level at most."""
+    size = sum(entry.size for entry in head.tail if entry.next > offset)
+    for level, references in enumerate(head.levels):
+        size += _size_from(references, level, offset, chunks)
+    return size
+
+
+def _size_from(references: tuple[ChunkRef, ...], level: int, offset: int, chunks: Chunks) -> int:
+    size = 0
+    for reference in references:
+        if reference.first >= offset:
+            size += reference.size
+        elif reference.next > offset and level:
+            size += _size_from(chunks.references(reference, level), level - 1, offset, chunks)
+        elif reference.next > offset:
+            size += sum(entry.size for entry in chunks.entries(reference) if entry.next > offset)
+    return size
+
+
+def start_of_newest(head: Head, size: int, chunks: Chunks) -> int:
+    """The first offset of the newest entries that together take at most ``size`` bytes; searched like the rest."""
+    start = head.next_offset
+    for entry in reversed(head.tail):
+        size -= entry.size
+        if size < 0:
+            return start
+        start = entry.first
+    for level, references in enumerate(head.levels):
+        for reference in reversed(references):
+            if reference.size > size:
+                return _start_within(reference, level, size, chunks)
+            size -= reference.size
+            start = reference.first
+    return max(start, head.floor)
+
+
+def _start_within(reference: ChunkRef, level: int, size: int, chunks: Chunks) -> int:
+    start = reference.next
+    items: Sequence[Entry | ChunkRef] = chunks.references(reference, level) if level else chunks.entries(reference)
+    for item in reversed(items):
+        if item.size > size:
+            return _start_within(item, level - 1, size, chunks) if isinstance(item, ChunkRef) else start
+        size -= item.size
+        start = item.first
+    return start
+
+
+# --- from the newest back, and single chunks ----------------------------------------------------------------------
+
+
+def newest_first(references: Listed, entries: Iterable[Entry], since: int, chunks: Chunks) -> Iterator[Entry]:
+    """The entries from offset ``since`` on, in ``entries`` and below ``references``, from the newest back.
+
+    What lies below ``since`` may be deleted already, and is not looked for.
+    """
+    yield from (entry for entry in reversed(tuple(entries)) if entry.next > since)
+    for level, reference in reversed(references):
+        if reference.next <= since:
+            return
+        if level:
+            children = [(level - 1, child) for child in chunks.references(reference, level)]
+            yield from newest_first(children, (), since, chunks)
+        else:
+            yield from newest_first((), chunks.entries(reference), since, chunks)
+
+
+def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks: Chunks) -> bool:
+    """Whether the chunk of this path, of a level and with a first sequence, is one of the references or below one."""
+    for above, reference in references:
+        if above < level or not reference.first_sequence <= sequence < reference.next_sequence:
+            continue
+        if chunk_path(reference, above) == chunk:
+            return True
+        if above > level:
+            children = [(above - 1, child) for child in chunks.references(reference, above)]
+            return is_listed(chunk, level, sequence, children, chunks)
+    return False
+
+
+# --- what a cut took out ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An object to be deleted: a batch with so many records, or something else with none."""
+
+    path: str
+    records: int
+    size: int
+
+
+def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[Gone]]:
+    """The objects that a cut took out of the listing, in groups, each to be deleted before the next.
+
+    A chunk comes after all that is found through it, so that who is interrupted finds the rest again; one that is
+    missing was dealt with before.
+    """
+    for level, reference in cut.chunks:
+        yield from _cut_below(reference, level, cut, chunks)
+    yield [_gone(entry) for entry in cut.entries]
+
+
+def _cut_below(reference: ChunkRef, level: int, cut: Cut, chunks: Chunks) -> Iterator[list[Gone]]:
+    try:
+        if level:
+            for child in chunks.references(reference, level):
+                if child.next > cut.since and child.first < cut.upto:
+                    yield from _cut_below(child, level - 1, cut, chunks)
+        else:
+            entries = chunks.entries(reference)
+            yield [_gone(entry) for entry in entries if entry.first >= cut.since and entry.next <= cut.upto]
+    except MissingChunk:
+        return
+    if reference.next <= cut.upto:
+        yield [Gone(chunk_path(reference, level), 0, 0)]
+
+
+def _gone(entry: Entry) -> Gone:
+    return Gone(entry.location, entry.count, entry.size)

@@ -1,0 +1,1 @@
+"""Maintenance of an object log: garbage collection, slot lag, verification."""

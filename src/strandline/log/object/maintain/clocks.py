@@ -1,0 +1,140 @@
+"""Which time a round of collection goes by: this machine's clock held against the store's, and against the log's times.
+
+One clock that is wrong delays what goes by time, and nothing else: see :mod:`strandline.model.times` for the rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+from strandline.errors import NotFound, StorageError
+from strandline.formats.object.clock_note import decode_note, encode_note
+from strandline.model.cursor import SECOND
+from strandline.model.head import Head
+from strandline.model.times import NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
+from strandline.storage.clock import Clock
+from strandline.storage.store import ObjectStore
+from strandline.storage.store_clock import has_own_clock, measure_skew
+
+NOTE: Final = "clock/note.json"
+"""Where a round writes what is in doubt, or nothing, so that the store says when that was."""
+
+PROBE: Final = "clock/dry-run"
+"""What a dry run writes and deletes, to see when the store says that it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """What a round found of the clocks. ``ahead`` is by how many seconds listing times lie ahead of the present."""
+
+    clock: Clock
+    present: Present
+    """When the round began."""
+    doubt: Doubt
+    ahead: float
+    may_set_back: bool
+    """Whether those listing times are certainly wrong."""
+
+    def now(self) -> int:
+        """The time that is written down and compared with what others wrote down. A round may take long."""
+        return self.clock.now() + self.present.now - self.present.local
+
+    def earliest(self) -> int:
+        """The time that both clocks have reached."""
+        return self.clock.now() + self.present.earliest - self.present.local
+
+    @property
+    def skew(self) -> float:
+        """By how many seconds this machine's clock is ahead of the store's; 0 if they agree."""
+        return 0.0 if self.present.agrees else (self.present.skew or 0) / SECOND
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether what is old by the clock may go."""
+        return may_expire(self.present, self.doubt)
+
+    @property
+    def keeps_time(self) -> bool:
+        """Whether two clocks show the same time, so that nothing that is listed from now on is from before."""
+        return self.present.is_witnessed and self.present.skew is not None and self.present.agrees
+
+    def warnings(self) -> list[str]:
+        """What is wrong, by how much, and what comes of it: one sentence each."""
+        said = []
+        if self.skew:
+            which = "ahead of" if self.skew > 0 else "behind"
+            said.append(
+                f"This machine's clock is {spell(abs(self.skew))} {which} the store's: set whichever is wrong right. "
+                "What goes by age goes only when it is old by both clocks."
+            )
+        if self.ahead:
+            done = "they are set to the present" if self.may_set_back else (
+                "they stay until the store's clock agrees with this machine's"
+                if self.present.is_witnessed
+                else "they are set to the present if this machine's clock says the same for a day"
+            )  # fmt: skip
+            said.append(
+                f"Batches are listed up to {spell(self.ahead)} ahead of the present, by a producer whose clock was "
+                f"ahead (or this machine's is behind): {done}."
+            )
+        if not self.may_expire:
+            said.append(
+                "The last collection was more than two days ago, or this machine's clock was set ahead since. Nothing "
+                "goes by age until a collection a day from now says the same."
+            )
+        return said
+
+
+def look_at_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
+    """Hold the clocks against each other: two requests of a store that has a clock of its own.
+
+    A dry run asks the store's clock, too, by an object of its own, and leaves nothing behind. One whose writing fails
+    knows nothing of that clock.
+    """
+    skew, doubt = None, NO_DOUBT
+    is_witnessed = has_own_clock(store.url)
+    if is_witnessed:
+        with contextlib.suppress(StorageError):
+            skew = _probe(store, clock) if dry_run else measure_skew(store, NOTE, encode_note(doubt), clock=clock)
+    present = Present(clock.now(), skew, is_witnessed)
+    if not is_witnessed:
+        before = _read_note(store)
+        doubt = doubt_of(present, before, listed=head.listed, collected=head.collected)
+        if doubt != before and not dry_run:
+            store.put(NOTE, encode_note(doubt))
+    ahead = head.listed - present.now
+    return Clocks(
+        clock,
+        present,
+        doubt,
+        ahead / SECOND if ahead > TOLERANCE else 0.0,
+        may_set_back(present, doubt, listed=head.listed),
+    )
+
+
+def _probe(store: ObjectStore, clock: Clock) -> int | None:
+    try:
+        return measure_skew(store, PROBE, b"", clock=clock)
+    finally:
+        store.delete(PROBE)
+
+
+def _read_note(store: ObjectStore) -> Doubt:
+    try:
+        return decode_note(store.get(NOTE).data)
+    except NotFound:
+        return NO_DOUBT
+
+
+def spell(seconds: float) -> str:
+    """A length of time in words.
+
+    >>> spell(150), spell(86400 * 365)
+    ('150 s', '365 days')
+    """
+    for length, unit in ((86400, "days"), (3600, "hours")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:,.0f} s"

@@ -1,0 +1,406 @@
+"""The collector: judges slots, moves the floor, and deletes what nobody can need any more.
+
+Whether an object may be deleted never depends on a clock: an unlisted one may when its generation can no longer be
+listed, a trimmed one when the floor has moved past it. Clocks only say when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
+from typing import Final
+
+from strandline.errors import Contended, NotFound
+from strandline.formats.object.head import decode_cut, encode_cut
+from strandline.formats.object.identity import LogIdentity
+from strandline.log.object.head.edits import StaleGeneration, bounds_of, set_back
+from strandline.log.object.head.index import (
+    Chunks,
+    Gone,
+    Listed,
+    MissingChunk,
+    bytes_from,
+    entries_from,
+    is_listed,
+    newest_first,
+    objects_of,
+    references_of,
+)
+from strandline.log.object.head.trimming import (
+    Outdated,
+    Trim,
+    apply_trim,
+    begin_collection,
+    cut_size,
+    end_collection,
+    is_due,
+    plan_cut,
+)
+from strandline.log.object.maintain.clocks import Clocks, look_at_clocks
+from strandline.log.object.maintain.slot_lag import policy_start
+from strandline.log.object.slots import Members, SlotKeeper
+from strandline.log.retention import invalidate, is_idle, is_suspect, judge, suspect, trim_to
+from strandline.log.slots import Copied, has_expired, proven, retained_first
+from strandline.model.cold import COLD_FILE
+from strandline.model.cursor import SECOND
+from strandline.model.head import Cut, Entry, Head
+from strandline.model.retention import MaxAge, Retention, SlotLimits
+from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.stamp import OpId
+from strandline.storage.cell import StoreCell
+from strandline.storage.clock import Chance, Clock
+from strandline.storage.metrics import (
+    BATCHES_COLLECTED,
+    BYTES_COLLECTED,
+    ENTRIES_COLLECTED,
+    GC_SECONDS,
+    INVALIDATIONS,
+    ORPHANS_COLLECTED,
+    timed,
+)
+from strandline.storage.store import ObjectInfo, ObjectStore
+
+GRACE: Final = 600.0
+"""Seconds that trimmed objects are kept, for readers that had planned to read them."""
+
+_LOGGER = logging.getLogger(__name__)
+
+_TRIES: Final = 16
+WORKERS: Final = 8
+"""How many objects are deleted at once."""
+
+
+_NAME: Final = re.compile(r"(?:batches|trimmed|chunks)/([0-9]{16})/[0-9a-f-]{32,64}\.(?:batch|cut|chunk)")
+_CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a round of collection did, or in a dry run would do.
+
+    ``trimmed_bytes`` are about what was taken out of the listing now and goes after the grace period; ``waiting``
+    counts earlier trims whose time has not come. ``orphans`` were uploaded and never listed. ``clocks`` is what was
+    found of the clocks; None if nothing was done.
+    """
+
+    floor: int = 0
+    trimmed_records: int = 0
+    trimmed_bytes: int = 0
+    invalidated: list[SlotState] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
+    deleted: int = 0
+    deleted_bytes: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    waiting: int = 0
+    skipped: bool = False
+    dry_run: bool = False
+    clocks: Clocks | None = None
+
+
+class Collector:
+    """Trims and collects one log. Any number may run at once, anywhere; each may die at any moment."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cell: StoreCell[Head],
+        *,
+        read_head: Callable[[], Head],
+        read_identity: Callable[[], LogIdentity],
+        keeper: SlotKeeper,
+        chunks: Chunks,
+        clock: Clock,
+        chance: Chance,
+        grace: float = GRACE,
+    ) -> None:
+        """Collect the log whose head is ``cell``; trimmed objects are kept for ``grace`` seconds."""
+        self._store = store
+        self._cell = cell
+        self._read_head = read_head
+        self._read_identity = read_identity
+        self._keeper = keeper
+        self._chunks = chunks
+        self._clock = clock
+        self._chance = chance
+        self._grace = grace
+        self._workers = WORKERS
+
+    def run(
+        self,
+        *,
+        pause: float = 0.0,
+        dry_run: bool = False,
+        everything: bool = False,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Collected:
+        """One round: judge and trim, then delete. ``on_progress`` is told how many objects are deleted so far.
+
+        Nothing is done if a round began less than ``pause`` seconds ago. ``everything`` looks through all generations
+        again, not only those since the last round: for objects of uploads that arrived very late.
+        """
+        head, done = self._read_head(), Collected(dry_run=dry_run)
+        if not is_due(head.collected, self._clock.now(), pause):
+            done.floor, done.skipped = head.floor, True
+            return done
+        with timed(GC_SECONDS, self._clock.monotonic):
+            clocks = self._look_at_clocks(head, done)
+            self.trim(done, clocks)
+            self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
+        return done
+
+    def _look_at_clocks(self, head: Head, done: Collected) -> Clocks:
+        """Find out what the time is, and set listing times back that are certainly ahead of it."""
+        clocks = look_at_clocks(self._store, head, clock=self._clock, dry_run=done.dry_run)
+        done.clocks = clocks
+        for said in clocks.warnings():
+            _LOGGER.warning("%s: %s", self._store.url, said)
+        if clocks.may_set_back and not done.dry_run:
+            self._cell.update(self._op(), lambda now: set_back(now, clocks.now()), role="collector")
+        return clocks
+
+    # --- trimming ----------------------------------------------------------------------------------------------
+
+    def trim(self, done: Collected, clocks: Clocks) -> None:
+        """Invalidate the slots that break a limit, then move the floor as far as policy and slots allow."""
+        for _ in range(_TRIES):
+            identity = self._read_identity()
+            self._watch_holders(identity.limits, done, clocks.now())
+            head = self._read_head()
+            # The head comes first: a slot that is created or moved after this read makes the trim fail.
+            members = self._judged(head, identity.limits, done, clocks)
+            done.floor = head.floor
+            floor = members.trim_floor()
+            wanted = trim_to(self._policy_start(head, identity.retention, floor, clocks), floor)
+            if wanted <= head.floor:  # slots may stand below it, on what a cold tier has; nothing is listed there
+                return
+            upto = self._boundary(head, wanted)
+            if upto <= head.floor or self._try_trim(head, members, upto, done, clocks):
+                return
+        raise Contended(f"{self._cell.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed.")
+
+    def _policy_start(self, head: Head, retention: Retention, floor: int | None, clocks: Clocks) -> int:
+        if isinstance(retention, MaxAge) and not clocks.may_expire:
+            return head.floor
+        return policy_start(head, retention, floor, self._chunks, clocks.earliest())
+
+    def _try_trim(self, head: Head, members: Members, upto: int, done: Collected, clocks: Clocks) -> bool:
+        cut = plan_cut(head, upto)
+        if not done.dry_run:
+            trim = Trim(
+                cut,
+                f"trimmed/{head.generation:016d}/{self._chance.uuid().hex}.cut",
+                head.generation,
+                members.membership,
+            )
+            self._store.put(trim.location, encode_cut(cut))
+            try:
+                self._cell.update(self._op(), lambda now: apply_trim(now, trim, clocks.now()), role="collector")
+            except (Outdated, StaleGeneration):
+                return False
+        done.floor = upto
+        done.trimmed_records += cut.upto - cut.since
+        done.trimmed_bytes += cut_size(cut)
+        return True
+
+    def _boundary(self, head: Head, offset: int) -> int:
+        """The offset, or where the batch that holds it begins: batches go as a whole."""
+        entry = next(entries_from(head, offset, self._chunks), None)
+        return head.next_offset if entry is None else entry.first
+
+    def _watch_holders(self, limits: SlotLimits, done: Collected, now: int) -> None:
+        """Note since when slots stand still whose holders might be gone, and end the holds whose time is over."""
+        for state in self._keeper.members(self._read_head()).states:
+            if has_expired(state, now):
+                if done.dry_run or self._keeper.expire(state.name, now):
+                    done.expired.append(state.name)
+            elif state.name != TIER_SLOT and is_suspect(state, limits, now) and not done.dry_run:
+                with contextlib.suppress(NotFound):  # a hold that its reader has ended
+                    self._keeper.cell(state.name).update(self._op(), partial(suspect, judged=state, now=now))
+
+    def _judged(self, head: Head, limits: SlotLimits, done: Collected, clocks: Clocks) -> Members:
+        """The slots that are left after those that break a limit were durably invalidated."""
+        members = self._keeper.members(head)
+        now, states = clocks.now(), []
+        members = replace(members, states=self._proven(head, members.states))
+        first = retained_first(members.states, head.floor)
+        for state in members.states:
+            behind = bytes_from(head, max(state.position, head.floor), self._chunks) if limits.lag_bytes else 0
+            reason = judge(state, first=first, behind=behind, limits=limits, is_idle=is_idle(state, limits, now))
+            if reason is not None:
+                edit = partial(invalidate, judged=state, reason=reason, now=now)
+                judged = edit(state) if done.dry_run else self._keeper.cell(state.name).update(self._op(), edit)
+                if judged.invalid is not None:
+                    done.invalidated.append(judged)
+                    self._tell(judged, behind, dry_run=done.dry_run)
+                states.append(judged)
+            elif not (done.dry_run and has_expired(state, now)):
+                states.append(state)
+        return replace(members, states=states)
+
+    def _proven(self, head: Head, states: list[SlotState]) -> list[SlotState]:
+        """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
+
+        def fingerprint_at(offset: int) -> int | None:
+            before = next(entries_from(head, offset - 1, self._chunks), None)
+            return None if before is None else before.fingerprint
+
+        copied = Copied(bounds_of(head), self._is_tiered, fingerprint_at)
+        return proven(states, copied)
+
+    def _is_tiered(self) -> bool:
+        """Whether the log has a cold tier, and its tierer's slot, which the head does not list, was never dropped."""
+        return any(self._store.list(COLD_FILE)) and not self._keeper.was_dropped(TIER_SLOT)
+
+    def _tell(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
+        if slot.invalid is None or dry_run:
+            return
+        INVALIDATIONS.labels(str(slot.invalid.reason)).inc()
+        _LOGGER.warning(
+            "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
+            "Bootstrap its consumer again and reset the slot.",
+            slot.name,
+            self._store.url,
+            slot.invalid.reason,
+            slot.position,
+            behind,
+        )
+
+    # --- deleting ----------------------------------------------------------------------------------------------
+
+    def _sweep(self, done: Collected, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
+        """Delete what was never listed and can no longer be, and what was trimmed a grace period ago."""
+
+        def begin(head: Head) -> Head:
+            now = clocks.now()
+            return begin_collection(head, now, listed=now if clocks.keeps_time else 0)
+
+        # From here on nothing of an older generation can be listed: what is not listed now never will be.
+        head = begin(self._read_head()) if done.dry_run else self._cell.update(self._op(), begin, role="collector")
+        low = 0 if everything else head.swept_generation
+        cuts = self._cuts(head)
+        garbage = list(self._garbage(head, cuts, low))
+        done.orphans = len(garbage)
+        done.orphan_bytes = sum(item.size for item in garbage)
+        self._delete([Gone(item.path, 0, item.size) for item in garbage], done, on_progress)
+        if not done.dry_run:
+            ORPHANS_COLLECTED.inc(len(garbage))
+        finished = []
+        for location, cut in takewhile(lambda item: self._is_ripe(head, item[0], clocks.now()), cuts):
+            # In order: a later cut may delete a chunk through which an earlier one finds its batches.
+            if cut is not None:
+                for group in objects_of(cut, self._chunks):
+                    self._delete(group, done, on_progress)
+            self._delete([Gone(location, 0, 0)], done, on_progress)
+            finished.append(location)
+        done.waiting = len(cuts) - len(finished)
+        if not done.dry_run:
+            swept, ended = head.min_generation, frozenset(finished)
+            self._cell.update(self._op(), lambda now: end_collection(now, swept, ended), role="collector")
+
+    def _is_ripe(self, head: Head, location: str, now: int) -> bool:
+        at = next(gone.at for gone in head.trimmed if gone.location == location)
+        return at + self._grace * SECOND <= now
+
+    def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
+        """The trims whose objects are not all deleted yet, oldest first; None for one that another collector ended."""
+        cuts: list[tuple[str, Cut | None]] = []
+        for gone in head.trimmed:
+            try:
+                data = self._store.get(gone.location).data
+            except NotFound:
+                cuts.append((gone.location, None))
+            else:
+                cuts.append((gone.location, decode_cut(data, f"{self._store.url}/{gone.location}")))
+        return cuts
+
+    def _garbage(self, head: Head, cuts: list[tuple[str, Cut | None]], low: int) -> Iterator[ObjectInfo]:
+        high = head.min_generation
+        known = [cut for _, cut in cuts if cut is not None]
+        listed = {gone.location for gone in head.trimmed}
+        listed.update(self._recent(references_of(head), head.tail, head.floor, low))
+        for cut in known:
+            # A cut whose deletion was interrupted has lost its oldest chunks, and so the batches below those.
+            with contextlib.suppress(MissingChunk):
+                listed.update(self._recent(cut.chunks, cut.entries, cut.since, low))
+        for item in self._of_generations("batches", low, high):
+            if item.path not in listed:
+                yield item
+        for item in self._of_generations("trimmed", low, high):
+            if item.path not in listed:
+                yield item
+        if low == 0:  # everything is looked through: also for what readers left that died while ending a hold
+            yield from self._ended_holds(head)
+        roots = [references_of(head), *(cut.chunks for cut in known)]
+        for item in self._of_generations("chunks", low, high):
+            if not any(self._has_chunk(item.path, root) for root in roots):
+                yield item
+
+    def _ended_holds(self, head: Head) -> Iterator[ObjectInfo]:
+        for item in self._store.list("slots/hold-"):
+            name = item.path.removeprefix("slots/").removesuffix(".json")
+            if name not in head.slots and self._keeper.was_dropped(name):
+                yield item
+
+    def _recent(self, references: Listed, entries: Iterable[Entry], since: int, low: int) -> Iterator[str]:
+        """The listed objects of generation ``low`` and above.
+
+        While one generation is current, only objects of it and of the one before can be listed. So an entry that is
+        two generations older than ``low`` was listed before ``low`` was current, and so was all before it.
+        """
+        for entry in newest_first(references, entries, since, self._chunks):
+            generation = _generation(entry.location)
+            if generation is None or generation < low - 1:
+                return
+            if generation >= low:
+                yield entry.location
+
+    def _has_chunk(self, path: str, root: Listed) -> bool:
+        name = _CHUNK.fullmatch(path)
+        try:
+            return name is None or is_listed(path, int(name[1]), int(name[2]), root, self._chunks)
+        except MissingChunk:
+            return True  # what is not known is not garbage
+
+    def _of_generations(self, folder: str, low: int, high: int) -> Iterator[ObjectInfo]:
+        """The objects of generations ``low`` up to ``high``; names sort by generation."""
+        for item in self._store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"):
+            generation = _generation(item.path)
+            if generation is not None and generation >= high:
+                return
+            if generation is not None:
+                yield item
+
+    def _delete(self, group: list[Gone], done: Collected, on_progress: Callable[[int], None]) -> None:
+        if not done.dry_run:
+            self._delete_now([gone.path for gone in group])
+            BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))
+            ENTRIES_COLLECTED.inc(sum(gone.records for gone in group))
+            BYTES_COLLECTED.inc(sum(gone.size for gone in group))
+        done.deleted += len(group)
+        done.deleted_bytes += sum(gone.size for gone in group)
+        on_progress(done.deleted)
+
+    def _delete_now(self, paths: list[str]) -> None:
+        if min(len(paths), self._workers) > 1:
+            with ThreadPoolExecutor(self._workers, thread_name_prefix="strandline-collect") as pool:
+                for _ in pool.map(self._store.delete, paths):
+                    pass
+        else:
+            for path in paths:
+                self._store.delete(path)
+
+    def _op(self) -> OpId:
+        return OpId(self._chance.uuid())
+
+
+def _generation(path: str) -> int | None:
+    """The generation in an object's name; None for a name that is not ours, whose object we never delete."""
+    name = _NAME.fullmatch(path)
+    return None if name is None else int(name[1])

@@ -1,0 +1,394 @@
+"""Verifying a log: that everything listed is there and whole, once, and that nothing else is.
+
+Reads only, and holds little: the listing is followed chunk by chunk, batches are fetched ahead within a bound, and
+objects are held against the listing one generation after the other (see :mod:`.inventory`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.object.head import decode_cut
+from strandline.formats.object.identity import SlotCodec
+from strandline.log.fetch import fetch_in_order
+from strandline.log.findings import Severity
+from strandline.log.object.head.index import (
+    MissingChunk,
+    chunk_path,
+    entries_from_sequence,
+    is_listed,
+    objects_of,
+    references_of,
+)
+from strandline.log.object.log import ObjectLog
+from strandline.log.object.maintain.checks import (
+    Finding,
+    Kind,
+    Place,
+    Writers,
+    check_chunk,
+    check_head,
+    check_slot,
+)
+from strandline.log.object.maintain.inventory import Compared, Inventory
+from strandline.log.object.span import ObjectSpan
+from strandline.model.head import ChunkRef, Cut, Entry, Head
+from strandline.model.slots import TIER_SLOT
+
+_CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
+_CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")
+_SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
+_HOLD: Final = "hold-"
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was looked at so far. ``trims`` are those whose objects are still to be deleted."""
+
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    slots: int = 0
+    trims: int = 0
+
+
+class Verification:
+    """One look through a log. Changes nothing; the log may be used meanwhile, by collectors too.
+
+    ``quick`` looks only whether each batch object is there and has its size, by a listing; otherwise all of them are
+    read, ``workers`` at a time, and checked whole.
+    """
+
+    def __init__(self, log: ObjectLog, *, quick: bool = False, workers: int = 8) -> None:
+        """Verify this log; nothing is read yet."""
+        self.done = Verified()
+        """What was looked at so far."""
+        self._log = log
+        self._store = log.store
+        self._quick = quick
+        self._workers = workers
+        self._began: Head | None = None
+        self._waiting: deque[Finding] = deque()
+        self._writers = Writers()
+        self._chunks: set[str] = set()
+        self._holes = False
+
+    def expected(self) -> int:
+        """About how many batches there are to look at. ``CorruptData`` if the head cannot be read."""
+        head = self._head
+        first = [reference.first_sequence for _, reference in references_of(head)]
+        return head.next_sequence - min([*first, *(entry.sequence for entry in head.tail)], default=head.next_sequence)
+
+    def findings(self, on_progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
+        """All there is to say, as it is found; ``on_progress`` is told of each batch.
+
+        Raises ``StorageError`` if the store fails: what cannot be read now is not known to be damaged.
+        """
+        try:
+            head = self._head
+        except CorruptData as error:
+            yield Finding(Severity.DAMAGE, Kind.HEAD, "head", str(error))
+            return
+        for problem in check_head(head):
+            yield self._finding(Severity.DAMAGE, Kind.HEAD, "head", f"is wrong: {problem}")
+        stock = Inventory(self._store)
+        self._take_trimmed(list(self._cuts(head)), stock)
+        for entry in self._checked(self._entries(head)):
+            on_progress(1)
+            self.done.batches += 1
+            self.done.records += entry.count
+            self.done.bytes += entry.size
+            stock.add(entry.location, entry.size, entry.sequence)
+            yield from self._said()
+            for compared in stock.ended():
+                yield from self._judged(compared)
+        yield from self._said()
+        for compared in stock.rest():
+            yield from self._judged(compared)
+        yield from map(self._stranger, stock.strangers)
+        yield from self._others(head)
+        yield from self._slots(head)
+
+    @property
+    def _head(self) -> Head:
+        """The head as it was when this began."""
+        if self._began is None:
+            self._began = self._log.head()
+        return self._began
+
+    def _said(self) -> Iterator[Finding]:
+        while self._waiting:
+            yield self._waiting.popleft()
+
+    def _say(self, severity: Severity, kind: Kind, where: str, what: str) -> None:
+        self._waiting.append(self._finding(severity, kind, where, what))
+
+    def _damaged(self, kind: Kind, where: str, error: Exception | str) -> None:
+        self._waiting.append(Finding(Severity.DAMAGE, kind, where, str(error)))
+
+    def _finding(self, severity: Severity, kind: Kind, where: str, what: str) -> Finding:
+        return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
+
+    # --- trims -------------------------------------------------------------------------------------------------
+
+    def _cuts(self, head: Head) -> Iterator[Cut]:
+        """The trims whose objects are still to be deleted: each begins where the last ended, up to the floor."""
+        upto: int | None = None
+        for gone in head.trimmed:
+            try:
+                cut = decode_cut(self._store.get(gone.location).data, f"{self._store.url}/{gone.location}")
+            except NotFound:
+                upto = None  # a collector has done it, and died or is about to say so
+                continue
+            except CorruptData as error:
+                self._damaged(Kind.TRIM, gone.location, error)
+                self._holes, upto = True, None
+                continue
+            if upto not in (None, cut.since) or cut.since >= cut.upto:
+                what = f"trims from offset {cut.since} to {cut.upto}, and the trim before it ended at {upto}"
+                self._say(Severity.DAMAGE, Kind.TRIM, gone.location, what)
+            upto = cut.upto
+            self.done.trims += 1
+            yield cut
+        if upto not in (None, head.floor):
+            what = f"names trims up to offset {upto}, and says that the log begins at {head.floor}"
+            self._say(Severity.DAMAGE, Kind.TRIM, "head", what)
+
+    def _take_trimmed(self, cuts: Sequence[Cut], stock: Inventory) -> None:
+        """Take note of the objects that trims are about to delete: they may be there or not."""
+        for cut in cuts:
+            try:
+                for gone in chain.from_iterable(objects_of(cut, self._log.chunks)):
+                    if not stock.add(gone.path, gone.size):
+                        self._chunks.add(gone.path)
+            except CorruptData as error:
+                self._damaged(Kind.CHUNK, "chunks", error)
+                self._holes = True
+
+    # --- the listing -------------------------------------------------------------------------------------------
+
+    def _entries(self, head: Head) -> Iterator[Entry]:
+        """Every entry from the floor on, with its place checked; what is wrong waits to be said."""
+        place = Place(head.floor)
+        for entry in self._walk(head, place):
+            for problem in place.check(entry):
+                self._say(Severity.DAMAGE, Kind.LISTING, entry.location, f"is listed wrongly: {problem}")
+            for severity, problem in self._writers.check(entry):
+                self._say(severity, Kind.WRITER, entry.location, f"is listed, and {problem}")
+            yield entry
+        if (place.offset, place.sequence) not in ((head.next_offset, head.next_sequence), (head.next_offset, None)):
+            what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, and lists up to offset"
+            self._say(Severity.DAMAGE, Kind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
+        if not self._holes:
+            for problem in self._writers.compare(head):
+                self._say(Severity.DAMAGE, Kind.WRITER, "head", f"is wrong: {problem}")
+
+    def _walk(self, head: Head, place: Place) -> Iterator[Entry]:
+        for level, reference in references_of(head):
+            yield from self._below(reference, level, head.floor, place)
+        yield from head.tail
+
+    def _below(self, reference: ChunkRef, level: int, floor: int, place: Place) -> Iterator[Entry]:
+        if reference.next <= floor:
+            return  # trimmed; what is above it stays for the others in it
+        path = chunk_path(reference, level)
+        self._chunks.add(path)
+        items: Sequence[Entry] | Sequence[ChunkRef]
+        try:
+            items = self._log.chunks.references(reference, level) if level else self._log.chunks.entries(reference)
+        except CorruptData as error:
+            if self._log.head().floor < reference.next:  # else it was trimmed since this began
+                self._damaged(Kind.CHUNK, path, error)
+            self._holes = True
+            self._writers = Writers()  # whoever wrote in it has gone on
+            place.skip(reference)
+            return
+        self.done.chunks += 1
+        for problem in check_chunk(reference, items):
+            self._say(Severity.DAMAGE, Kind.CHUNK, path, problem)
+        for item in items:
+            if isinstance(item, ChunkRef):
+                yield from self._below(item, level - 1, floor, place)
+            elif item.next > floor:
+                yield item
+
+    # --- batches -----------------------------------------------------------------------------------------------
+
+    def _checked(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        if self._quick:
+            yield from entries
+            return
+        looks = (_Look(ObjectSpan(self._store, entry, entry.first, entry.next)) for entry in entries)
+        for look, _ in fetch_in_order(looks, workers=self._workers):
+            entry = look.span.entry
+            if look.problem is not None and self._log.head().floor < entry.next:  # else it was trimmed since this began
+                self._damaged(Kind.BATCH, entry.location, look.problem)
+            yield entry
+
+    def _judged(self, compared: Compared) -> Iterator[Finding]:
+        yield from self._unlisted(compared.unlisted, compared.generation, self._listed_since)
+        for sequence in compared.doubled:
+            entry = self._entry(sequence)
+            what = f"is listed a second time, for offsets {entry.first} to {entry.next - 1}"
+            yield self._finding(Severity.DAMAGE, Kind.LISTING, entry.location, what)
+        if not self._quick or not (compared.absent or compared.resized):
+            return  # without quick all of them have been read
+        floor = self._log.head().floor
+        for sequences, what in ((compared.absent, "is missing"), (compared.resized, "has another size than listed")):
+            for entry in map(self._entry, sequences):
+                if entry.next > floor:
+                    held = f"it is listed as offsets {entry.first} to {entry.next - 1}: restore the object"
+                    yield self._finding(Severity.DAMAGE, Kind.BATCH, entry.location, f"{what}; {held}")
+
+    def _entry(self, sequence: int) -> Entry:
+        return next(entries_from_sequence(self._head, sequence, self._log.chunks))
+
+    def _listed_since(self, paths: list[str]) -> list[str]:
+        """Those of some batch objects that were listed after this began."""
+        began = self._head.next_sequence
+        known = {entry.location for entry in entries_from_sequence(self._log.head(), began, self._log.chunks)}
+        return [path for path in paths if path in known]
+
+    def _unlisted(
+        self, paths: list[str], generation: int, used_since: Callable[[list[str]], list[str]]
+    ) -> Iterator[Finding]:
+        """Objects that nothing named when this began, all of one generation."""
+        head = self._head
+        if generation > head.generation or self._holes or not paths:
+            return  # newer than this look; or they may be listed where the listing cannot be read
+        if generation < head.min_generation:
+            what = "was never listed and never can be: the next collection deletes it"
+            if generation < head.swept_generation:
+                what = "was never listed and came after its generation was swept: 'gc --everything' deletes it"
+            for path in paths:
+                yield self._finding(Severity.WASTE, Kind.ORPHAN, path, what)
+            return
+        which = "next collection" if generation < head.generation else "collection after the next"
+        what = f"is not listed: its upload is under way, or was given up; then the {which} deletes it"
+        used = frozenset(used_since(paths))  # asked only now that all of them have been seen
+        for path in paths:
+            if path not in used:
+                yield self._finding(Severity.NOTE, Kind.ORPHAN, path, what)
+
+    # --- everything else ---------------------------------------------------------------------------------------
+
+    def _others(self, head: Head) -> Iterator[Finding]:
+        """Chunks and trims that nothing refers to, dead letters, and what is not ours."""
+        trims = {gone.location for gone in head.trimmed}
+        unknown: dict[int, list[str]] = {}
+        for folder, pattern, known in (("chunks/", _CHUNK, self._chunks), ("trimmed/", _CUT, trims)):
+            for item in self._store.list(folder):
+                name = pattern.fullmatch(item.path)
+                if name is None:
+                    yield self._stranger(item.path)
+                elif item.path not in known:
+                    unknown.setdefault(int(name[1]), []).append(item.path)
+        for generation, paths in unknown.items():
+            yield from self._unlisted(paths, generation, self._referred_since)
+        letters = sum(item.path.endswith(".json") for item in self._store.list("dead-letter/"))
+        if letters:
+            what = f"holds {letters} batches that consumers could not read and have set aside: look at them"
+            yield self._finding(Severity.NOTE, Kind.DEAD_LETTER, "dead-letter", what)
+        if self._holes:
+            what = "has parts that cannot be read: objects that nothing lists were not looked for"
+            yield self._finding(Severity.NOTE, Kind.ORPHAN, "head", what)
+
+    def _referred_since(self, paths: list[str]) -> list[str]:
+        """Those of some chunks and trims that the head names now, itself or through other chunks."""
+        head = self._log.head()
+        references, trims = references_of(head), {gone.location for gone in head.trimmed}
+
+        def is_used(path: str) -> bool:
+            chunk = _CHUNK.fullmatch(path)
+            if chunk is None:
+                return path in trims
+            try:
+                return is_listed(path, int(chunk[2]), int(chunk[3]), references, self._log.chunks)
+            except MissingChunk:
+                return True  # trimmed since; what is not known is not garbage
+
+        return [path for path in paths if is_used(path)]
+
+    def _stranger(self, path: str) -> Finding:
+        return self._finding(Severity.NOTE, Kind.STRANGER, path, "is not the log's: no collection ever deletes it")
+
+    def _slots(self, head: Head) -> Iterator[Finding]:
+        first = _first_needed(head)
+        for name, pin in sorted(head.slots.items()):
+            self.done.slots += 1
+            if pin is not None and not first <= pin.position <= head.next_offset:
+                what = f"pins offset {pin.position} for slot {name!r}, outside of the log"
+                yield self._finding(Severity.DAMAGE, Kind.SLOT, "head", what)
+            yield from self._slot(name, pinned=pin is not None)
+        for item in self._store.list("slots/"):
+            known = _SLOT.fullmatch(item.path)
+            if known is None:
+                yield self._stranger(item.path)
+            elif known[1].startswith(_HOLD) and known[1] not in head.slots and known[1] not in self._log.head().slots:
+                what = "was left by a reader's hold that has ended; it pins nothing: delete it if you like"
+                yield self._finding(Severity.WASTE, Kind.SLOT, item.path, what)
+
+    def _slot(self, name: str, *, pinned: bool) -> Iterator[Finding]:
+        path = f"slots/{name}.json"
+        try:
+            state = SlotCodec(name).decode(self._store.get(path).data, f"{self._store.url}/{path}").value
+        except NotFound:
+            if not pinned and name in self._log.head().slots:  # else it is being created, or was dropped since
+                what = "is missing although the head names the slot: restore the object"
+                yield self._finding(Severity.DAMAGE, Kind.SLOT, path, what)
+            return
+        except CorruptData as error:
+            yield Finding(Severity.DAMAGE, Kind.SLOT, path, str(error))
+            return
+        # The floor as it was before the slot was read, and the end and the membership as they are after.
+        after = self._log.head()
+        if name in after.slots:
+            first = _first_needed(self._head)
+            for severity, what in check_slot(state, floor=first, end=after.next_offset, pinned=pinned):
+                yield self._finding(severity, Kind.SLOT, path, what)
+
+
+def _first_needed(head: Head) -> int:
+    """Below what a slot cannot stand: what the log itself has forgotten may be in its cold tier."""
+    return 0 if TIER_SLOT in head.slots else head.floor
+
+
+@dataclass(slots=True)
+class _Look:
+    """One batch to be fetched and checked, in a thread of the pool; what it holds is let go of at once."""
+
+    span: ObjectSpan
+    problem: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the object."""
+        return self.span.size
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Check the object whole; keeps what is wrong and returns nothing."""
+        entry = self.span.entry
+        try:
+            batches = self.span.fetch(columns)
+        except (CorruptData, NotFound) as error:
+            held = f"offsets {entry.first} to {entry.next - 1}"
+            self.problem = str(error) if held in str(error) else f"{error} It is listed as {held}."
+            return []
+        times = [pc.min_max(batch["timestamp"].cast(pa.int64())) for batch in batches]
+        found = min(pair["min"].as_py() for pair in times), max(pair["max"].as_py() for pair in times)
+        if found != (entry.oldest, entry.newest):
+            self.problem = (
+                f"{self.span.store.url}/{entry.location} holds records of the times {found} and is listed with "
+                f"{(entry.oldest, entry.newest)}, as offsets {entry.first} to {entry.next - 1}."
+            )
+        return []

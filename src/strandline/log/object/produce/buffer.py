@@ -1,0 +1,411 @@
+"""What a producer holds before it is under way: queued records, and the batch being filled. Counts what is held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, cast
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
+from strandline.log.object.produce.handles import Era, Outcome
+from strandline.log.object.produce.outbox import Outbox
+from strandline.log.object.produce.rows import (
+    FIRST_PAGE,
+    PAGE_BYTES,
+    Call,
+    Room,
+    Row,
+    RowQueue,
+    cut_calls,
+    fitting_page,
+    has_calls,
+    page_of,
+    page_of_calls,
+)
+from strandline.log.object.produce.shipper import Drafting, Shipper
+from strandline.log.object.produce.workers import Bell
+from strandline.model.head import MetadataRange, MetadataRanges
+from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, call_in_child
+
+MAX_METADATA: Final = 1 << 14
+"""A batch is closed when it carries so much metadata, which is kept in the head; no single piece may be larger."""
+
+_LAG: Final = 4
+"""How many pages may queue up while another thread turns one into Arrow, before appenders wait for it."""
+
+_NEVER: Final = 1 << 62
+"""A ticket that nobody takes."""
+
+CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When batches are closed, how many are uploaded at a time, and when appenders have to wait."""
+
+    batch_bytes: int
+    linger: float
+    budget: int
+    block: bool
+    uploads: int
+
+    def __post_init__(self) -> None:
+        least = min(self.batch_bytes, self.budget, self.uploads)
+        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_RECORD_BYTES:
+            raise InvalidInput(
+                "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
+                f"{MAX_RECORD_BYTES:,}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why nothing more is listed: a batch failed. If records could not be put in a batch, retrying cannot help."""
+
+    reason: BaseException
+    writer: UUID
+    number: int
+    final: bool
+
+    def held_back(self) -> ProducerFailed:
+        """What everything behind the failed batch is told."""
+        told = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
+        error = ProducerFailed(
+            f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and nothing may be listed before it: "
+            f"{told}."
+        )
+        error.writer, error.number, error.__cause__ = self.writer, self.number, self.reason
+        return error
+
+    def sign(self) -> None:
+        """Let the reason itself, which the failed batch's own handles raise, say which batch it was."""
+        note = f"Batch {self.number} of writer {self.writer} was not listed for this reason."
+        if note not in getattr(self.reason, "__notes__", ()):
+            self.reason.add_note(note)
+
+
+class _Open:
+    """The batch being filled."""
+
+    __slots__ = ("draft", "outcome")
+
+    def __init__(self, draft: Drafting) -> None:
+        self.draft = draft
+        self.outcome = Outcome()
+
+
+class Buffer:
+    """Records on their way into batches, in the order of the calls, also over threads.
+
+    Queueing a record needs no lock: ``Producer.append`` does it with what is public here. All else is done under
+    ``lock``.
+
+    Once ``refusing`` is set nothing more is taken in: it is set before the last drain, so that a record that was queued
+    by someone who did not see it is in that drain, and whoever sees it takes his record back (:meth:`take_back`).
+    """
+
+    def __init__(
+        self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, clock: Clock
+    ) -> None:
+        """Hand full batches to ``outbox``."""
+        self.opaque = shipper.opaque
+        self.now_ns: Callable[[], int] = clock.now_ns
+        self.full = False
+        self.refusing = False
+        self.unnoticed = True  # nobody has said yet that there is a first record
+        self.page_mask = FIRST_PAGE - 1
+        self.queued = (
+            0  # bytes of queued calls; threads that add at once may lose some: it only tells when to fill pages
+        )
+        self._queue = RowQueue()
+        self.rows = self._queue.rows
+        self.next_ticket = self._queue.next_ticket
+        self.store_row = self._queue.rows.setdefault
+        self.era = Era(self.place_pending, 0)
+
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.wake = Bell()
+        self.buffered = 0
+        self.failure: Failure | None = None
+        self.closed: str | None = None
+        self._new_draft: Callable[[], Drafting] = shipper.new_draft
+        self._outbox = outbox
+        self._limits = limits
+        self._clock = clock
+        self._open: _Open | None = None
+        self._first_at: float | None = None
+        self._drained_at = 0.0
+        self._overdue = False  # a page's worth is queued, and its appender found the lock taken
+        self._shut = False  # after the last drain
+        self._writer = writer
+        self._origin = Origin(f"The producer with the writer id {writer}")
+        call_in_child(self, Buffer._after_fork)
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def queue_large(self, row: Row) -> int:
+        """Queue one record and put it in a page at once: several in one could be more than a batch may hold."""
+        with self.lock:
+            self._check_usable()
+            ticket = self.next_ticket()
+            self.rows[ticket] = row
+            self.drain()
+        return ticket
+
+    def place_whole(
+        self, batches: list[pa.RecordBatch], metadata: MetadataRange | None, expect: int | None
+    ) -> tuple[Outcome, int, int]:
+        """Put record batches in one batch; returns its outcome, and from where to where they are in it."""
+        size = sum(batch.nbytes for batch in batches)
+        with self.lock:
+            self._wait_while_full()
+            self._check_usable()
+            self.drain()
+            if self._open is not None:
+                fits = self._open.draft.plain + size <= self._limits.batch_bytes
+                if expect is not None or not fits:
+                    self.seal()
+            group, start = self._place(batches)
+            if metadata is not None:
+                group.draft.attach(MetadataRanges.of([metadata]).behind(start))
+            placed = group.outcome, start, group.draft.count
+            if expect is not None:
+                self.seal(expect)
+            else:
+                self._seal_if_full(group)
+        if self.unnoticed:
+            self.notice()
+        return placed
+
+    def notice(self) -> None:
+        """Remember when the batch's first record came, and tell who closes it in time."""
+        # In this order, and reversed where a batch is closed: whatever the threads do, "noticed" implies a time.
+        self.unnoticed = False
+        if self._first_at is None:
+            self._first_at = self._clock.monotonic()
+        self.wake.set()
+
+    def take_back(self, ticket: int) -> None:
+        """Take back what was queued too late, and raise; what is in a batch stays there, and this just returns."""
+        with self.lock:
+            refusal = self.refusal()
+            if refusal is None or not self._queue.withdraw(ticket):
+                return
+        raise refusal
+
+    def wait_for_room(self) -> None:
+        """Block while too much is held, or raise ``BufferFull``, or why nothing is taken in any more."""
+        with self.lock:
+            self._wait_while_full()
+            self._check_usable()
+
+    def _wait_while_full(self) -> None:
+        while self.full and self.refusal() is None:
+            if not self._limits.block:
+                raise BufferFull(
+                    f"{self.buffered:,} bytes wait to be listed, over the budget of {self._limits.budget:,}; nothing "
+                    "was appended. Try again, or let the producer block."
+                )
+            self.room.wait()
+
+    def refusal(self) -> ProducerFailed | ProducerClosed | UsedAcrossFork | None:
+        """Why nothing is taken in any more, if so."""
+        if not self._origin.is_here:
+            return self._origin.refusal()
+        if self.closed is not None:
+            return ProducerClosed(self.closed)
+        return None if self.failure is None else self.failure.held_back()
+
+    def _check_usable(self) -> None:
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
+    # --- from queue to batches (under the lock) ----------------------------------------------------------------
+
+    def place_pending(self) -> None:
+        """Put every queued record in a batch, so that each has an outcome to wait for. Takes the lock itself."""
+        with self.lock:
+            self.drain()
+
+    def fill_pages(self) -> None:
+        """Put a page's worth in a batch. Takes the lock itself."""
+        # One thread at a time works; the others go on queueing, and wait only when they are far ahead of it.
+        far_ahead = len(self.rows) >= _LAG * (self.page_mask + 1) or self.queued >= _LAG * PAGE_BYTES
+        if self.lock.acquire(blocking=far_ahead):
+            try:
+                self.drain()
+            finally:
+                self.lock.release()
+        else:
+            self._overdue = True
+            self.wake.set()
+
+    def drain(self) -> None:
+        """Put everything that has a ticket now in batches."""
+        began = self._clock.monotonic()
+        if self.rows and not self._shut:
+            self.queued = 0
+            end = self.next_ticket()
+            while self.era.start < end:
+                self._drain_page(end)
+        self._drained_at = began
+
+    def _drain_page(self, end: int) -> None:
+        start = self.era.start
+        stop = min(start + self.page_mask + 1, end)
+        after = stop if stop < end else end + 1
+        try:
+            rows, holes = self._queue.take(start, stop)
+            if not rows:
+                self._close_era(after, Outcome(), 0, holes)  # of nobody: all of these tickets are holes
+            elif has_calls(rows):
+                self._place_calls(rows, holes, stop, after)
+            else:
+                self._close_era(after, *self._place_page(page_of(cast("list[Row]", rows)), len(rows)), holes)
+        except BaseException as error:
+            # Out of memory, say: these records are in no batch, so that nothing after them may be either.
+            outcome = Outcome()
+            outcome.set_exception(error)
+            self.refusing = True
+            self.failure = Failure(error, self._writer, self._outbox.number, final=True)
+            if self.era.start < stop:
+                self._close_era(after, outcome, 0, [])
+            self._outbox.ready()
+            raise
+
+    def _place_calls(self, rows: list[Row | Call], holes: list[int], stop: int, after: int) -> None:
+        """Put rows among which are calls in batches, each of them closed when it carries enough metadata."""
+        tickets: Sequence[int] = range(self.era.start, stop)
+        if holes:
+            tickets = sorted(frozenset(tickets).difference(holes))
+        room = most = Room(MAX_METADATA, self._limits.batch_bytes)
+        if self._open is not None:
+            draft = self._open.draft
+            room = Room(most.metadata - draft.attached, most.space - draft.plain)
+        for piece in cut_calls(rows, room, most):
+            if piece.apart:
+                self.seal()
+            mine, tickets = tickets[: len(piece.rows)], tickets[len(piece.rows) :]
+            end = tickets[0] if tickets else after
+            page = page_of_calls(piece)
+            outcome, base = self._place_page(page, len(mine), piece.ranges)
+            if len(piece.rows) < page.num_rows:
+                wide = [(ticket, width - 1) for ticket, width in zip(mine, piece.widths, strict=True) if width > 1]
+                self.era.widen([ticket for ticket, _ in wide], list(accumulate(more for _, more in wide)))
+            self._close_era(end, outcome, base, [hole for hole in holes if self.era.start <= hole < end])
+
+    def _close_era(self, end: int, outcome: Outcome, base: int, holes: list[int]) -> None:
+        """Everything before ticket ``end`` is in a batch, or never will be."""
+        era, following = self.era, Era(self.place_pending, end)
+        self.era = following
+        era.close(end, outcome, base, holes, following)
+
+    def _place_page(self, page: pa.RecordBatch, rows: int, ranges: MetadataRanges | None = None) -> tuple[Outcome, int]:
+        if self._open is not None and self._open.draft.plain + page.nbytes > MAX_BATCH_BYTES:
+            self.seal()
+        group, base = self._place([page])
+        if ranges:
+            group.draft.attach(ranges.behind(base))
+        usual = group.draft.plain // group.draft.count * page.num_rows // rows
+        self.page_mask = fitting_page(usual, self._limits.batch_bytes) - 1
+        self._seal_if_full(group)
+        return group.outcome, base
+
+    def _place(self, batches: list[pa.RecordBatch]) -> tuple[_Open, int]:
+        group = _Open(self._new_draft()) if self._open is None else self._open
+        before = group.draft.size
+        start = group.draft.add(batches)
+        self._open = group  # only now: an empty batch is never handed on
+        self.account(group.draft.size - before)
+        return group, start
+
+    def account(self, size: int) -> None:
+        """Count so many bytes more, or fewer, as held."""
+        self.buffered += size
+        self.full = self.refusing or self.buffered >= self._limits.budget
+        if self.full:
+            self.wake.set()  # nothing may wait for its time to pass while appenders wait for room
+        else:
+            self.room.notify_all()
+
+    # --- closing batches (under the lock) ----------------------------------------------------------------------
+
+    def _seal_if_full(self, group: _Open) -> None:
+        if group.draft.plain >= self._limits.batch_bytes or group.draft.attached >= MAX_METADATA:
+            self.seal()
+
+    def seal(self, expect: int | None = None) -> None:
+        """Close the batch being filled, if there is one."""
+        group, self._open = self._open, None
+        first, self._first_at = self._first_at, None
+        self.unnoticed = True
+        if self.rows:
+            # Who queued these may have found "noticed", and told nobody. They came after the last drain, and after the
+            # first record of the batch that is closed here.
+            self._first_at = self._clock.monotonic() if first is None else max(first, self._drained_at)
+            self.unnoticed = False
+            self.wake.set()
+        if group is not None:
+            self._outbox.put(group.draft, group.outcome, expect)
+
+    def until_due(self) -> float | None:
+        """In how many seconds the batch has to be closed; None if there is none. Needs no lock."""
+        first = self._first_at
+        return None if first is None else max(0.0, first + self._limits.linger - self._clock.monotonic())
+
+    def seal_if_due(self) -> None:
+        """Close the batch if its time has come, or if appenders wait for room."""
+        if self._shut:
+            self._first_at = None  # of a record that is being taken back
+            return
+        if self._overdue:
+            self._overdue = False
+            self.drain()
+        if self._first_at is None:
+            if self._open is not None or self.rows:
+                self.notice()
+        elif self.full or self.until_due() == 0.0:
+            self.drain()
+            self.seal()
+
+    def finish(self) -> None:
+        """Put everything in batches, close the last one, and take in nothing more."""
+        self.refusing = True  # first: what was queued by someone who did not see it is in the last drain
+        while self.rows and not self._shut:
+            try:
+                self.drain()
+            except BaseException:  # noqa: BLE001, S112 - those who wait are told, and each turn makes some rows fewer
+                continue
+            break
+        self.seal()
+        self._shut = True
+        self.full = True  # so that appenders look for room, and are told before they queue anything
+        self.room.notify_all()
+
+    def _after_fork(self) -> None:
+        """In a child, which has the queue and none of the threads: take in nothing, and answer who has a handle."""
+        self.lock = threading.Lock()
+        self.room = threading.Condition(self.lock)
+        self.refusing = self.full = self._shut = True
+        lost = Outcome()
+        lost.set_exception(self._origin.refusal())
+        era = self.era
+        self.era = Era(self.place_pending, _NEVER)
+        era.close(_NEVER, lost, 0, [], self.era)
+
+    def resume(self) -> None:
+        """Go on after a failure."""
+        self.failure = None
+        self._shut = False
+        self.refusing = False
+        self.account(0)
+        self.seal()  # there is no batch; but someone may have queued a record meanwhile, and it has to be noticed

@@ -1,0 +1,225 @@
+"""The threads behind a producer: one closes batches in time, one lists what is uploaded; and what ends them."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import ExpectationFailed, ProducerClosed
+from strandline.log.contract import Receipt
+from strandline.log.object.produce.buffer import CLOSED, Buffer, Failure
+from strandline.log.object.produce.outbox import Outbox, Sent
+from strandline.log.object.produce.workers import Bell
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.metrics import count_written
+
+_LONGEST_REST: Final = 0.25
+
+_DROPPED: Final = "The producer was dropped without closing it, before this was listed: it is not in the log."
+
+
+class Pace:
+    """For how long to leave the head to others, if there are any: about as long as a listing takes.
+
+    One who lists again at once always knows the head, and wins every race; the others have to read it first, and would
+    never get in. What becomes ready meanwhile is listed together, so that resting costs no throughput.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was listed yet."""
+        self._shortest = _LONGEST_REST
+
+    def rest(self, took: float, *, crowded: bool) -> float:
+        """Seconds to rest after a listing that took so many."""
+        self._shortest = min(took, 1.1 * self._shortest)  # the store may have become slower for good
+        return min(took, 2 * self._shortest, _LONGEST_REST) if crowded else 0.0
+
+
+class Committer:
+    """Closes batches when their time has come, lists them in order, and fails or keeps them when one fails.
+
+    It knows nothing of the producer, which is the caller's to hold: its threads must not keep that one alive.
+    """
+
+    def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, clock: Clock, ready: Bell) -> None:
+        """``ready`` rings when there may be something to list."""
+        self._buffer = buffer
+        self._outbox = outbox
+        self._writer = writer
+        self._clock = clock
+        self._ready = ready
+        self._dropped = False
+        self._pace = Pace()
+        self._rested_at = 0.0
+        self._hurry = Bell()
+        self._threads = [
+            threading.Thread(target=self._close_in_time, name="strandline-closing", daemon=True),
+            threading.Thread(target=self._list_in_order, name="strandline-listing", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- what callers ask for ----------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None) -> None:
+        """Block until everything before this call is listed."""
+        buffer = self._buffer
+        with buffer.lock:
+            buffer.drain()
+            buffer.seal()
+            failure, last = buffer.failure, self._outbox.last
+        if failure is not None:
+            raise failure.held_back()
+        _wait_for(last, timeout)
+
+    def retry(self, timeout: float | None) -> list[Receipt]:
+        """Send what was kept again, go on, and block until it is listed."""
+        buffer = self._buffer
+        with buffer.lock:
+            if buffer.closed is not None:
+                raise ProducerClosed(buffer.closed)
+            if buffer.failure is None:
+                return []
+            if buffer.failure.final:
+                raise buffer.failure.held_back()
+            outcomes = self._outbox.resend()
+            buffer.resume()
+        self._ready.set()
+        if wait(outcomes, timeout).not_done:
+            raise TimeoutError("What was kept is not listed yet; it is still under way.")
+        return [outcome.result() for outcome in outcomes]
+
+    def close(self) -> None:
+        """List everything, then end the threads; raises what could not be listed, and forgets it."""
+        buffer = self._buffer
+        with buffer.lock:
+            if buffer.closed is not None:
+                return
+            failure, last = buffer.failure, None
+            buffer.finish()
+            buffer.closed = CLOSED
+            if failure is None:
+                last = self._outbox.last
+        buffer.wake.set()
+        self._hurry.set()
+        self._ready.set()
+        try:
+            _wait_for(last, None)
+            if buffer.failure is not None:
+                raise buffer.failure.held_back()
+        finally:
+            for thread in self._threads:
+                thread.join()
+            self._outbox.join()
+
+    def drop(self) -> None:
+        """Have everything fail that is not listed, and the threads end. Takes no lock: see :class:`Bell`."""
+        self._dropped = True
+        self._buffer.refusing = True
+        self._hurry.set()
+        self._ready.set()
+
+    # --- in time -----------------------------------------------------------------------------------------------
+
+    def _close_in_time(self) -> None:
+        buffer = self._buffer
+        while buffer.closed is None:
+            self._clock.wait(buffer.wake, buffer.until_due())
+            buffer.wake.clear()
+            try:
+                with buffer.lock:
+                    buffer.seal_if_due()
+            except BaseException:  # noqa: BLE001, S112 - those who wait were told by the buffer
+                continue
+
+    # --- in order ----------------------------------------------------------------------------------------------
+
+    def _list_in_order(self) -> None:
+        while not self._finished():
+            self._ready.wait()
+            self._ready.clear()
+            try:
+                self._list_ready()
+            except BaseException as error:  # noqa: BLE001 - every reason must reach those who wait
+                with self._buffer.lock:
+                    self._hold_back(Failure(error, self._writer, self._outbox.number, final=True))
+        self._outbox.close()
+
+    def _list_ready(self) -> None:
+        if self._dropped:
+            self._abandon()
+        while batches := self._uploaded():
+            left = self._rested_at - self._clock.monotonic()
+            if left > 0 and not self._hurry.is_set():
+                self._clock.wait(self._hurry, left)
+            else:
+                self._deliver(batches)
+
+    def _finished(self) -> bool:
+        with self._buffer.lock:
+            return self._buffer.closed is not None and not self._outbox
+
+    def _uploaded(self) -> list[Sent]:
+        with self._buffer.lock:
+            if self._buffer.failure is not None:
+                self._hold_back(self._buffer.failure)
+            return self._outbox.uploaded()
+
+    def _deliver(self, batches: list[Sent]) -> None:
+        began = self._clock.monotonic()
+        delivery = self._outbox.deliver(batches)
+        ended = self._clock.monotonic()
+        self._rested_at = ended + self._pace.rest(ended - began, crowded=delivery.crowded)
+        with self._buffer.lock:
+            for receipt in delivery.receipts:
+                sent = self._outbox.take()
+                self._buffer.account(-sent.size)
+                count_written(receipt.count, sent.size, CLOCK.monotonic() - sent.began)
+                sent.outcome.set_result(receipt)
+            refused = self._outbox.take_refused(delivery.failure)
+            if refused is not None:
+                self._buffer.account(-refused.size)
+                refused.outcome.set_exception(delivery.failure)
+            elif delivery.failure is not None:
+                self._hold_back(Failure(delivery.failure, self._writer, self._outbox.number, final=False))
+
+    def _hold_back(self, failure: Failure) -> None:
+        """Fail everything that is not listed, and keep it unless that is of no use. Under the lock."""
+        self._outbox.halt()
+        self._buffer.finish()
+        if self._buffer.failure is None or not self._buffer.failure.final:
+            self._buffer.failure = failure
+        failure.sign()
+        first = None if failure.final else failure.reason
+        for outcome in self._outbox.outcomes():
+            if not outcome.done():
+                outcome.set_exception(first or failure.held_back())
+            first = None
+        if self._buffer.failure.final or self._buffer.closed is not None:
+            self._forget()
+
+    def _abandon(self) -> None:
+        buffer = self._buffer
+        with buffer.lock:
+            self._outbox.halt()
+            buffer.finish()
+            buffer.closed = _DROPPED
+            for outcome in self._outbox.outcomes():
+                if not outcome.done():
+                    outcome.set_exception(ProducerClosed(_DROPPED))
+            self._forget()
+        buffer.wake.set()
+
+    def _forget(self) -> None:
+        self._outbox.clear()
+        self._buffer.account(-self._buffer.buffered)
+
+
+def _wait_for(last: Future[Receipt] | None, timeout: float | None) -> None:
+    try:
+        if last is not None:
+            last.result(timeout)
+    except ExpectationFailed:
+        return  # said by its own handle; all before it are listed

@@ -1,0 +1,191 @@
+"""Handles of appends: a group of records shares one outcome, a handle is a place within it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+
+from strandline.log.contract import Receipt
+from strandline.storage.fork_check import Origin, call_in_child
+
+
+class Outcome(Future[Receipt]):
+    """What becomes of some records together.
+
+    It cannot be cancelled: many wait for it, and one of them giving up must not touch the others. In a forked child,
+    where nobody would ever settle it, one that is not known yet is ``UsedAcrossFork``.
+    """
+
+    def __init__(self) -> None:
+        """Not known yet."""
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._origin = Origin("The producer of these records", advice="the parent is told what became of them")
+        call_in_child(self, Outcome._after_fork)
+
+    def _after_fork(self) -> None:
+        # Another thread may have held the lock, and those who are to be called are the parent's.
+        self._condition = threading.Condition()
+        self._done_callbacks: list[Callable[[Future[Receipt]], object]] = []
+        self._waiters = []
+        if not self.done():
+            self.set_exception(self._origin.refusal())
+
+
+class BatchHandle:
+    """The handle of an append of many records: some of one batch."""
+
+    __slots__ = ("_count", "_index", "_outcome")
+
+    def __init__(self, outcome: Outcome, index: int, count: int) -> None:
+        """Records ``index`` up to ``index + count`` of the batch with this outcome."""
+        self._outcome = outcome
+        self._index = index
+        self._count = count
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._outcome.done()
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until the records are durable and listed, or raise why they are not."""
+        return self._outcome.result(timeout).part(self._index, self._count)
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        whole = yield from asyncio.wrap_future(self._outcome).__await__()
+        return whole.part(self._index, self._count)
+
+
+class Era:
+    """A run of consecutive tickets that were put in one batch together; open until that happens.
+
+    A ticket stands for one record or, if it is among ``calls``, for all the entries of a call.
+
+    Eras form a chain: a handle keeps the era that was open before it took its ticket, and finds its own from there.
+    What no handle points to any more goes away by itself.
+    """
+
+    __slots__ = ("base", "calls", "end", "following", "holes", "outcome", "place", "start", "widened")
+
+    def __init__(self, place: Callable[[], None], start: int) -> None:
+        """The era that begins with ticket ``start``; ``place`` puts every queued record in a batch."""
+        self.place = place
+        self.start = start
+        self.end: int | None = None
+        self.outcome: Outcome | None = None
+        self.base = 0
+        self.holes: list[int] = []
+        self.calls: list[int] = []
+        self.widened: list[int] = []
+        self.following: Era | None = None
+
+    def close(self, end: int, outcome: Outcome, base: int, holes: list[int], following: Era) -> None:
+        """Tickets below ``end``, but for ``holes``, are records of this outcome, counted from ``base``."""
+        self.outcome = outcome
+        self.base = base
+        self.holes = holes
+        self.following = following
+        self.end = end  # last: whoever sees it sees the rest
+
+    def widen(self, calls: list[int], widened: list[int]) -> None:
+        """Tell the tickets that are calls, and by how many records all of them up to each are more; before closing."""
+        self.calls = calls
+        self.widened = widened
+
+    def index(self, ticket: int) -> int:
+        """The place of a ticket's first record within the batch."""
+        index = self.base + ticket - self.start - bisect_left(self.holes, ticket)
+        before = bisect_left(self.calls, ticket)
+        return index + self.widened[before - 1] if before else index
+
+    def found(self, ticket: int) -> Era | None:
+        """The era that the ticket is in, from this one on; None if it is still open."""
+        era: Era | None = self
+        while era is not None and era.end is not None and ticket >= era.end:
+            era = era.following
+        return None if era is None or era.end is None else era
+
+    def placed(self, ticket: int) -> tuple[Outcome, int]:
+        """The outcome of a ticket, and the place of its first record in that batch; puts it in one if need be."""
+        while (era := self.found(ticket)) is None or era.outcome is None:
+            self.place()
+        return era.outcome, era.index(ticket)
+
+    def done(self, ticket: int) -> bool:
+        """Whether the outcome of a ticket is known."""
+        era = self.found(ticket)
+        return era is not None and era.outcome is not None and era.outcome.done()
+
+
+class RecordHandle(tuple[Era, int]):
+    """The handle of one record: an era from which to look for its batch, and its ticket.
+
+    A tuple because one is made for every record, and nothing is made faster.
+    """
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        era, ticket = self
+        return era.done(ticket)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until the record is durable and listed, or raise why it is not."""
+        era, ticket = self
+        outcome, index = era.placed(ticket)
+        return outcome.result(timeout).part(index, 1)
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        era, ticket = self
+        outcome, index = era.placed(ticket)
+        whole = yield from asyncio.wrap_future(outcome).__await__()
+        return whole.part(index, 1)
+
+
+class EntriesHandle(tuple[Era, int, int, int]):
+    """The handle of a ``produce`` call: as that of a record, and how many entries it has and when they came."""
+
+    __slots__ = ()
+
+    @property
+    def ingested(self) -> int:
+        """The call's ingestion time in microseconds, as its metadata has it."""
+        return self[3]
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self[0].done(self[1])
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until the entries are durable and listed, or raise why they are not."""
+        era, ticket, count, _ = self
+        outcome, index = era.placed(ticket)
+        return outcome.result(timeout).part(index, count)
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        era, ticket, count, _ = self
+        outcome, index = era.placed(ticket)
+        whole = yield from asyncio.wrap_future(outcome).__await__()
+        return whole.part(index, count)
+
+
+def placed_era(outcome: Outcome, base: int) -> Era:
+    """An era whose one ticket, 0, begins at this record of the batch with this outcome."""
+    era = Era(_nowhere, 0)
+    era.close(1, outcome, base, [], Era(_nowhere, 1))
+    return era
+
+
+def _nowhere() -> None:
+    """Nothing is queued."""
+
+
+def settled(receipt: Receipt) -> BatchHandle:
+    """A handle whose outcome is known already."""
+    outcome = Outcome()
+    outcome.set_result(receipt)
+    return BatchHandle(outcome, 0, receipt.count)

@@ -1,0 +1,281 @@
+"""The producer: many small appends become few large batches, listed in the order they were made."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from strandline.errors import InvalidInput
+from strandline.log.contract import Receipt
+from strandline.log.object.produce.buffer import MAX_METADATA, Buffer, Limits
+from strandline.log.object.produce.committer import Committer
+from strandline.log.object.produce.handles import BatchHandle, EntriesHandle, RecordHandle, placed_era
+from strandline.log.object.produce.outbox import Outbox
+from strandline.log.object.produce.rows import (
+    CALL,
+    ONLY_VALUES,
+    PAGE_BYTES,
+    Headers,
+    check_opaque,
+    check_rare,
+    check_size,
+    check_timestamp,
+    header_bytes,
+)
+from strandline.log.object.produce.shipper import Shipper
+from strandline.log.object.produce.workers import Bell
+from strandline.model.head import MetadataRange, WriterId
+from strandline.model.records import Op, RecordSource, conform, record_batch
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+
+_LARGE: Final = 1 << 14
+"""A value of this size is turned into Arrow at once, so that queued records stay a small part of the buffer."""
+
+_LARGE_CALL: Final = 1 << 16
+"""So many bytes of one call are, too; fewer wait for others to be turned into Arrow together with them."""
+
+_ENTRY: Final = 22
+"""What an entry takes in Arrow, beside its bytes."""
+
+_BYTES: Final = frozenset({bytes})
+
+_PUT: Final = int(Op.PUT)
+"""A plain number: with a member of the enumeration in it, no row would ever be left alone by the garbage collector."""
+
+_new_tuple: Final = tuple.__new__
+
+_TYPES: Final = "Keys and values are bytes or None: encode text first."
+
+
+@bound_to_process(own=("append", "produce"))
+class Producer:
+    """Appends records. A handle that resolves means: durable, and listed in the log, once.
+
+    Records of one producer are listed in the order of the calls, also over threads. A batch is closed at
+    ``batch_bytes``, ``linger`` seconds after its first record, or by :meth:`flush`. Batches are uploaded side by side,
+    ``uploads`` at a time, and one conditional write lists all that are ready. When ``budget`` bytes are not yet listed,
+    appending blocks, or raises ``BufferFull`` if ``block`` is false.
+
+    If a batch fails, its handles raise the reason, those of later records raise ``ProducerFailed``, and so does every
+    later call: nothing jumps the hole. What was appended is kept. Either :meth:`retry` sends it again, under the same
+    writer and numbers, or :meth:`close` gives it up, and a new producer with a new writer id goes on. Handles that have
+    failed stay so. A call that raised has appended nothing.
+
+    In asyncio: ``async with log.producer(block=False) as producer``, ``await handle``, and, when an append raises
+    ``BufferFull``, ``await producer.drained()`` before it is tried again.
+
+    >>> import strandline as sl
+    >>> log = sl.open("memory://doctest-producer", create=True)
+    >>> with log.producer() as producer:
+    ...     handles = [producer.append(key=b"k", value=b"v"), producer.produce([b"a", b"b"], metadata=b"m")]
+    >>> [handle.result() for handle in handles]
+    [Receipt(first=0, count=1), Receipt(first=1, count=2)]
+    """
+
+    def __init__(
+        self,
+        shipper: Shipper[Any, Any],
+        *,
+        writer: WriterId,
+        number: int,
+        clock: Clock,
+        batch_bytes: int = 64 << 20,
+        linger: float = 0.1,
+        budget: int = 256 << 20,
+        block: bool = True,
+        uploads: int = 8,
+    ) -> None:
+        """Use :meth:`ObjectLog.producer`, which passes the first arguments."""
+        limits = Limits(batch_bytes, linger, budget, block, uploads)
+        ready = Bell()
+        outbox = Outbox(shipper, number=number, uploads=uploads, ready=ready.set)
+        self.writer = writer
+        self._clock = clock
+        self._buffer = Buffer(shipper, outbox, limits, writer=writer, clock=clock)
+        self._committer = Committer(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
+        # Its threads and its handles hold the parts, not the producer: so that one that nobody holds is noticed.
+        self._dropped = weakref.finalize(self, _drop, self._committer, writer)
+        self._origin = Origin(f"The producer with the writer id {writer}", self)
+        call_in_child(self, Producer._after_fork)
+
+    def _after_fork(self) -> None:
+        self._dropped.detach()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    def append(  # noqa: C901, PLR0912 - once per record: a call to a helper would cost a tenth of it
+        self,
+        *,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        op: int = _PUT,
+        timestamp: int | None = None,
+        headers: Headers | None = None,
+    ) -> RecordHandle:
+        """Append one record; ``timestamp`` is in microseconds and defaults to now."""
+        buffer = self._buffer
+        large = False
+        if type(value) is bytes:
+            large = len(value) >= _LARGE
+        elif value is not None:
+            raise InvalidInput(_TYPES)
+        elif buffer.opaque:
+            raise InvalidInput(ONLY_VALUES)
+        if type(key) is bytes:
+            large = large or len(key) >= _LARGE
+            if buffer.opaque:
+                raise InvalidInput(ONLY_VALUES)
+        elif key is not None:
+            raise InvalidInput(_TYPES)
+        if op or headers is not None:
+            headers, op = check_rare(op, headers), int(op)
+            large = large or (headers is not None and header_bytes(headers) >= _LARGE)
+            if buffer.opaque and (op or headers):
+                raise InvalidInput(ONLY_VALUES)
+        if large:
+            check_size(key, value, headers)
+        if timestamp is not None:
+            check_timestamp(timestamp)
+        if buffer.full:
+            buffer.wait_for_room()
+        era = buffer.era  # before the ticket: the record is in this era or a later one
+        row = (buffer.now_ns() if timestamp is None else timestamp * 1000, op, key, value, headers)
+        if large:
+            ticket = buffer.queue_large(row)
+        else:
+            ticket = buffer.next_ticket()
+            while buffer.store_row(ticket, row) is not row:
+                del buffer.rows[ticket]
+                ticket = buffer.next_ticket()
+            if ticket & buffer.page_mask == buffer.page_mask:
+                buffer.fill_pages()
+        if buffer.unnoticed:
+            buffer.notice()
+        if buffer.refusing:
+            buffer.take_back(ticket)
+        return _new_tuple(RecordHandle, (era, ticket))
+
+    def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
+        """Append a table of records, whole or not at all, never split over two batches.
+
+        With ``expect`` it is listed only if the log ends exactly there by then, with everything that this producer
+        was given before; else its handle raises ``ExpectationFailed``, the log is unchanged, and the producer goes on.
+        """
+        batches = conform(batch, now=self._clock.now())
+        if self._buffer.opaque:
+            check_opaque(batches)
+        outcome, start, stop = self._buffer.place_whole(batches, None, expect)
+        return BatchHandle(outcome, start, stop - start)
+
+    def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> EntriesHandle:
+        """Append opaque entries (records with a value only), whole or not at all, with metadata attached.
+
+        Each call is one metadata range, also without metadata, and the handle's ``ingested`` is its ingestion time.
+        ``expect`` is as in :meth:`append_batch`.
+        """
+        kept = tuple(entries)  # the caller may change what it has passed
+        total = len(kept)
+        # One entry is what most calls have, and what is made for each call is what most of its time goes into.
+        size = len(kept[0]) + _ENTRY if total == 1 and type(kept[0]) is bytes else _size_of(kept)
+        if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
+            raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
+        if expect is not None or size >= _LARGE_CALL:
+            return self._produce_whole(kept, metadata, expect)
+        buffer = self._buffer
+        if buffer.full:
+            buffer.wait_for_room()
+        era = buffer.era  # before the ticket: the call is in this era or a later one
+        now = buffer.now_ns() // 1000
+        call = (now, CALL, metadata, kept, size)  # under one ticket, so that nothing can come between its entries
+        ticket = buffer.next_ticket()
+        while buffer.store_row(ticket, call) is not call:
+            del buffer.rows[ticket]
+            ticket = buffer.next_ticket()
+        buffer.queued += size
+        if ticket & buffer.page_mask == buffer.page_mask or buffer.queued >= PAGE_BYTES:
+            buffer.fill_pages()
+        if buffer.unnoticed:
+            buffer.notice()
+        if buffer.refusing:
+            buffer.take_back(ticket)
+        return _new_tuple(EntriesHandle, (era, ticket, total, now))
+
+    def _produce_whole(self, entries: tuple[bytes, ...], metadata: bytes, expect: int | None) -> EntriesHandle:
+        now, total = self._clock.now(), len(entries)
+        batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
+        placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
+        outcome, start, stop = placed
+        return EntriesHandle((placed_era(outcome, start), 0, stop - start, now))
+
+    # --- flushing ----------------------------------------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Block until everything appended before this call is durable and listed; raises what failed."""
+        self._committer.flush(timeout)
+
+    async def drained(self) -> None:
+        """Flush without blocking the event loop."""
+        await asyncio.to_thread(self.flush)
+
+    def retry(self, timeout: float | None = None) -> list[Receipt]:
+        """Send what a failure left unlisted again, and go on; returns one receipt for each batch, in order.
+
+        Blocks until all of it is durable and listed. It has the same writer and numbers as before, so that a batch
+        that had landed after all is found and not doubled. If it fails again this raises what failed, and all is kept
+        as before: retry once more, or close. ``TimeoutError`` says that it is still under way. Without a failure there
+        is nothing to do. ``WriterExpired``, ``OutOfOrder`` and ``Diverged`` stay: close the producer and open another.
+        """
+        return self._committer.retry(timeout)
+
+    def close(self) -> None:
+        """Flush, then stop. Raises what could not be made durable, and gives it up: flush first to be able to retry."""
+        try:
+            self._committer.close()
+        finally:
+            self._dropped.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that are appended and not yet listed, without the last few queued records."""
+        return self._buffer.buffered
+
+
+def _size_of(entries: tuple[bytes, ...]) -> int:
+    """About what the entries of a call take in Arrow; refuses what are none."""
+    if not entries:
+        raise InvalidInput("produce needs at least one entry.")
+    if not _BYTES.issuperset(map(type, entries)) and not all(isinstance(entry, bytes) for entry in entries):
+        raise InvalidInput("Entries are bytes: encode text first.")
+    return sum(map(len, entries)) + _ENTRY * len(entries)
+
+
+def _drop(committer: Committer, writer: WriterId) -> None:
+    # May run in any thread at any point, within the collector: no locks here.
+    committer.drop()
+    warnings.warn(
+        f"The producer with writer id {writer} was never closed; what it had not listed yet is not in the log. "
+        "Use 'with log.producer() as producer'.",
+        ResourceWarning,
+        stacklevel=2,
+    )

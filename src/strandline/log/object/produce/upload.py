@@ -1,0 +1,279 @@
+"""Batches on their way into an own log: built of pages, uploaded, then listed. Implements the shipper's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
+from strandline.formats.arrow.block import Compression, Parts, encode_page
+from strandline.formats.object.batch import BatchInfo, encode_batch
+from strandline.formats.object.head import HeadCodec, encode_chunk
+from strandline.log.contract import Receipt
+from strandline.log.object.head.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.index import chunk_path
+from strandline.log.object.produce.shipper import Sealed, listed_size
+from strandline.model.head import Head, MetadataRanges, WriterId
+from strandline.model.stamp import OpId
+from strandline.storage.cell import StoreCell
+from strandline.storage.clock import Chance, Clock
+from strandline.storage.retry import Backoff
+from strandline.storage.store import ObjectStore
+
+PAGE_ROWS: Final = 1 << 16
+"""Larger record batches are cut into pages of this many rows, which readers like best."""
+
+_AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
+"""Patience with other writers. Who waits much longer than a write takes, loses to those who do not wait."""
+
+_ALONE: Final = 16
+"""After so many listings between which nobody else had listed, there is nobody else."""
+
+_RESOLVES: Final = 5
+"""How often an append whose outcome is unknown is asked for again before its caller is told so."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A batch being built. Pages are encoded as they come, so that records are held once.
+
+    ``size`` is what they take encoded, ``plain`` what a reader will take to decode them.
+    """
+
+    compression: Compression
+    pages: list[Parts] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    plain: int = 0
+    oldest: int = 0
+    newest: int = 0
+    metadata: list[MetadataRanges] = field(default_factory=list)
+    attached: int = 0
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Append record batches; returns the index of their first record within the draft."""
+        start = self.count
+        # All of them are encoded before the first is added: one that fails must not leave half of a call behind.
+        for page in [_Page.of(page, self.compression) for batch in batches for page in _cut(batch)]:
+            self.oldest = min(self.oldest, page.oldest) if self.count else page.oldest
+            self.newest = max(self.newest, page.newest) if self.count else page.newest
+            self.pages.append(page.parts)
+            self.count += page.count
+            self.size += page.size
+            self.plain += page.plain
+        return start
+
+    def attach(self, ranges: MetadataRanges) -> None:
+        """Keep what ``produce`` calls attached to their records; ``attached`` is what all of it takes in the head."""
+        self.metadata.append(ranges)
+        self.attached += listed_size(ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    parts: Parts
+    count: int
+    size: int
+    plain: int
+    oldest: int
+    newest: int
+
+    @classmethod
+    def of(cls, page: pa.RecordBatch, compression: Compression) -> _Page:
+        span = pc.min_max(page.column(0).view(pa.int64()))
+        parts = encode_page(page, compression)
+        size = sum(map(len, parts))
+        return cls(parts, page.num_rows, size, page.nbytes, span["min"].as_py(), span["max"].as_py())
+
+
+def _cut(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+    if batch.num_rows <= PAGE_ROWS:
+        return [batch]
+    return [batch.slice(at, PAGE_ROWS) for at in range(0, batch.num_rows, PAGE_ROWS)]
+
+
+class Lister:
+    """Puts batch objects and lists them in the head."""
+
+    def __init__(self, store: ObjectStore, log_id: UUID, *, clock: Clock, chance: Chance) -> None:
+        """Write to the log in ``store``. Each lister keeps its own view of the head."""
+        self._store = store
+        self._clock = clock
+        self._chance = chance
+        self._log_id = log_id
+        self.cell: StoreCell[Head] = StoreCell(
+            store, "head", HeadCodec(), backoff=_AMONG_OTHERS, clock=clock, chance=chance
+        )
+        self._alone = _ALONE  # how often in a row nobody else had listed since we last did
+
+    def known(self) -> Head:
+        """The head as this lister last saw it; read if it never did."""
+        held = self.cell.held
+        return self.cell.read().value if held is None else held
+
+    def put(self, batch: Sealed[Listing]) -> Sealed[Listing]:
+        """Write the object under a fresh name of the generation last seen; durable when it returns."""
+        generation = self.known().generation
+        location = f"batches/{generation:016d}/{self._chance.uuid().hex}.batch"
+        self._store.put(location, batch.parts)
+        return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
+
+    def enlist(self, listings: Sequence[Listing], check: Callable[[Head], None] = lambda _: None) -> Head:
+        """List batches of one writer with one conditional write; returns a head in which they are listed.
+
+        Each time it is a new operation: what became of the last one does not matter, the head knows the numbers.
+        ``check`` may refuse to list them in the head that it is given, and is never given one that this call has made.
+        """
+        self._look_if_crowded()
+        lost = self.cell.conflicts
+        spills = plan_spills(self.known())  # also one who lists a single batch must keep the head small
+        for spill in spills:
+            # A plain put: whoever else writes this chunk writes the same bytes under the same name.
+            self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
+
+        def edit(head: Head) -> Head:
+            if head.log_id != self._log_id:
+                raise Diverged(
+                    f"{self.cell.where} belongs to log {head.log_id}, not to {self._log_id}: the log was replaced, and "
+                    "nothing was appended. Open it again."
+                )
+            check(head)
+            listed = list_batches(head, listings, self._clock.now())
+            return listed if listed is head else apply_spills(listed, spills)
+
+        try:
+            return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
+        finally:
+            if self.cell.conflicts > lost:
+                self._alone = 0
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too, as far as was seen lately."""
+        return self._alone < _ALONE
+
+    def _look_if_crowded(self) -> None:
+        """Read the head first for as long as others list too: cheaper than to lose, and then to read it."""
+        if self.crowded:
+            known = self.cell.held
+            with suppress(TransientStorageError):  # then it shows when it is written
+                self._alone = self._alone + 1 if self.cell.read().value is known else 0
+
+
+class ObjectShipper:
+    """One writer's way into an own log; see :class:`~strandline.log.object.produce.shipper.Shipper`."""
+
+    opaque: Final = False
+
+    def __init__(
+        self, lister: Lister, *, writer: WriterId, born: int, compression: Compression, sole: bool = False
+    ) -> None:
+        """Ship as ``writer``, which took its id when the log's next sequence was ``born``.
+
+        With ``sole`` nobody else may ship as this writer: a number that is listed must have been listed from here.
+        Without it such a number is taken for a repetition of what another process has done.
+        """
+        self._lister = lister
+        self._writer = writer
+        self._born = born
+        self._compression = compression
+        self._sole = sole
+        self._names: dict[int, set[str]] = {}  # of what was uploaded and is not known to be listed
+        self._asked: set[int] = set()  # the numbers among them that may be listed
+
+    @property
+    def crowded(self) -> bool:
+        """Whether others list too, as far as was seen lately."""
+        return self._lister.crowded
+
+    def new_draft(self) -> Draft:
+        """An empty draft."""
+        return Draft(self._compression)
+
+    def seal(self, draft: Draft, *, number: int, expect: int | None = None) -> Sealed[Listing]:
+        """The finished batch of a draft; it has no place in the store yet."""
+        info = BatchInfo(
+            draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self._writer, number
+        )
+        parts = encode_batch(draft.pages, info)
+        listing = Listing(
+            location="",
+            generation=0,
+            count=draft.count,
+            size=sum(map(len, parts)),
+            oldest=draft.oldest,
+            newest=draft.newest,
+            writer=self._writer,
+            number=number,
+            born=self._born,
+            metadata=MetadataRanges.joined(draft.metadata),
+            expect=expect,
+        )
+        return Sealed(parts, listing)
+
+    def upload(self, sealed: Sealed[Listing]) -> Sealed[Listing]:
+        """Write the object under a fresh name of the generation last seen; durable when it returns."""
+        stored = self._lister.put(sealed)
+        self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
+        return stored
+
+    def enlist(self, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+        """List uploaded batches with one conditional write; each is listed exactly once.
+
+        ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
+        """
+        for attempt in range(_RESOLVES):
+            try:
+                return self._receipts(self._list([batch.listing for batch in batches]), batches)
+            except StaleGeneration:
+                self._lister.cell.read()
+                batches = [self.upload(batch) for batch in batches]
+            except OutcomeUnknown:
+                # Listing again is harmless: the head knows the writer's last number.
+                if attempt + 1 == _RESOLVES:
+                    raise
+        raise Contended(
+            f"{self._lister.cell.where} was collected at each of {_RESOLVES} tries, so that the batch had to be "
+            "uploaded again each time; nothing was listed. Try again."
+        )
+
+    def _list(self, listings: Sequence[Listing]) -> Head:
+        asked = frozenset(self._asked)
+        numbers = {listing.number for listing in listings}
+        self._asked |= numbers  # before it is done: afterwards only a success is certain
+        if not self._sole:
+            return self._lister.enlist(listings)
+        head = self._lister.enlist(listings, lambda head: self._check_sole(head, listings, asked))
+        self._asked -= numbers
+        for number in numbers:
+            self._names.pop(number, None)
+        return head
+
+    def _check_sole(self, head: Head, listings: Sequence[Listing], asked: frozenset[int]) -> None:
+        last = head.writers.get(self._writer)
+        listed = [] if last is None else [listing for listing in listings if listing.number <= last.number]
+        for listing in listed:
+            key = (self._writer, listing.number)
+            entry = next((entry for entry in head.tail if (entry.writer, entry.number) == key), None)
+            # One that was asked for before may have landed, whatever we were told: then it names an object of ours.
+            ours = listing.number in asked if entry is None else entry.location in self._names[listing.number]
+            if not ours:
+                raise OutOfOrder(
+                    f"Number {listing.number} of writer {self._writer} was listed by someone else: another producer "
+                    "uses this writer id. Nothing was appended. Open a producer with an id of its own."
+                )
+
+    def _receipts(self, head: Head, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+        writer = self._writer
+        places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
+        last = head.writers.get(writer)
+        if last is not None:
+            places[last.number] = Receipt(last.first, last.count)
+        # What is listed counts, not what a repeated append brought along.
+        return [places.get(batch.listing.number, Receipt(None, batch.listing.count)) for batch in batches]

@@ -1,0 +1,288 @@
+"""The queue face of an own log: one slot of it, whose position is what was acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+
+from strandline.errors import (
+    AlreadyExists,
+    Contended,
+    CursorExpired,
+    Diverged,
+    InvalidInput,
+    NotFound,
+    SlotInvalid,
+)
+from strandline.log import slots as rules
+from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
+from strandline.log.object.log import ObjectLog
+from strandline.log.object.slots import ObjectSlot
+from strandline.log.object.span import ObjectSpan
+from strandline.log.queue.contract import Look, Writes
+from strandline.log.queue.dead_letters import keep_letter
+from strandline.log.queue.history import GivenBatches
+from strandline.model.cursor import Cursor, Start
+from strandline.model.head import Entry, Head
+from strandline.model.queue import Descriptor
+from strandline.model.slots import SlotState
+from strandline.storage.store import ObjectStore
+
+_CLAIMS: Final = 8
+"""How often opening begins again because someone else moved the slot meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFetcher:
+    """Reads the batches of an own log; see :class:`~strandline.log.queue.contract.Fetcher`."""
+
+    store: ObjectStore
+
+    def fetch(self, descriptor: Descriptor) -> list[pa.RecordBatch]:
+        """The batch's records with their offsets, read and checked whole."""
+        entry = _entry(descriptor)
+        return ObjectSpan(self.store, entry, entry.first, entry.next).fetch()
+
+    def raw(self, descriptor: Descriptor) -> bytes | memoryview:
+        """The object's bytes as they are."""
+        return self.store.get(descriptor.location).data
+
+
+class OwnQueue:
+    """A log's slot as a queue; see :class:`~strandline.log.queue.contract.Queue`. Safe in threads once claimed.
+
+    It reads the log's batch objects, and no cold tier: while it holds its slot, they stay, also behind a tierer.
+    A slot that also a follower has used may stand in the middle of a batch: then that batch comes first, whole, since
+    batches are never split, and replays are harmless.
+    """
+
+    def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "retained") -> None:
+        """Use the slot of this name; nothing is read or written yet.
+
+        ``start`` is where the slot is created if there is none: with what is ``"retained"``, at the ``"beginning"``, at
+        ``"now"``, an offset, a time, or a cursor, such as a snapshot's.
+        """
+        self._log = log
+        self._store = log.store
+        self._clock = log.clock
+        self._name = rules.check_name(slot)
+        self._start = start
+        self._chunks = log.chunks
+        self._claimed: ObjectSlot | None = None
+        self._acknowledged = 0
+        self._given = GivenBatches()
+        self._seen = 0.0
+        self._before = Writes(0, 0)  # of former claims
+
+    def __repr__(self) -> str:
+        return f"OwnQueue({self._log!r}, {self._name!r})"
+
+    @property
+    def url(self) -> str:
+        """Where the log is."""
+        return self._log.url
+
+    @property
+    def slot(self) -> str:
+        """The slot's name."""
+        return self._name
+
+    # --- claiming ----------------------------------------------------------------------------------------------
+
+    def claim(self, holder: str, last_acked: int | None) -> int:
+        """Become the only consumer of the slot, which is created if there is none.
+
+        With ``last_acked`` the slot is moved right behind that batch, ahead or back; ``InvalidInput`` if that is not
+        listed yet, ``CursorExpired`` if the one behind it is gone. ``SlotInvalid`` if the slot was invalidated: only a
+        reset makes it valid again. All of these leave the slot and its holder alone.
+        """
+        self._create_if_missing(last_acked)
+        for _ in range(_CLAIMS):
+            slot = self._log.claim_slot(self._name, holder, hot=True)
+            self._take(slot)
+            head = self._log.head()
+            state = self._own_state()
+            first = self._sequence_at(head, state)
+            wanted = first if last_acked is None else last_acked + 1
+            if wanted < first:
+                # Back is a new promise: it has to be pinned before it counts, and that fences us, too.
+                self._log.reset_slot(self._name, self._offset_behind(head, wanted - 1))
+                continue
+            if wanted > first:
+                slot.advance(Cursor(self._log.log_id, self._offset_behind(head, wanted - 1)))
+            self._acknowledged = wanted
+            return wanted
+        raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
+
+    def _create_if_missing(self, last_acked: int | None) -> None:
+        """Look before claiming, so that whoever asks for something impossible fences nobody."""
+        head = self._log.head()
+        behind = None if last_acked is None else self._offset_behind(head, last_acked)
+        if self._name in head.slots:
+            try:
+                self._check_valid(self._log.slot(self._name))
+            except NotFound:
+                pass  # someone died while creating it
+            else:
+                return
+        try:
+            self._log.create_newcomer_slot(self._name, self._log.position_of(self._start) if behind is None else behind)
+        except AlreadyExists:
+            self._check_valid(self._log.slot(self._name))  # someone was faster
+
+    def _check_valid(self, state: SlotState) -> None:
+        if state.invalid is not None:
+            raise SlotInvalid(
+                f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: what it needs may be gone. "
+                f"Choose where to go on and call log.reset_slot({self._name!r}, position), or use 'strandline "
+                "slots reset'."
+            )
+
+    def _take(self, slot: ObjectSlot) -> None:
+        self._before = self.writes()
+        self._claimed = slot
+        self._seen = self._clock.monotonic()
+
+    @property
+    def _slot(self) -> ObjectSlot:
+        if self._claimed is None:
+            raise InvalidInput(f"{self._where} was not claimed yet: open a Consumer on it.")
+        return self._claimed
+
+    @property
+    def _where(self) -> str:
+        return f"Slot {self._name!r} of {self.url}"
+
+    def _own_state(self) -> SlotState:
+        """The slot, if it is still ours and valid; ``Fenced`` or ``SlotInvalid`` otherwise."""
+        epoch = self._slot.epoch
+        # Not through the claimed slot's own cell, which another thread may be using to acknowledge.
+        state = self._log.slot(self._name)
+        rules.advance(state, epoch=epoch, to=0, now=0)
+        return state
+
+    # --- from sequences to offsets and back --------------------------------------------------------------------
+
+    def _sequence_at(self, head: Head, state: SlotState) -> int:
+        if state.position < head.floor:
+            raise SlotInvalid(
+                f"{self._where} stands at {state.position}, and the log begins at {head.floor} (wal-removed): choose "
+                f"where to go on and call log.reset_slot({self._name!r}, position), or use 'strandline slots reset'."
+            )
+        for entry in entries_from(head, state.position, self._chunks):
+            return entry.sequence
+        return head.next_sequence
+
+    def _offset_behind(self, head: Head, sequence: int) -> int:
+        """The offset at which the batch behind this one begins, or will begin."""
+        if not 0 <= sequence < head.next_sequence:
+            raise InvalidInput(
+                f"last_acked={sequence} is no batch of {self.url}, whose next one will be {head.next_sequence}: pass "
+                "the sequence of a batch that was acknowledged, or None."
+            )
+        for entry in self._entries(head, sequence + 1):
+            return max(entry.first, head.floor)
+        return head.next_offset
+
+    def _entries(self, head: Head, first: int) -> Iterator[Entry]:
+        """The listed batches from this sequence on; ``CursorExpired`` if it is gone, nobody is skipped ahead."""
+        if first > head.next_sequence:
+            raise Diverged(
+                f"Batch {first} is past the end of {self.url}, whose next one is {head.next_sequence}: the log was "
+                "restored or replaced. Reset the slot to where its consumer is to go on."
+            )
+        expected = first
+        for entry in entries_from_sequence(head, first, self._chunks):
+            if entry.sequence != expected or entry.next <= head.floor:
+                raise CursorExpired(
+                    f"Batch {expected} of {self.url} is no longer retained (the log begins at offset {head.floor}): "
+                    "bootstrap the consumer again."
+                )
+            yield entry
+            expected += 1
+
+    def _check_history(self, head: Head) -> None:
+        def listed(sequence: int) -> Entry | None:
+            found = next(entries_from_sequence(head, sequence, self._chunks), None)
+            return found if found is not None and found.sequence == sequence else None
+
+        self._given.check(self.url, head.next_sequence, listed)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def look(self, since: int, limit: int | None = None) -> Look:
+        """Consecutive listed batches from ``since`` on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more.
+
+        It also keeps the slot from idling: one whose consumer looks is not idle.
+        """
+        head = self._log.head()
+        state = self._own_state()  # after the head: what that lists was ours to read when it was read
+        self._check_history(head)
+        idle = self._log.identity.limits.idle_seconds
+        if idle and self._clock.monotonic() - self._seen >= idle / 3:
+            self._slot.touch()
+            self._seen = self._clock.monotonic()
+        found = tuple(islice(self._entries(head, since), limit))
+        self._given.note(found)
+        return Look(
+            found,
+            length=max(0, head.next_sequence - self._acknowledged),
+            records=head.next_offset - state.position,
+            size=bytes_from(head, state.position, self._chunks),
+        )
+
+    def between(self, first: int, last: int) -> Sequence[Descriptor]:
+        """The listed batches ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
+        head = self._log.head()
+        self._own_state()
+        self._check_history(head)
+        return tuple(islice(self._entries(head, min(first, head.next_sequence)), last + 1 - first))
+
+    def fetcher(self) -> OwnFetcher:
+        """What reads the batches of this log."""
+        return OwnFetcher(self._store)
+
+    # --- acknowledging -----------------------------------------------------------------------------------------
+
+    def acknowledge(self, through: Descriptor) -> None:
+        """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""
+        entry = _entry(through)
+        self._slot.advance(Cursor(self._log.log_id, entry.next, fingerprint=entry.fingerprint))
+        self._acknowledged = max(self._acknowledged, entry.sequence + 1)
+
+    def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
+        """Keep the batch below ``dead-letter/<slot>/``; ``Fenced`` or ``SlotInvalid`` if it is no longer ours."""
+        self._own_state()  # a batch may be missing because someone newer is past it: that is no poison
+        folder, now = f"dead-letter/{self._name}", self._clock.now()
+        return keep_letter(self._store, folder, self.fetcher(), descriptor, reason=reason, now=now)
+
+    def collect(self, pause: float = 0.0) -> None:
+        """Say that the consumer is alive, then trim and collect the log."""
+        try:
+            self._slot.touch()
+        finally:
+            self._log.collect(pause=pause)
+
+    def heartbeat(self) -> SlotHeartbeat:
+        """What says in time that the consumer is alive, also while it is busy; not begun yet."""
+        # A cell of its own: another thread may be using the claimed slot's to acknowledge.
+        slot = replace(self._slot, cell=self._log.slot_cell(self._name))
+        return SlotHeartbeat(slot, self._log, clock=self._clock)
+
+    def writes(self) -> Writes:
+        """Writes of the slot's cell so far."""
+        if self._claimed is None:
+            return self._before
+        cell = self._claimed.cell
+        return Writes(self._before.done + cell.writes + cell.conflicts, self._before.lost + cell.conflicts)
+
+
+def _entry(descriptor: Descriptor) -> Entry:
+    if not isinstance(descriptor, Entry):
+        raise InvalidInput(f"{descriptor!r} is no batch of an own log: it was handed out by another queue.")
+    return descriptor

@@ -1,0 +1,280 @@
+"""Finding frames: which file has an offset, and where in it; by the sparse index, then from header to header."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, Stop, frame_head
+from strandline.formats.wal.index import Index, IndexEntry, decode_index, new_chain, read_entries
+from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.model.cursor import batch_fingerprint
+from strandline.storage.disk import Disk
+from strandline.storage.fork_check import call_in_child
+
+_WINDOW: Final = 64 << 10
+"""How many bytes are read at a time to go from header to header."""
+
+_CACHED: Final = 256
+"""The indexes of so many files are kept in memory."""
+
+
+class Located(NamedTuple):
+    """A frame, by its header: which offsets it holds, and where it stands."""
+
+    path: str
+    position: int
+    size: int
+    first: int
+    next: int
+    term: int
+    timestamp: int
+    """When it was written, in milliseconds."""
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells it from every other frame that could stand at its place, also on replicas, which copy what it is of.
+
+        A rewind that cuts a batch keeps the part below the cut, so that its end is no part of what it is.
+        """
+        return batch_fingerprint(self.term, self.first, self.timestamp)
+
+
+class Catalog:
+    """The files of a log, oldest first, and their indexes. Reads only; safe in threads.
+
+    Whoever writes the log tells it of new and of removed files; whoever only reads it looks again.
+    """
+
+    def __init__(self, folder: str, log_id: UUID, firsts: Sequence[int], *, disk: Disk) -> None:
+        """The log in this folder, whose files begin at these offsets."""
+        self.folder = folder
+        self.firsts = tuple(firsts)
+        self._log_id = log_id
+        self._disk = disk
+        self._indexes: dict[int, Index] = {}
+        self._lock = threading.Lock()
+        call_in_child(self, Catalog.after_fork)
+
+    def after_fork(self) -> None:
+        """In a child, where the lock may be held by nobody; files and indexes are whole at any moment."""
+        self._lock = threading.Lock()
+
+    def path(self, first: int) -> str:
+        """The file that begins at this offset."""
+        return f"{self.folder}/{data_name(first)}"
+
+    def look_again(self) -> None:
+        """Learn which files there are now."""
+        self.firsts = tuple(firsts_in(self._disk.scan(self.folder)))
+
+    def begin_anew(self) -> None:
+        """Believe nothing that is known: the log was cut, and what came behind may have been written again."""
+        with self._lock:
+            self._indexes.clear()
+        self.look_again()
+
+    def add(self, first: int) -> None:
+        """There is a new last file."""
+        with self._lock:  # who appends adds files while who prunes forgets others
+            self.firsts = (*self.firsts, first)
+
+    def forget(self, firsts: Collection[int]) -> None:
+        """Files were removed."""
+        gone = set(firsts)
+        with self._lock:
+            self.firsts = tuple(known for known in self.firsts if known not in gone)
+            for first in gone:
+                self._indexes.pop(first, None)
+
+    # --- the index ---------------------------------------------------------------------------------------------
+
+    def index(self, first: int, *, offset: int) -> Sequence[IndexEntry]:
+        """The entries of a file's index, looked at again if ``offset`` is behind the last that is known."""
+        known = self._indexes.get(first)
+        if known is not None and known.entries and offset < known.entries[-1].offset:
+            return known.entries
+        found = self._load(first, known)
+        with self._lock:
+            self._indexes[first] = found
+            while len(self._indexes) > _CACHED:
+                self._indexes.pop(next(iter(self._indexes)))
+        return found.entries
+
+    def _load(self, first: int, known: Index | None) -> Index:
+        path = f"{self.folder}/{index_name(first)}"
+        chain = new_chain(self._log_id, first)
+        try:
+            if known is None or not known.size:
+                return decode_index(self._disk.read(path), chain)
+            return read_entries(self._disk.read(path, known.size), known)
+        except NotFound:
+            return known or Index([], 0, chain)
+
+    # --- frames ------------------------------------------------------------------------------------------------
+
+    def frames(self, since: int, end: int) -> Iterator[Located]:
+        """The frames with the offsets from ``since`` up to ``end``, which are durable; in order and without a hole.
+
+        Costs about what it gives. ``NotFound`` if a file was removed meanwhile, ``CorruptData`` for any damage.
+        """
+        firsts = self.firsts
+        at = bisect_right(firsts, since) - 1
+        if at < 0:
+            # Pruned since the caller looked: what comes next must not be taken for what was asked.
+            raise NotFound(f"{self.folder} has no file with offset {since}.")
+        for first, following in pairwise((*firsts[at:], end)):
+            if since >= end:
+                return
+            upto = min(following, end)
+            for frame in self._within(first, since, upto):
+                if frame.next > since:
+                    yield frame
+                    since = frame.next
+        if since < end:
+            raise CorruptData(f"{self.folder} has no frames with the offsets {since} to {end - 1}: restore its files.")
+
+    def _within(self, first: int, since: int, upto: int) -> Iterator[Located]:
+        entries = self.index(first, offset=since)
+        at = bisect_right(entries, since, key=_offset_of)
+        position = entries[at - 1].position if at else 0
+        path = self.path(first)
+        offset = entries[at - 1].offset if at else first
+        window, origin = memoryview(b""), position
+        size = 0
+        while offset < upto:
+            if position + HEADER_SIZE > origin + len(window):
+                # Behind a frame that is larger than the window there is probably another one.
+                length = HEADER_SIZE if size > _WINDOW else _WINDOW
+                window, origin = memoryview(self._disk.read(path, position, length)), position
+            head = frame_head(window, position - origin, origin=origin)
+            if isinstance(head, Stop):
+                raise damaged(path, position, f"{head.why}, and offset {offset} should be there")
+            info = head.info
+            if info.first != offset + 1:
+                raise damaged(path, position, f"the frame there begins at offset {info.first - 1}, not at {offset}")
+            size = head.end - head.start
+            if info.count:
+                yield Located(path, position, size, offset, offset + info.count, info.term, info.timestamp)
+            position, offset = head.end, offset + info.count
+
+    # --- by term and by time -----------------------------------------------------------------------------------
+
+    def term_before(self, first: int) -> int | None:
+        """The term of the record before an offset, which may be forgotten already; None if nobody knows it.
+
+        Where a file begins, it tells that; within a file, the record itself is still there.
+        """
+        if first in self.firsts:
+            return self._lead(first).term or None
+        return next(self.frames(first - 1, first)).term
+
+    def end_of_term(self, term: int, start: int, end: int) -> int:
+        """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""
+        firsts = self._from(start)
+        # What a file begins with is of the term of the record before it: so the frame is in the last file of which
+        # that is not above the term, and nowhere if there is none such.
+        at = bisect_right(firsts, term, key=lambda first: self._lead(first).term) - 1
+        if at < 0:
+            return start
+        entries = self.index(firsts[at], offset=end)
+        known = bisect_right(entries, term, key=_term_of)
+        since = max(start, entries[known - 1].offset if known else firsts[at])
+        return next((frame.first for frame in self.frames(since, end) if frame.term > term), end)
+
+    def written_since(self, time: int, start: int, end: int, *, now: int) -> int | None:
+        """The first offset from ``start`` on of a frame that was written at a time (milliseconds) or later.
+
+        A frame that says that it is from after ``now`` was written by a clock that was wrong: it counts as written when
+        the next one that does not was, or now. Those that do not say so are in order.
+        """
+        firsts = self._from(start)
+        # Of the first file that begins at this time or later, the one before may hold the frame as well.
+        low = _first_since(time, now, len(firsts), lambda at: self._lead(firsts[at]).timestamp)
+        first = firsts[max(0, low - 1)]
+        entries = self.index(first, offset=end)
+        at = _first_since(time, now, len(entries), lambda at: entries[at].timestamp)
+        since = max(start, entries[at - 1].offset if at else first)
+        unknown: int | None = None
+        for frame in self.frames(since, end):
+            if frame.timestamp > now:
+                unknown = frame.first if unknown is None else unknown
+            elif frame.timestamp >= time:
+                return frame.first if unknown is None else unknown
+            else:
+                unknown = None
+        return unknown
+
+    # --- by size -----------------------------------------------------------------------------------------------
+
+    def bytes_behind(self, frame: Located) -> int:
+        """The bytes of all files from a frame on, whatever they hold."""
+        at = bisect_right(self.firsts, frame.first)
+        return self._disk.size(frame.path) - frame.position + sum(map(self._size, self.firsts[at:]))
+
+    def newest(self, size: int, start: int, end: int) -> int:
+        """The first offset from ``start`` on from which on there are at most so many bytes; ``end`` if there is none.
+
+        A frame that does not fit any more stays behind with all before it.
+        """
+        for first in reversed(self._from(start)):
+            whole = self._size(first)
+            if whole <= size:
+                size -= whole
+                end = min(end, first)
+                continue
+            entries = self.index(first, offset=end)
+            known = bisect_right(entries, whole - size, key=_position_of)
+            since = max(start, entries[known - 1].offset if known else first)
+            fitting = (frame.first for frame in self.frames(since, end) if frame.position >= whole - size)
+            return next(fitting, end)
+        return start
+
+    def _size(self, first: int) -> int:
+        return self._disk.size(self.path(first))
+
+    def _from(self, start: int) -> Sequence[int]:
+        """The files with offsets from ``start`` on: those before are being removed, perhaps at this moment."""
+        firsts = self.firsts
+        return firsts[max(0, bisect_right(firsts, start) - 1) :]
+
+    def _lead(self, first: int) -> FrameInfo:
+        path = self.path(first)
+        head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
+        if isinstance(head, Stop):
+            raise damaged(path, 0, head.why)
+        return head.info
+
+
+def _first_since(time: int, now: int, count: int, timestamp: Callable[[int], int]) -> int:
+    """The first of ``count`` in order at a time or later; one that is ahead of ``now`` is as the next that is not."""
+
+    def is_since(at: int) -> bool:
+        return next((known >= time for place in range(at, count) if (known := timestamp(place)) <= now), True)
+
+    return bisect_left(range(count), True, key=is_since)
+
+
+def _offset_of(entry: IndexEntry) -> int:
+    return entry.offset
+
+
+def _position_of(entry: IndexEntry) -> int:
+    return entry.position
+
+
+def _term_of(entry: IndexEntry) -> int:
+    return entry.term
+
+
+def damaged(path: str, at: int, why: str) -> CorruptData:
+    """The error for damage at or below the durable mark."""
+    return CorruptData(
+        f"{path} is damaged at byte {at}: {why}. What was acknowledged is affected, so that nothing was changed: "
+        "restore the file, or see what 'strandline wal verify' finds."
+    )

@@ -1,0 +1,146 @@
+"""What readers may see: in this process by a look at memory, in others by the mark beside the log."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import UUID
+
+from strandline.errors import NotFound
+from strandline.formats.wal.mark import MARK_SIZE, Mark, decode_mark, encode_mark
+from strandline.log.wal.names import MARK
+from strandline.model.cursor import Bounds
+from strandline.storage.clock import CLOCK
+from strandline.storage.disk import AppendFile, Disk
+
+
+def read_mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
+    """The mark beside this log; None if there is none that can be read, which tells nothing about the log."""
+    try:
+        mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
+    except NotFound:
+        return None
+    return mark if mark is not None and mark.log_id == log_id else None
+
+
+class View(NamedTuple):
+    """The log at one moment."""
+
+    bounds: Bounds
+    term: int
+
+
+class Published:
+    """The durable end and the start of a log, moved by its writer and seen by everyone. Safe in threads."""
+
+    def __init__(self, file: AppendFile, mark: Mark) -> None:
+        """Publish what was found on opening."""
+        self._file = file
+        self._lock = threading.Lock()
+        self._bells: list[threading.Lock] = []
+        """Of those who wait: each has its own, since who is woken from a condition takes turns once more."""
+        self._early: list[threading.Lock] = []
+        """Of those who are woken as soon as something is written."""
+        self._written = mark.next
+        self._refusal: Callable[[], Exception] | None = None
+        self._writing = threading.Lock()
+        with self._lock:
+            self._show(mark)
+        self.write()
+
+    @classmethod
+    def open(cls, folder: str, mark: Mark, *, disk: Disk) -> Published:
+        """Publish in this folder."""
+        file = disk.open_append(f"{folder}/{MARK}")
+        is_new = not file.size()
+        published = cls(file, mark)
+        file.sync()  # or a power cut brings back the clean end of the last time, as if nothing had come after it
+        if is_new:
+            disk.sync_folder(folder)  # a clean end is synced, and would be lost with its name
+        return published
+
+    def advance(self, *, upto: int, active: int, term: int) -> None:
+        """Everything below ``upto`` is durable. Others than this process see it after :meth:`write`."""
+        with self._lock:
+            mark = self._mark
+            self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
+
+    def wrote(self, upto: int) -> None:
+        """Everything below ``upto`` is written, and will be durable if nothing fails."""
+        with self._lock:
+            self._written = upto
+            early, self._early = self._early, []
+        for bell in early:
+            bell.release()
+
+    def retain(self, start: int) -> None:
+        """Nothing below ``start`` is to be had any more."""
+        with self._lock:
+            self._show(replace(self._mark, start=start, next=max(start, self._mark.next)))
+        self.write()
+
+    def _show(self, mark: Mark) -> None:
+        """Let this process see it. That need not wait for the file: what is durable is found without it, too."""
+        self._mark = mark
+        self.view = View(Bounds(mark.start, mark.next), mark.term)
+        bells, self._bells, self._early = self._bells + self._early, [], []
+        for bell in bells:
+            bell.release()
+
+    def write(self) -> None:
+        """Let other processes see what this one does: the latest, whoever writes last."""
+        with self._writing:
+            self._file.rewrite(0, [encode_mark(self._mark)])
+
+    def wait(self, past: int, timeout: float, *, written: int | None = None) -> bool:
+        """Block until the durable end is above ``past`` (True) or the time is over (False).
+
+        Or until everything up to ``written``, and more, is written, if that is given.
+        """
+        if self._is_past(past, written):
+            return True
+        if self._refusal is not None:
+            raise self._refusal()
+        deadline = CLOCK.monotonic() + timeout
+        while (left := deadline - CLOCK.monotonic()) > 0:
+            bell = threading.Lock()
+            bell.acquire()
+            with self._lock:
+                if self._is_past(past, written):
+                    return True
+                (self._bells if written is None else self._early).append(bell)
+            if not bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                self._leave(bell)
+            if self._is_past(past, written):
+                return True
+        return False
+
+    def _is_past(self, durable: int, written: int | None) -> bool:
+        return self.view.bounds.next > durable or (written is not None and self._written > written)
+
+    def _leave(self, bell: threading.Lock) -> None:
+        with self._lock:
+            for bells in (self._bells, self._early):  # or in neither: it was rung just now
+                with contextlib.suppress(ValueError):
+                    bells.remove(bell)
+
+    def after_fork(self, refusal: Callable[[], Exception]) -> None:
+        """In a child, where the lock may be held by nobody and nothing is published: let go of the file as it is."""
+        self._lock = threading.Lock()
+        self._bells, self._early = [], []
+        self._writing = threading.Lock()
+        self._refusal = refusal
+        self._file.close()
+
+    def close(self, *, clean: bool) -> None:
+        """Let go of the file. A clean end is synced: it is known to be the end even after the machine restarted."""
+        with self._lock, self._writing:
+            try:
+                if clean:
+                    self._file.rewrite(0, [encode_mark(replace(self._mark, clean=True))])
+                    self._file.sync()
+            finally:
+                self._file.close()

@@ -1,0 +1,187 @@
+"""Repairing a log by hand: what opening does by itself, and the indexes and the slots that it leaves to somebody."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, cast
+
+from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
+from strandline.formats.wal.folder import Kept
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import contents, refuse_others
+from strandline.log.wal.lock import hold_lock
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, index_name
+from strandline.log.wal.recover.checks import Finding, Kind
+from strandline.log.wal.recover.reindex import rebuild_index
+from strandline.log.wal.recover.rewind import finish_rewind
+from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_kept
+from strandline.log.wal.recover.verify import Told, Verification, verify
+from strandline.log.wal.slots import write_kept
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+
+
+class Rewritten(NamedTuple):
+    """Bytes that are written again as they are, since it is not known whether they ever reached the disk."""
+
+    first: int
+    at: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What a repair does, or would do."""
+
+    folder: str
+    verification: Verification
+    start: int
+    """Where the log begins, afterwards."""
+    next: int
+    """Where it ends."""
+    forgotten: str | None
+    """Why ``slots.json`` is made anew, without slots; None if it stays."""
+    torn: tuple[Torn, ...]
+    """What is cut, and kept aside."""
+    rewritten: Rewritten | None
+    dropped: tuple[int, ...]
+    """The files that are removed, since nothing in them is retained."""
+    indexes: tuple[int, ...]
+    """The files whose index is made again."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.forgotten or self.torn or self.rewritten or self.dropped or self.indexes)
+
+
+def plan_mending(
+    folder: str, *, forget_slots: bool, disk: Disk = DISK, clock: Clock = CLOCK, told: Told | None = None
+) -> Mending:
+    """Read the whole log and say what a repair would do. Changes nothing.
+
+    ``CorruptData``, naming the first place, if anything is damaged that was acknowledged: no repair brings that back.
+    With ``forget_slots`` a missing or damaged ``slots.json`` is no reason to refuse.
+    """
+    if not any(row.name == IDENTITY for row in disk.scan(folder)) and not firsts_in(disk.scan(folder)):
+        raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
+    found = verify(folder, disk=disk, clock=clock, told=told)
+    forgotten = _unreadable(folder, found, disk=disk, clock=clock) if forget_slots else None
+    _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not Kind.SLOTS], folder)
+    log_id = read_identity(folder, disk=disk)
+    if forgotten is None:
+        kept = read_kept(folder, log_id, disk=disk, clock=clock)
+    else:
+        kept = Kept(log_id, min(firsts_in(disk.scan(folder))))
+    hidden = {f"{folder}/{index_name(first)}" for first in found.indexes}
+    examined = examine_files(folder, kept, disk=cast("Disk", _Without(disk, hidden)))
+    return _planned(folder, found, examined, forgotten)
+
+
+def _planned(folder: str, found: Verification, examined: Examined, forgotten: str | None) -> Mending:
+    place, start = examined.place, examined.kept.start
+    unsure = place.size - examined.sure
+    dropped = tuple(first for first, following in pairwise(examined.firsts) if following <= start)
+    return Mending(
+        folder=folder,
+        verification=found,
+        start=start,
+        next=max(start, place.next),
+        forgotten=forgotten,
+        torn=tuple(examined.torn),
+        rewritten=Rewritten(place.first, examined.sure, unsure) if unsure > 0 else None,
+        dropped=dropped,
+        indexes=tuple(first for first in found.indexes if first in examined.firsts and first not in dropped),
+    )
+
+
+def _unreadable(folder: str, found: Verification, *, disk: Disk, clock: Clock) -> str | None:
+    """Why the slots cannot be read; None if they can."""
+    try:
+        if found.log_id is not None:
+            read_kept(folder, found.log_id, disk=disk, clock=clock)
+    except CorruptData as error:
+        return str(error).partition(". ")[0].partition(", which says")[0]
+    return None
+
+
+def _refuse(damage: Sequence[Finding], folder: str) -> None:
+    if damage and all(finding.kind is Kind.SLOTS for finding in damage):
+        raise CorruptData(f"{damage[0].message} Nothing was changed.")
+    if damage:
+        places = "" if len(damage) == 1 else f" in {len(damage)} places, the first of which follows"
+        raise CorruptData(
+            f"The log in {folder} is damaged{places}, and a repair cannot bring back what was acknowledged; nothing "
+            f"was changed. {damage[0].message}"
+        )
+
+
+def mend(
+    folder: str,
+    *,
+    forget_slots: bool,
+    disk: Disk = DISK,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+    told: Told | None = None,
+) -> Mending:
+    """Do what :func:`plan_mending` says, and leave the log closed and whole; returns what was done.
+
+    Nothing is changed if anything acknowledged is damaged. ``Fenced`` while another process has the log open.
+    """
+    there = contents(folder, disk=disk)
+    if not there.is_free() and FolderKind.OTHER not in there.kinds:
+        refuse_others(there, FolderKind.WAL)  # before the lock, which would be left behind
+    if not any(row.name == IDENTITY for row in disk.scan(folder)):
+        plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
+    with contextlib.ExitStack() as held:
+        hold_lock(held, folder, disk=disk)
+        finish_rewind(folder, disk=disk, clock=clock)
+        plan = plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)
+        log_id = read_identity(folder, disk=disk)
+        last = max(firsts_in(disk.scan(folder)))
+        for first in plan.indexes:
+            if first == last:  # opening makes it again, from the frames
+                disk.remove(f"{folder}/{index_name(first)}")
+            else:
+                rebuild_index(folder, log_id, first, disk=disk)
+        if plan.forgotten is not None:
+            _keep_aside(folder, disk=disk)
+            write_kept(folder, Kept(log_id, plan.start), disk=disk)
+    # What a crash has left is cut by opening, which also publishes where the log ends; closing says that it is whole.
+    WalLog.open(folder, create=False, background=False, disk=disk, clock=clock, chance=chance).close()
+    return plan
+
+
+def _keep_aside(folder: str, *, disk: Disk) -> None:
+    """Keep slots that cannot be read, for whoever can make sense of them."""
+    number = 0
+    while True:
+        try:
+            disk.copy(f"{folder}/{KEPT}", f"{folder}/{KEPT}.{number}{TORN}")
+        except NotFound:
+            return
+        except AlreadyExists:
+            number += 1
+        else:
+            return
+
+
+class _Without:
+    """A disk as it is, but for some files that are not to be believed."""
+
+    def __init__(self, disk: Disk, hidden: Collection[str]) -> None:
+        self._disk = disk
+        self._hidden = hidden
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._disk, name)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        if path in self._hidden:
+            raise NotFound(f"There is nothing at {path}.")
+        return self._disk.read(path, start, length)

@@ -1,0 +1,338 @@
+"""Cutting a log back to an offset: what came behind is kept in a folder of its own, and was never in this log again.
+
+A tail that was durable is not forgotten by removing files: the mark, indexes, later files and the frames themselves all
+tell that it was there. So what is to be done is written down first, as one small file. Until that is there nothing has
+changed; once it is, whoever opens the log finishes the rest, however often that is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
+from strandline.formats.arrow.block import Compression, Parts, encode_page
+from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_rewinding
+from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, encode_frame
+from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
+from strandline.formats.wal.mark import Mark, encode_mark
+from strandline.log.slots import put_at
+from strandline.log.wal.create import describe_copy
+from strandline.log.wal.lock import hold_lock
+from strandline.log.wal.names import DATA, INDEX, MARK, NEW, REWIND, TORN, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.read.catalog import damaged
+from strandline.log.wal.read.scan import Hole, walk
+from strandline.log.wal.recover.reindex import rebuild_index
+from strandline.log.wal.recover.repair import remove_files, repair
+from strandline.log.wal.recover.scan_tail import Examined, Scan, examine, read_identity, read_kept, read_lead
+from strandline.log.wal.slots import write_kept
+from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.log.writers import forget_silent
+from strandline.model.cursor import Cursor
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder, replace_file, sync_name
+
+_STROKE: Final = 8 << 20
+"""How many bytes are copied at a time."""
+_NO_BOOT: Final = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """A log that was cut back."""
+
+    folder: str
+    quarantine: str | None
+    """Where what came behind is kept; None if there was nothing."""
+    cursor: Cursor
+    """Where the log ends now, with the term of its last record."""
+    end: int
+    """Where it ended before."""
+
+    @property
+    def count(self) -> int:
+        """How many records were taken out."""
+        return self.end - self.cursor.next
+
+
+def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: Clock = CLOCK) -> Rewound:
+    """Durably move everything from an offset on out of a log that nobody has open, so that it ends there.
+
+    ``quarantine``, a folder that is absent or empty, becomes a write-ahead log of the same identity that begins at
+    ``to`` and holds what was taken out, frame by frame as it was. The log then is in the term of its last record, and
+    remembers its writers as of then. Of a batch that ``to`` lies within, the records below stay, and belong to no
+    numbered append any more: as a whole that was not kept. Slots that stood above are put back to ``to``; nothing else
+    of them changes.
+
+    When it was interrupted, nothing has changed, or opening the log or calling this again finishes it; nothing below
+    ``to`` is touched in any case. If the log ends at ``to``, there is nothing to do. Processes that read the log
+    meanwhile should open it anew.
+
+    ``InvalidInput`` below the log's start or past its end, ``AlreadyExists`` if there is something else in
+    ``quarantine``, ``CorruptData`` for damage: nothing was changed. ``Fenced`` while a process has it open.
+    """
+    with contextlib.ExitStack() as held:
+        hold_lock(held, folder, disk=disk)
+        log_id = read_identity(folder, disk=disk)
+        finished = finish_rewind(folder, disk=disk, clock=clock)
+        found = examine(folder, disk=disk, clock=clock)
+        repair(folder, found, disk=disk)
+        start, end = found.kept.start, max(found.kept.start, found.place.next)
+        if not start <= to <= end:
+            raise InvalidInput(
+                f"The log in {folder} cannot be cut back to offset {to}: it holds the offsets {start} up to {end}."
+            )
+        if to == end:
+            cursor = Cursor(log_id, to, found.place.term)
+            if finished is not None and finished.to == to:
+                return Rewound(folder, finished.quarantine, cursor, finished.end)
+            return Rewound(folder, None, cursor, end)
+        cut = _find_cut(folder, found, to, disk=disk)
+        _set_aside(folder, found, cut, to, quarantine, disk=disk)
+        decided = _decide(folder, found, cut, to, quarantine, disk=disk)
+        finish_rewind(folder, disk=disk, clock=clock)
+        return Rewound(folder, quarantine, Cursor(log_id, to, decided.term), end)
+
+
+# --- finding the place -----------------------------------------------------------------------------------------
+
+
+class _Cut(NamedTuple):
+    """Where a log is cut: behind which frame of which file, and which frame comes there."""
+
+    path: str
+    place: Place
+    """Behind the last frame that stays as it is; with the writers and the term as of then."""
+    size: int
+    """The bytes of the file."""
+    frame: Frame
+    """The frame that holds the offset."""
+    index_size: int
+    """The bytes of the file's index that stay."""
+
+
+def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _Cut:
+    """Read the file with an offset up to there, and check all of it."""
+    log_id, salt = found.log_id, salt_of(found.log_id)
+    first = max(first for first in found.firsts if first <= to)
+    path = f"{folder}/{data_name(first)}"
+    size = disk.size(path)
+    lead = read_lead(path, log_id, first, disk=disk)
+    if isinstance(lead, Stop):
+        raise damaged(path, 0, lead.why)
+    place = Place(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
+    scan = Scan(path, place, salt)
+    for frame in walk(path, size, salt=salt, disk=disk, start=lead.end):
+        if isinstance(frame, Hole):
+            raise damaged(path, frame.at, frame.why)
+        if frame.info.first + frame.info.count > to + 1:
+            if frame.info.first != place.next + 1 or frame.info.flags != salt:
+                raise damaged(path, frame.start, f"the frame there does not follow offset {place.next - 1}")
+            forget_silent(place.writers)
+            return _Cut(path, place, size, frame, _index_size(folder, log_id, place, disk=disk))
+        stop = scan.take(frame)
+        if stop is not None:
+            raise damaged(path, stop.at, stop.why)
+    raise damaged(path, size, f"it ends there, and offset {to} should be in it")
+
+
+def _index_size(folder: str, log_id: UUID, place: Place, *, disk: Disk) -> int:
+    """How many bytes of the index are of frames up to a place."""
+    chain = new_chain(log_id, place.first)
+    try:
+        index = decode_index(disk.read(f"{folder}/{index_name(place.first)}"), chain)
+    except NotFound:
+        return 0
+    size = len(index_lead()) if index.size else 0
+    for entry in index.entries:
+        if entry.position > place.size:
+            break
+        data, chain = encode_entry(entry, chain)
+        size += len(data)
+    return size
+
+
+# --- keeping what is cut ---------------------------------------------------------------------------------------
+
+
+def _set_aside(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str, *, disk: Disk) -> None:
+    """Durably copy everything from the cut on into a log of its own; a copy that is there already is enough."""
+    parent = str(Path(quarantine).absolute().parent)
+    make_own_folder(parent, disk=disk)
+    hidden = f"{quarantine}{NEW}"
+    disk.remove_folder(hidden)
+    disk.make_folders(hidden)
+    _copy_tail(folder, found, cut, to, hidden, disk=disk)
+    disk.sync_folder(hidden)
+    there = disk.scan(quarantine)
+    if not there:
+        disk.rename(hidden, quarantine)
+    elif not _is_same(hidden, quarantine, disk=disk):
+        disk.remove_folder(hidden)
+        raise AlreadyExists(f"{quarantine} is not empty: name another folder for what is taken out of {folder}.")
+    else:
+        disk.remove_folder(hidden)  # a call that was interrupted has made it
+    sync_name(quarantine, disk=disk)
+
+
+def _copy_tail(folder: str, found: Examined, cut: _Cut, to: int, target: str, *, disk: Disk) -> None:
+    """The frames from the cut on, as they are: if ``to`` lies within the first of them, the log begins there."""
+    log_id, first = found.log_id, cut.place.next
+    file = disk.open_append(f"{target}/{data_name(first)}")
+    with contextlib.closing(file):
+        file.write(encode_lead(log_id, first, cut.place))
+        for piece in _pieces(cut.path, cut.place.size, cut.size, disk=disk):
+            file.write([piece])
+        file.sync()
+    rebuild_index(target, log_id, first, disk=disk)
+    later = [known for known in found.firsts if known > first]
+    for known in later:
+        disk.copy(f"{folder}/{data_name(known)}", f"{target}/{data_name(known)}")
+        with contextlib.suppress(NotFound):
+            disk.copy(f"{folder}/{index_name(known)}", f"{target}/{index_name(known)}")
+    gone = {data_name(known).removesuffix(DATA) for known in later}
+    for row in disk.scan(folder):
+        if row.name.endswith(TORN) and row.name.partition(".")[0] in gone:
+            disk.copy(f"{folder}/{row.name}", f"{target}/{row.name}")
+    place = found.place
+    mark = Mark(log_id, to, place.next, max([first, *later]), place.term, _NO_BOOT, clean=True)
+    describe_copy(target, mark, disk=disk)
+
+
+def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:
+    while at < end:
+        piece = disk.read(path, at, min(_STROKE, end - at))
+        if not piece:
+            raise damaged(path, at, "it ends there, and had more bytes")
+        yield piece
+        at += len(piece)
+
+
+def _is_same(one: str, other: str, *, disk: Disk) -> bool:
+    """Whether two folders hold the same files, byte by byte; but for indexes, which opening may have written anew."""
+    names, others = (
+        [(row.name, row.size) for row in disk.scan(folder) if not row.name.endswith(INDEX)] for folder in (one, other)
+    )
+    if names != others:
+        return False
+    return all(
+        disk.read(f"{one}/{name}", at, _STROKE) == disk.read(f"{other}/{name}", at, _STROKE)
+        for name, size in names
+        for at in range(0, size, _STROKE)
+    )
+
+
+# --- doing it --------------------------------------------------------------------------------------------------
+
+
+def _decide(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str, *, disk: Disk) -> Rewinding:
+    """Durably write down what is to be done, behind the file that takes the place of what goes."""
+    log_id, place = found.log_id, cut.place
+    begins, is_split = place.next, to > place.next
+    path = f"{folder}/{data_name(begins)}{NEW}"
+    disk.remove(path)
+    parts = encode_lead(log_id, begins, place)
+    if is_split:
+        parts = [*parts, *_below(cut, to, salt_of(log_id))]
+    disk.write_new(path, parts)
+    disk.sync_folder(folder)  # before anything can say that it is there
+    decided = Rewinding(
+        log_id=log_id,
+        to=to,
+        end=found.place.next,
+        term=cut.frame.info.term if is_split else place.term,
+        file=place.first,
+        size=place.size,
+        index_size=cut.index_size,
+        begins=begins,
+        quarantine=quarantine,
+    )
+    replace_file(disk, f"{folder}/{REWIND}", encode_rewinding(decided), temporary=f"{folder}/{REWIND}{NEW}")
+    return decided
+
+
+def _below(cut: _Cut, to: int, salt: int) -> Parts:
+    """The records below an offset of the frame that holds it, as a frame of nobody's append."""
+    info, left = cut.frame.info, to - cut.place.next
+    batches: list[pa.RecordBatch] = []
+    for batch in decode_frame(cut.frame, f"{cut.path} at byte {cut.frame.start}").batches:
+        if left > 0:
+            batches.append(batch.slice(0, left))
+        left -= batch.num_rows
+    pages = [encode_page(batch, Compression.NONE) for batch in batches]
+    split = FrameInfo(
+        info.term, info.first, to - cut.place.next, info.timestamp, cut.place.next, salt, len(pages)
+    )  # fmt: skip
+    return encode_frame(split, pages)
+
+
+def finish_rewind(folder: str, *, disk: Disk, clock: Clock) -> Rewinding | None:
+    """Finish a rewind that was decided; the caller has the lock. Returns it, None if there is none.
+
+    Each step leaves what readers may see as it should be, and can be done again.
+    """
+    try:
+        decided = decode_rewinding(disk.read(f"{folder}/{REWIND}"), f"{folder}/{REWIND}")
+    except NotFound:
+        _remove_leftovers(folder, disk=disk)
+        return None
+    if decided.log_id != read_identity(folder, disk=disk):
+        raise CorruptData(f"{folder}/{REWIND} belongs to log {decided.log_id}: move it away.")
+    kept = read_kept(folder, decided.log_id, disk=disk, clock=clock)
+    slots = tuple(put_at(slot, min(slot.position, decided.to)) for slot in kept.slots)
+    if slots != kept.slots:
+        write_kept(folder, replace(kept, slots=slots), disk=disk)
+    mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, _NO_BOOT, clean=True)
+    _rewrite(f"{folder}/{MARK}", encode_mark(mark), disk=disk)
+    if decided.begins == decided.file:
+        disk.remove(f"{folder}/{index_name(decided.file)}")
+    _take_place(folder, decided, disk=disk)
+    # The new file has its name, before the old one loses what is in both.
+    disk.sync_folder(folder)
+    if decided.begins != decided.file:
+        _shorten(f"{folder}/{data_name(decided.file)}", decided.size, disk=disk)
+        _shorten(f"{folder}/{index_name(decided.file)}", decided.index_size, disk=disk)
+    later = [first for first in firsts_in(disk.scan(folder)) if first > decided.begins]
+    remove_files(folder, later[::-1], disk=disk)
+    disk.sync_folder(folder)  # all of it, before it counts as done
+    disk.remove(f"{folder}/{REWIND}")
+    disk.sync_folder(folder)
+    return decided
+
+
+def _take_place(folder: str, decided: Rewinding, *, disk: Disk) -> None:
+    name = data_name(decided.begins)
+    if any(row.name == f"{name}{NEW}" for row in disk.scan(folder)):
+        disk.rename(f"{folder}/{name}{NEW}", f"{folder}/{name}")
+
+
+def _rewrite(path: str, data: bytes, *, disk: Disk) -> None:
+    file = disk.open_append(path)
+    with contextlib.closing(file):
+        file.rewrite(0, [data])
+        file.sync()
+
+
+def _shorten(path: str, size: int, *, disk: Disk) -> None:
+    if not size:
+        disk.remove(path)
+        return
+    file = disk.open_append(path)
+    with contextlib.closing(file):
+        if file.size() > size:
+            file.cut(size)
+        file.sync()
+
+
+def _remove_leftovers(folder: str, *, disk: Disk) -> None:
+    """Remove what a rewind has left that was never decided."""
+    for row in disk.scan(folder):
+        if row.name.endswith(f"{DATA}{NEW}"):
+            disk.remove(f"{folder}/{row.name}")

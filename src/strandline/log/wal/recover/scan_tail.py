@@ -1,0 +1,292 @@
+"""What is on the disk when a log is opened: how far it is whole, and what of the rest a crash may have left.
+
+Looks, and changes nothing. Only the last file is read, and of that only what its index does not vouch for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
+from strandline.formats.arrow.block import read_metadata
+from strandline.formats.wal.folder import Kept, append_of, decode_kept, decode_wal_identity, lead_of
+from strandline.formats.wal.frame import (
+    HEADER_SIZE,
+    Ending,
+    Frame,
+    FrameInfo,
+    FrameScanner,
+    Stop,
+    decode_frame,
+    frame_head,
+    frames_beyond,
+)
+from strandline.formats.wal.index import Index, decode_index, new_chain
+from strandline.formats.wal.mark import Mark
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.new_folder import check_missing
+from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.read.catalog import Located, damaged
+from strandline.log.wal.read.watermark import read_mark
+from strandline.log.wal.write.journal import Place
+from strandline.log.writers import forget_silent
+from strandline.model.head import WriterId, WriterState
+from strandline.storage.clock import Clock
+from strandline.storage.disk import Disk
+
+
+class Torn(NamedTuple):
+    """Bytes at the end of a file that a crash has left, and that were never acknowledged."""
+
+    first: int
+    """Which file it is."""
+    at: int
+    """From this byte on; 0 for a file that was never finished, and goes as a whole."""
+    size: int
+    why: str
+
+
+@dataclass(slots=True)
+class Examined:
+    """A log as it is on the disk, before anything is repaired."""
+
+    log_id: UUID
+    kept: Kept
+    firsts: list[int]
+    """The files that stay."""
+    place: Place
+    """Where the last of them is whole, and where the next frame goes."""
+    index: Index
+    """The whole entries of its index."""
+    indexed: int
+    """The byte up to which it knows the file."""
+    behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
+    """The frames behind that, and whose appends they are."""
+    sure: int
+    """Up to this byte of the last file it is known that a sync succeeded."""
+    mark: int
+    """Everything below this offset was known to be durable, by whatever has told so."""
+    torn: list[Torn] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _File:
+    """What one file tells."""
+
+    place: Place
+    index: Index
+    indexed: int
+    behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
+    mark: int
+    size: int
+    stop: Stop
+
+
+def read_identity(folder: str, *, disk: Disk) -> UUID:
+    """Which log is in this folder, or ``NotALog``."""
+    path = f"{folder}/{IDENTITY}"
+    try:
+        return decode_wal_identity(disk.read(path), path)
+    except NotFound as error:
+        check_missing(folder, FolderKind.WAL, disk=disk)
+        raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error
+
+
+def read_kept(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> Kept:
+    """Where the log begins, and its slots. A file that is missing or damaged is an error, never "no slots"."""
+    path = f"{folder}/{KEPT}"
+    try:
+        kept = decode_kept(disk.read(path), path, now=clock.now())
+    except NotFound as error:
+        raise CorruptData(
+            f"{path} is missing, which says where the log begins and which slots pin it: restore it from a backup, or "
+            "let 'strandline wal repair --forget-slots' make one without slots, and create them again."
+        ) from error
+    if kept.log_id != log_id:
+        raise CorruptData(f"{path} belongs to log {kept.log_id}, not to {log_id}: restore the right one.")
+    return kept
+
+
+def examine(folder: str, *, disk: Disk, clock: Clock) -> Examined:
+    """Find out what is there. ``NotALog``, ``UnsupportedVersion``, or ``CorruptData`` with file and byte."""
+    log_id = read_identity(folder, disk=disk)
+    kept = read_kept(folder, log_id, disk=disk, clock=clock)
+    return examine_files(folder, kept, disk=disk)
+
+
+def examine_files(folder: str, kept: Kept, *, disk: Disk) -> Examined:
+    """The same, by a start and slots that were read before."""
+    log_id = kept.log_id
+    side = read_mark(folder, log_id, disk=disk)
+    firsts = firsts_in(disk.scan(folder))
+    torn: list[Torn] = []
+    mark = 0 if side is None else side.next
+    while firsts:
+        first = firsts[-1]
+        mark = max(mark, first)  # a file is begun only when all before it is durable
+        path = f"{folder}/{data_name(first)}"
+        found = _examine_file(folder, log_id, first, disk=disk)
+        if isinstance(found, Stop):
+            _refuse_unfinished(path, first, found, mark, side)
+            torn.append(Torn(first, 0, disk.size(path), found.why))
+            firsts.pop()
+            continue
+        mark = max(mark, found.mark)
+        # What is below the start is gone anyway: a log may just have been told to begin there.
+        _refuse(path, found, mark if mark > kept.start else 0)
+        if found.stop.ending is not Ending.CLEAN:
+            torn.append(Torn(first, found.stop.at, found.size - found.stop.at, found.stop.why))
+        if side is not None:
+            found.place.term = max(found.place.term, side.term)
+        sure = _sure(found, mark, is_begun=side is not None and side.active == first)
+        return Examined(log_id, kept, firsts, found.place, found.index, found.indexed, found.behind, sure, mark, torn)
+    raise CorruptData(f"{folder} has no files of frames, although there is a log: restore them.")
+
+
+def _refuse_unfinished(path: str, first: int, stop: Stop, mark: int, side: Mark | None) -> None:
+    """Refuse a file without its beginning, unless a crash may have left it so: nothing in it was acknowledged."""
+    if stop.ending is Ending.UNSUPPORTED:
+        raise _unsupported(path, stop)
+    if mark > first or (side is not None and side.active == first):
+        raise damaged(path, 0, stop.why)
+
+
+def _refuse(path: str, found: _File, mark: int) -> None:
+    """Refuse damage at or below the mark; what is above it is a torn tail, whatever follows."""
+    if found.stop.ending is Ending.UNSUPPORTED:
+        raise _unsupported(path, found.stop)
+    if found.place.next < mark:
+        raise damaged(path, found.stop.at, f"{found.stop.why}, and everything below offset {mark} was durable")
+
+
+def _unsupported(path: str, stop: Stop) -> UnsupportedVersion:
+    return UnsupportedVersion(f"{path} cannot be read from byte {stop.at} on: {stop.why}; nothing was changed.")
+
+
+def _sure(found: _File, mark: int, *, is_begun: bool) -> int:
+    """Up to which byte a sync is known to have succeeded: by an entry, by a later frame, or by the mark."""
+    sure = 0
+    if found.index.entries:
+        sure = found.index.entries[-1].position
+    for frame, _ in found.behind:
+        if frame.next <= mark:
+            sure = frame.position + frame.size
+    if not sure and is_begun:
+        sure = found.indexed
+    return sure
+
+
+def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File | Stop:
+    """What a file holds; a ``Stop`` if it does not even begin as it should."""
+    path = f"{folder}/{data_name(first)}"
+    size = disk.size(path)
+    lead = read_lead(path, log_id, first, disk=disk)
+    salt = salt_of(log_id)
+    if isinstance(lead, Stop):
+        # What is behind it may tell that the file was begun after all.
+        data = memoryview(disk.read(path))
+        beyond = max((frame.info.durable for frame in _own(frames_beyond(data), salt)), default=0)
+        if beyond > first and lead.ending is not Ending.UNSUPPORTED:
+            raise damaged(path, 0, lead.why)
+        return lead
+    place = Place(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
+    index = _read_index(folder, log_id, first, disk=disk)
+    mark = first
+    for entry in index.entries:
+        place.writers.update(entry.writers)
+    if index.entries:
+        entry = index.entries[-1]
+        place.size, place.next, place.term, place.timestamp = entry.position, entry.offset, entry.term, entry.timestamp
+        mark = entry.offset
+        if entry.position > size:
+            raise damaged(path, size, f"it ends there, and was durable up to byte {entry.position}")
+    indexed = place.size
+    data = memoryview(disk.read(path, indexed))
+    scan = Scan(path, place, salt)
+    scanner = FrameScanner(data, origin=indexed)
+    stop = None
+    for frame in scanner:
+        stop = scan.take(frame)
+        if stop is not None:
+            break
+    stop = scanner.stop if stop is None else stop
+    if stop.ending in (Ending.DAMAGED, Ending.TORN):
+        for frame in _own(frames_beyond(data[stop.at - indexed :], origin=stop.at), salt):
+            mark = max(mark, frame.info.durable)
+    forget_silent(place.writers)
+    return _File(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
+
+
+class Scan:
+    """Takes frames one after another, as long as each follows the one before."""
+
+    def __init__(self, path: str, place: Place, salt: int) -> None:
+        self.behind: list[tuple[Located, Mapping[WriterId, WriterState]]] = []
+        self.mark = 0
+        self._path = path
+        self._place = place
+        self._salt = salt
+
+    def take(self, frame: Frame) -> Stop | None:
+        """Go behind this frame; a ``Stop`` if it is not the one that follows."""
+        place, info = self._place, frame.info
+        if info.flags != self._salt or info.first != place.next + 1 or info.term < place.term or not info.count:
+            return Stop(Ending.DAMAGED, frame.start, f"the frame there does not follow offset {place.next - 1}")
+        following = place.next + info.count
+        writers: dict[WriterId, WriterState] = {}
+        where = f"{self._path} at byte {frame.start}"
+        append = append_of(read_metadata(frame.block, where), where)
+        if append is not None:
+            writer, number = append
+            writers[writer] = WriterState(number, place.next, place.next, info.count, info.timestamp * 1000)
+        located = Located(
+            self._path, frame.start, frame.end - frame.start, place.next, following, info.term, info.timestamp
+        )
+        self.behind.append((located, writers))
+        self.mark = max(self.mark, info.durable)
+        place.writers.update(writers)
+        place.size, place.next, place.term = frame.end, following, info.term
+        place.timestamp = info.timestamp
+        return None
+
+
+class Lead(NamedTuple):
+    """The frame that a file begins with."""
+
+    info: FrameInfo
+    end: int
+    writers: dict[WriterId, WriterState]
+
+
+def read_lead(path: str, log_id: UUID, first: int, *, disk: Disk) -> Lead | Stop:
+    """What the file begins with; a ``Stop`` if that is not whole. ``CorruptData`` for a file of another log."""
+    head = frame_head(memoryview(disk.read(path, 0, HEADER_SIZE)))
+    if isinstance(head, Stop):
+        return head
+    scanner = FrameScanner(memoryview(disk.read(path, 0, head.end)))
+    frame = next(iter(scanner), None)
+    if frame is None:
+        return scanner.stop
+    owner, writers = lead_of(decode_frame(frame, path).metadata, path)
+    if owner != log_id or frame.info.first != first + 1 or not frame.info.flags & LEAD:
+        raise CorruptData(
+            f"{path} is a file of log {owner} that begins at offset {frame.info.first - 1}, and does not belong here: "
+            "move it away, and restore the right one."
+        )
+    return Lead(frame.info, frame.end, writers)
+
+
+def _read_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> Index:
+    try:
+        data = disk.read(f"{folder}/{index_name(first)}")
+    except NotFound:
+        data = b""
+    return decode_index(data, new_chain(log_id, first))
+
+
+def _own(frames: Iterable[Frame], salt: int) -> Iterator[Frame]:
+    """The frames that this log may have written: what looks like one may be somebody's value."""
+    return (frame for frame in frames if frame.info.flags & ~LEAD == salt and frame.info.durable < frame.info.first)

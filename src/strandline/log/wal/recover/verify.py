@@ -1,0 +1,314 @@
+"""Verifying a write-ahead log: every byte of every file, held against everything that tells how it should be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from strandline.errors import CorruptData, NotALog, NotFound, WrongKind
+from strandline.formats.wal.folder import Kept, lead_of
+from strandline.formats.wal.frame import HEADER_SIZE, Frame, FrameScanner, Stop, decode_frame, frame_head
+from strandline.formats.wal.index import decode_index, new_chain
+from strandline.formats.wal.mark import Mark
+from strandline.log.findings import Severity
+from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import contents, refuse_others
+from strandline.log.wal.names import (
+    DATA,
+    IDENTITY,
+    INDEX,
+    KEPT,
+    LEAD,
+    LOCK,
+    MARK,
+    NEW,
+    REWIND,
+    TORN,
+    data_name,
+    firsts_in,
+    index_name,
+    salt_of,
+)
+from strandline.log.wal.read.scan import WINDOW, walk
+from strandline.log.wal.read.watermark import read_mark
+from strandline.log.wal.recover.checks import (
+    FileCheck,
+    FileFacts,
+    Finding,
+    Kind,
+    judge_closed,
+    judge_kept,
+    judge_last,
+)
+from strandline.log.wal.recover.scan_tail import read_identity, read_kept
+from strandline.model.cold import COLD_FILE, COLD_FOLDER
+from strandline.model.cursor import Bounds
+from strandline.storage.clock import Clock
+from strandline.storage.disk import Disk, FolderRow
+
+_LOOKS: Final = 8
+"""How often a mark is read that is being written at the same moment."""
+_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND, COLD_FILE, COLD_FOLDER})
+_OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
+
+Told = Callable[[int], None]
+"""Is told how many more bytes were read."""
+
+
+@dataclass(slots=True)
+class Looked:
+    """What was looked at."""
+
+    files: int = 0
+    frames: int = 0
+    records: int = 0
+    bytes: int = 0
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The outcome of one look through a log."""
+
+    folder: str
+    log_id: UUID | None
+    """None if nothing tells which log it is."""
+    bounds: Bounds
+    """From where to where it reaches, as far as it could be read."""
+    looked_at: Looked
+    findings: tuple[Finding, ...]
+    indexes: tuple[int, ...] = ()
+    """The files, by their first offsets, whose index should be made again."""
+
+    @property
+    def damage(self) -> list[Finding]:
+        """What is damaged."""
+        return [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage
+
+
+def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -> Verification:
+    """Read all of a log and say what is wrong with it. Changes nothing, takes no lock, and holds little in memory.
+
+    Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
+    be used meanwhile: only what was durable when this began is judged, and what is pruned meanwhile is not missed.
+    ``NotALog`` if there is something else in the folder, or nothing of a log; ``UnsupportedVersion`` if a newer version
+    made it.
+    """
+    there = contents(folder, disk=disk)
+    if FolderKind.WAL not in there.kinds and not there.is_free():
+        refuse_others(there, FolderKind.WAL)
+    return _Look(folder, disk, clock, told or (lambda _: None)).all()
+
+
+class _Look:
+    """One look through a log."""
+
+    def __init__(self, folder: str, disk: Disk, clock: Clock, told: Told) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._clock = clock
+        self._told = told
+        self._done = Looked()
+        self._findings: list[Finding] = []
+        self._indexes: list[int] = []
+
+    def all(self) -> Verification:
+        log_id = self._identity()
+        kept = None if log_id is None else self._kept(log_id)
+        # The mark before the names: what is below it is in files that are there by now.
+        mark = None if log_id is None else self._mark(log_id)
+        rows = self._disk.scan(self._folder)
+        firsts = firsts_in(rows)
+        start = kept.start if kept is not None else firsts[0] if firsts else 0
+        end = 0 if log_id is None else self._files(log_id, start, mark, firsts)
+        if kept is not None:
+            self._done.slots = sum(not slot.dropped for slot in kept.slots)
+            self._findings += judge_kept(f"{self._folder}/{KEPT}", kept, max(end, 0 if mark is None else mark.next))
+        self._findings += self._others(rows, firsts)
+        bounds = Bounds(start, max(start, end))
+        return Verification(self._folder, log_id, bounds, self._done, tuple(self._findings), tuple(self._indexes))
+
+    # --- beside the frames -------------------------------------------------------------------------------------
+
+    def _identity(self) -> UUID | None:
+        """Which log it is; if its own file does not tell, by its slots or by the beginning of a file."""
+        path = f"{self._folder}/{IDENTITY}"
+        try:
+            return read_identity(self._folder, disk=self._disk)
+        except WrongKind as error:
+            if not self._has_frames():
+                raise
+            self._damaged(Kind.IDENTITY, path, str(error))
+        except NotALog:
+            if not self._has_frames():
+                raise
+            self._damaged(Kind.IDENTITY, path, f"{path} is missing: restore the file.")
+        except CorruptData as error:
+            self._damaged(Kind.IDENTITY, path, str(error))
+        return next(self._owners(), None)
+
+    def _has_frames(self) -> bool:
+        """Whether there is more than what a creation leaves that was interrupted."""
+        firsts = firsts_in(self._disk.scan(self._folder))
+        if firsts != [0]:
+            return bool(firsts)
+        data = memoryview(self._disk.read(f"{self._folder}/{data_name(0)}", 0, WINDOW))
+        return any(not frame.info.flags & LEAD for frame in FrameScanner(data))
+
+    def _owners(self) -> Iterator[UUID]:
+        for first in firsts_in(self._disk.scan(self._folder)):
+            path = f"{self._folder}/{data_name(first)}"
+            try:
+                head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
+                if isinstance(head, Stop):
+                    continue
+                for frame in FrameScanner(memoryview(self._disk.read(path, 0, head.end))):
+                    yield lead_of(decode_frame(frame, path).metadata, path)[0]
+            except (CorruptData, NotFound):
+                continue
+
+    def _kept(self, log_id: UUID) -> Kept | None:
+        try:
+            return read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
+        except CorruptData as error:
+            self._damaged(Kind.SLOTS, f"{self._folder}/{KEPT}", str(error))
+            return None
+
+    def _mark(self, log_id: UUID) -> Mark | None:
+        for _ in range(_LOOKS):
+            mark = read_mark(self._folder, log_id, disk=self._disk)
+            if mark is not None:
+                return mark
+        path = f"{self._folder}/{MARK}"
+        self._note(Kind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
+        return None
+
+    def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
+        """Whatever else is in the folder."""
+        for row in rows:
+            path = f"{self._folder}/{row.name}"
+            of = _OF_FILE.fullmatch(row.name)
+            if row.name.endswith(TORN):
+                text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when nobody needs it."
+                yield Finding(Severity.NOTE, Kind.PIECE, path, None, text)
+            elif row.name == REWIND:
+                text = f"{path} tells of a rewind that was interrupted, and opening the log finishes it: do that first."
+                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+            elif row.name in _KNOWN or (row.name.endswith(DATA) and of is not None):
+                continue
+            elif row.name.endswith(NEW) and (row.name.removesuffix(NEW) in _KNOWN or of is not None):
+                text = f"{path} was left by a write that was interrupted: it counts for nothing."
+                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+            elif row.name.endswith(INDEX) and of is not None:
+                if int(of[1]) not in firsts:
+                    text = f"{path} is the index of a file that is not there: it counts for nothing."
+                    yield Finding(Severity.NOTE, Kind.INDEX, path, None, text)
+            else:
+                text = f"{path} does not belong to the log, which leaves it alone."
+                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+
+    # --- the frames --------------------------------------------------------------------------------------------
+
+    def _files(self, log_id: UUID, start: int, mark: Mark | None, firsts: list[int]) -> int:
+        """Look at all files of frames; returns where the log ends by them."""
+        if not firsts:
+            if not self._is_pruned(log_id, 0 if mark is None else mark.next):
+                text = f"{self._folder} has no files of frames, although there is a log: restore them."
+                self._damaged(Kind.CONTINUITY, self._folder, text)
+            return 0
+        if firsts[0] > start and not self._is_pruned(log_id, firsts[0]):
+            text = f"The log begins at offset {start}, and its first file at {firsts[0]}: restore the files before it."
+            self._damaged(Kind.CONTINUITY, f"{self._folder}/{data_name(firsts[0])}", text)
+        term, end = 0, 0
+        for first, following in zip(firsts, [*firsts[1:], None], strict=True):
+            path = f"{self._folder}/{data_name(first)}"
+            if following is not None and following <= start:
+                self._note(Kind.PRUNED, path, f"{path} holds nothing that is retained: opening or pruning removes it.")
+                continue
+            try:
+                facts = self._look_at(log_id, path, first, term, is_closed=following is not None)
+            except NotFound:
+                if not self._may_be_gone(log_id, first, following, mark):
+                    self._damaged(Kind.CONTINUITY, path, f"{path} is gone, and was not pruned: restore the file.")
+                continue
+            term, end = facts.term, facts.next
+            if following is not None:
+                self._findings += judge_closed(facts, following)
+            else:
+                end = self._last(log_id, facts, mark)
+            if facts.index is not None:
+                self._indexes.append(first)
+                index = f"{self._folder}/{index_name(first)}"
+                text = f"{index} has to be made again: {facts.index}. 'strandline wal repair' does that."
+                self._note(Kind.INDEX, index, text)
+        return end
+
+    def _look_at(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
+        # The index before the size: what it tells of is in the file by then, though a writer is at it.
+        try:
+            data: bytes | None = self._disk.read(f"{self._folder}/{index_name(first)}")
+        except NotFound:
+            data = None
+        size = self._disk.size(path)
+        index = decode_index(data or b"", new_chain(log_id, first))
+        check = FileCheck(path, first, size, log_id=log_id, term=term, index=index)
+        at = 0
+        for found in walk(path, size, salt=salt_of(log_id), disk=self._disk):
+            check.take(found)
+            upto = found.end if isinstance(found, Frame) else found.upto
+            self._told(upto - at)
+            at = upto
+            if check.is_hopeless:
+                break
+        facts = check.done(is_closed=is_closed, index_size=None if data is None else len(data))
+        self._done.files += 1
+        self._done.frames += facts.frames
+        self._done.records += facts.records
+        self._done.bytes += at
+        return facts
+
+    def _last(self, log_id: UUID, facts: FileFacts, mark: Mark | None) -> int:
+        """Judge the last file by the mark as it was when this began, or by more if nobody has written since."""
+        durable = max(facts.first, 0 if mark is None else mark.next)
+        now = read_mark(self._folder, log_id, disk=self._disk)
+        if now == mark:
+            # A process that opens the log publishes its mark before it appends anything.
+            durable = max(durable, facts.durable)
+        is_active = mark is not None and mark.active == facts.first
+        findings = list(
+            judge_last(facts, durable, is_active=is_active, may_be_written=mark is not None and not mark.clean)
+        )
+        self._findings += findings
+        torn = next((finding.byte for finding in findings if finding.kind is Kind.TAIL), None)
+        offsets = [problem.offset for problem in facts.problems if problem.at == torn]
+        return offsets[0] if offsets else facts.next
+
+    def _may_be_gone(self, log_id: UUID, first: int, following: int | None, mark: Mark | None) -> bool:
+        """Whether a file that was there may have gone since: pruned, or never finished and removed on opening."""
+        if following is not None:
+            return self._is_pruned(log_id, following)
+        return mark is None or (mark.next <= first and mark.active != first) or self._is_pruned(log_id, mark.next)
+
+    def _is_pruned(self, log_id: UUID, upto: int) -> bool:
+        """Whether the log, as it is now, has let go of everything below an offset."""
+        try:
+            kept = read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
+        except CorruptData:
+            return False
+        return upto > 0 and kept.start >= upto
+
+    # --- saying it ---------------------------------------------------------------------------------------------
+
+    def _damaged(self, kind: Kind, path: str, text: str) -> None:
+        self._findings.append(Finding(Severity.DAMAGE, kind, path, None, text))
+
+    def _note(self, kind: Kind, path: str, text: str) -> None:
+        self._findings.append(Finding(Severity.NOTE, kind, path, None, text))

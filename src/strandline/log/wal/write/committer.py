@@ -1,0 +1,435 @@
+"""Group commit: appends queue up while a sync runs, and share the next one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
+from strandline.log.wal.write.encode import Encoded, value_of
+from strandline.log.wal.write.groups import Group, Item, Run, Source, WalHandle, Whole, settled_group
+from strandline.log.writers import check_number, forget_silent
+from strandline.model.head import WriterId, WriterState
+from strandline.storage.clock import Clock
+
+W = TypeVar("W")
+
+_DONE: Final = settled_group()
+
+_LARGE: Final = 1 << 20
+"""Values up to this size need no closer look."""
+
+_OVERHEAD: Final = 64
+"""What a queued value takes beside its bytes."""
+
+
+class Committer(Generic[W]):
+    """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
+
+    With ``background`` one thread does that; without, whoever waits for a handle. A failure is final: the appends that
+    it hit raise, and so do all later ones.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        write: Callable[[Sequence[Item]], W],
+        finish: Callable[[W], None],
+        tidy: Callable[[], None],
+        end: Callable[[], None],
+        next_offset: int,
+        term: int,
+        writers: Mapping[WriterId, WriterState],
+        background: bool,
+        max_pending: int,
+        clock: Clock,
+    ) -> None:
+        """Go on at this offset.
+
+        ``write`` puts a group behind the one before, ``finish`` makes it durable and readable, ``tidy`` does what can
+        wait until others are being woken; each raises if it cannot. ``end`` is called by the thread when it was closed
+        and everything is committed.
+        """
+        self._name = name
+        self._write = write
+        self._finish = finish
+        self._tidy = tidy
+        self._end = end
+        self._now_ns = clock.now_ns
+        self._next = next_offset
+        self._term = term
+        self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
+        self._max_pending = max(1, max_pending)  # an empty queue always has room
+        self._lock = threading.Lock()
+        """Orders appends: held while an offset is given and its record queued."""
+        self._room = threading.Condition(self._lock)
+        self._crowd = 0
+        """How many wait for room."""
+        self._committing = threading.Lock()
+        """Held while the files are written."""
+        self._turnstile = threading.Lock()
+        self._pump = None if background else self.commit_all
+        self._source = Source(self._pump)
+        self._group = Group(self._source)
+        self._refusal: Callable[[], Exception] | None = None
+        self._failed = False
+        self._told = False
+        """Whether anybody was told of the failure."""
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._asleep = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if background:
+            self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
+            self._thread.start()
+
+    # --- appending ---------------------------------------------------------------------------------------------
+
+    @property
+    def term(self) -> int:
+        """The term of the next record."""
+        return self._term
+
+    @property
+    def next(self) -> int:
+        """The offset of the next record, durable or not yet."""
+        return self._next
+
+    def add(self, value: bytes) -> tuple[Group, int]:
+        """Queue one value; returns the group that it is in, and its offset.
+
+        Called for every record, so that nothing is called from here that need not be.
+        """
+        if type(value) is not bytes or len(value) > _LARGE:
+            value = value_of(value)
+        timestamp = self._now_ns() // 1000
+        with self._lock:
+            group = self._group
+            run = group.run
+            if run is None or group.size >= self._max_pending or self._refusal is not None:
+                group, run = self._open_run(None, None)
+            run.values.append(value)
+            run.timestamps.append(timestamp)
+            group.size += len(value) + _OVERHEAD
+            first = self._next
+            self._next = first + 1
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
+        return group, first
+
+    def add_value(self, value: bytes, timestamp: int, *, term: int | None, expect: int | None) -> tuple[Group, int]:
+        """The same with a timestamp (microseconds) of its own, in a term and at a place that may be given."""
+        with self._lock:
+            group, run = self._open_run(term, expect)
+            run.values.append(value)
+            run.timestamps.append(timestamp)
+            group.size += len(value) + _OVERHEAD
+            first = self._next
+            self._next = first + 1
+            self._stir()
+        return group, first
+
+    def _open_run(self, term: int | None, expect: int | None) -> tuple[Group, Run]:
+        """Where the next value goes; called and left with the lock held."""
+        if self._refusal is not None:
+            raise self._refusal()
+        self._check(term, expect)
+        if self._group.size >= self._max_pending:
+            self._make_room()
+            self._check(term, expect)  # others may have appended meanwhile
+        group = self._group
+        run = group.run
+        if run is None:
+            run = group.run = Run(self._next, self._term)
+            group.items.append(run)
+        return group, run
+
+    def _stir(self) -> None:
+        """Wake the thread if it sleeps."""
+        if self._asleep:
+            self._asleep = False
+            self._wake.release()
+
+    def add_batch(
+        self,
+        content: Encoded,
+        *,
+        writer: tuple[WriterId, int] | None = None,
+        expect: int | None = None,
+        term: int | None = None,
+        timestamp: int | None = None,
+        is_copy: bool = False,
+    ) -> WalHandle:
+        """Queue a batch that is one frame; nothing is done for a number that the writer had before.
+
+        A copy's number is not judged, only remembered: this log may have forgotten writers that the other one has not.
+        """
+        judged = None if is_copy else writer
+        batches, pages, size, checksums = content
+        count = sum(batch.num_rows for batch in batches)
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal()
+            if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
+                return repeated
+            self._check(term, expect)
+            if self._group.size >= self._max_pending:
+                self._make_room()
+                self._check(term, expect)  # others may have appended meanwhile
+                if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
+                    return repeated
+            group, first = self._group, self._next
+            group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp, checksums))
+            group.run = None
+            group.size += size
+            self._next = first + count
+            if writer is not None:
+                self._remember(*writer, first, count, group)
+            self._stir()
+        return WalHandle(group, first, count)
+
+    def _check(self, term: int | None, expect: int | None) -> None:
+        """Refuse what does not follow; then the term holds for this record and for those after it."""
+        if expect is not None and expect != self._next:
+            error = ExpectationFailed(
+                f"The append expected the log to end at {expect}, and it ends at {self._next}; nothing was appended."
+            )
+            error.end = self._next
+            raise error
+        if term is not None:
+            if term < self._term:
+                raise Fenced(
+                    f"The append is of term {term}, and the log is in term {self._term}: terms never go down, and "
+                    "whoever wrote this must stop."
+                )
+            if term > self._term:
+                self._term, self._group.run = term, None
+
+    def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
+        state, group = self._writers.get(writer, (None, _DONE))
+        if state is not None and number <= state.number:
+            # An earlier number is in the same group or in one before it, and durable when this one is.
+            return WalHandle(group, *((state.first, state.count) if number == state.number else (None, count)))
+        check_number(writer, number, state)
+        return None
+
+    def _remember(self, writer: WriterId, number: int, first: int, count: int, group: Group) -> None:
+        self._writers[writer] = (WriterState(number, first, first, count, 0), group)
+        if len(self._writers) > _MANY_WRITERS:
+            states = {known: state for known, (state, _) in self._writers.items()}
+            forget_silent(states)
+            self._writers = {known: self._writers[known] for known in states}
+
+    def _make_room(self) -> None:
+        """Wait until less is queued; called and left with the lock held."""
+        if self._pump is not None:
+            self._lock.release()
+            try:
+                self._pump()
+            finally:
+                self._lock.acquire()
+        else:
+            self._crowd += 1
+            try:
+                while self._group.size >= self._max_pending and self._refusal is None:
+                    self._room.wait()
+            finally:
+                self._crowd -= 1
+        if self._refusal is not None:
+            raise self._refusal()
+
+    # --- committing --------------------------------------------------------------------------------------------
+
+    def commit_all(self) -> None:
+        """Commit everything that is queued at the time of the call."""
+        with self._committing:
+            group = self._take()
+            if group is not None and self._commit_group(group):
+                self._tell(group)
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Nothing is being committed within the block: nobody else touches the files."""
+        with self._turnstile, self._committing:
+            yield
+
+    def _take(self) -> Group | None:
+        with self._lock:
+            group = self._group
+            if not group.items or self._failed:
+                return None
+            self._group = Group(self._source)
+            if self._crowd:
+                self._room.notify_all()
+        return group
+
+    def _commit_group(self, group: Group, told: Group | None = None) -> bool:
+        """Make a group durable, or fail; ``told`` is the one before, which is durable and does not know it yet."""
+        try:
+            try:
+                written = self._write(group.items)
+            finally:
+                # Who waits for the group before is woken now: they run while the sync does, which needs no interpreter.
+                # Earlier they would only have been in the way of the write.
+                self._tell(told)
+            self._finish(written)
+        except BaseException as error:
+            self.fail(error)
+            group.settle(self._refusal)
+            if not isinstance(error, Exception):
+                raise
+            return False
+        return True
+
+    def _tell(self, group: Group | None) -> None:
+        """Say that a group is durable."""
+        if group is None:
+            return
+        group.settle()
+        try:
+            self._tidy()
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _run(self) -> None:
+        told: Group | None = None
+        try:
+            while True:
+                with self._turnstile:  # who wants the files for themselves is not kept waiting by a busy log
+                    pass
+                with self._committing:
+                    group = self._take()
+                    if group is not None:
+                        told = group if self._commit_group(group, told) else None
+                    if group is None or not self._group.items or self._turnstile.locked():
+                        self._tell(told)
+                        told = None
+                # Never asleep with a group that is not told: what was queued behind it may just have been refused.
+                if told is None and self._is_over():
+                    break
+        except BaseException:
+            if told is not None:
+                told.settle()
+            self._abandon()
+            raise
+        self._end()
+
+    def _is_over(self) -> bool:
+        """Sleep until there is something to do; whether nothing more will come."""
+        with self._lock:
+            # Both under the lock: an append between the two looks would be left behind by who closes then.
+            if self._group.items and not self._failed:
+                return False
+            if self._closing:
+                return True
+            self._asleep = True
+        self._wake.acquire()
+        return False
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> None:
+        """Refuse all further appends, and those that are queued: after a failure nothing may follow."""
+        name = self._name
+
+        def refusal() -> Exception:
+            self._told = True
+            if isinstance(error, DiskFull):
+                return _caused(
+                    DiskFull(
+                        f"The log in {name} stopped, since its disk is full ({error}): make room, and open it again."
+                    ),
+                    error,
+                )
+            return _caused(
+                LogFailed(
+                    f"The log in {name} stopped, since it could not write ({error!r}): what was acknowledged is kept, "
+                    "whether the rest is stored is not known; open it again."
+                ),
+                error,
+            )
+
+        self._refuse(refusal)
+
+    def raise_untold(self) -> None:
+        """Raise the failure if nobody was told of it: appends that nobody waited for may not be durable."""
+        if self._failed and not self._told and self._refusal is not None:
+            raise self._refusal()
+
+    def _refuse(self, refusal: Callable[[], Exception]) -> None:
+        with self._lock:
+            if not self._failed:
+                self._failed, self._refusal = True, refusal
+            group, self._group = self._group, Group(self._source)
+            self._room.notify_all()
+        group.settle(self._refusal)
+
+    def _abandon(self) -> None:
+        """Leave nobody waiting when the thread ends in a way that it should not."""
+        self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, so that nothing more is appended."""
+        return self._failed
+
+    def close(self, refusal: Callable[[], Exception]) -> None:
+        """Refuse all that comes later, and commit what is queued, unless that fails."""
+        with self._lock:
+            # No call before the thread is woken: a signal that interrupts this finds all of it done, or nothing.
+            if self._refusal is None:
+                self._refusal = refusal
+            self._closing = True
+            if self._asleep:
+                self._asleep = False
+                self._wake.release()
+            self._room.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            return
+        try:
+            self.commit_all()
+        except BaseException as error:
+            if self._group.items:
+                self.fail(error)  # nobody commits it any more
+            raise
+
+    def go_on_at(self, offset: int) -> None:
+        """Give this offset next; the caller knows that nothing is queued and that nobody else appends."""
+        with self._lock:
+            if self._group.items:
+                raise ExpectationFailed("Others have appended meanwhile; nothing was appended.")
+            self._next = offset
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread may still write."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def after_fork(self, refusal: Callable[[], Exception]) -> None:
+        """In a child, where no thread commits and the locks may be held by nobody: refuse everything.
+
+        Groups that are not settled never will be here, whether they are queued, being written or durable already: who
+        waits for one is refused, too.
+        """
+        self._lock, self._committing, self._turnstile = threading.Lock(), threading.Lock(), threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._asleep, self._thread = False, None
+        self._refusal = refusal
+        self._source.lose(refusal)
+        self._group = Group(self._source)
+
+
+_MANY_WRITERS: Final = 1024
+
+
+def _caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,286 @@
+"""The file that is being written: groups become frames, frames become durable, and full files give way to new ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+from uuid import UUID
+
+from strandline.errors import CorruptData, NotFound
+from strandline.formats.arrow.block import Compression, Parts
+from strandline.formats.wal.folder import lead_metadata
+from strandline.formats.wal.frame import FrameInfo, encode_frame
+from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
+from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
+from strandline.log.wal.read.catalog import Located
+from strandline.log.wal.read.tail import Held
+from strandline.log.wal.write.frame_contents import contents_of
+from strandline.log.wal.write.groups import Item
+from strandline.log.writers import MAX_WRITERS, forget_silent
+from strandline.model.cursor import SECOND
+from strandline.model.head import WriterId, WriterState
+from strandline.model.times import DAY, TOLERANCE
+from strandline.storage.clock import Clock
+from strandline.storage.disk import Disk
+
+_LOGGER: Final = logging.getLogger(__name__)
+_PLAIN: Final = Compression.NONE
+
+INDEX_FRAMES: Final = 64
+INDEX_BYTES: Final = 1 << 20
+"""A checkpoint stands in the index at most so many frames and so many bytes behind the one before."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where the next frame goes, and what is known of those before it."""
+
+    first: int
+    """The offset at which the file begins."""
+    size: int
+    """Its bytes, all durable."""
+    next: int
+    term: int
+    timestamp: int
+    """When the last frame was written, in milliseconds; see :class:`FrameTimes`."""
+    writers: dict[WriterId, WriterState]
+
+
+@final
+class FrameTimes:
+    """When frames are written, in milliseconds: in order, so that seeking by time is a binary search.
+
+    A clock that was ahead would hold all later frames in the future. So what is ahead of this machine's clock for a
+    whole day is given up, and frames say the time again; readers know that what is ahead of the present is wrong. Not
+    before: if the clock is behind instead, and set right, frames would be older than they are, and be forgotten.
+    """
+
+    def __init__(self, where: str, clock: Clock) -> None:
+        """Of the log at ``where``."""
+        self._where = where
+        self._clock = clock
+        self._ahead_since: float | None = None
+
+    def next(self, last: int, now: int, given: int | None) -> int:
+        """When a frame is written behind one of the time ``last``: now, or as it was given."""
+        wanted = now if given is None else given
+        if wanted >= last or last <= now + TOLERANCE // 1000:
+            self._ahead_since = None
+            return max(last, wanted)
+        # What is ahead of our clock is given up at once if a primary has given it up.
+        return wanted if given is not None or self._is_believed(last - now) else last
+
+    def _is_believed(self, ahead: int) -> bool:
+        if self._ahead_since is None:
+            self._ahead_since = self._clock.monotonic()
+            _LOGGER.warning(
+                "%s: its last frames are %d s ahead of this machine's clock, which was ahead when they were written, "
+                "or is behind now: set it right. If it says the same for a day, new frames go by it again.",
+                self._where, ahead // 1000,
+            )  # fmt: skip
+        return self._clock.monotonic() - self._ahead_since >= DAY / SECOND
+
+
+class Written(NamedTuple):
+    """A group that is in the file, and not durable yet."""
+
+    held: list[Held]
+    appends: list[tuple[WriterId, int] | None]
+    """Of each frame, whose append it is, and its number."""
+    size: int
+    """The bytes that the file has with it."""
+    begun: float
+    """When it was begun, by the monotonic clock."""
+
+
+class Journal:
+    """Writes frames to the last file of a log, and its index beside it. One thread at a time.
+
+    After an error it is used no more: what is behind the durable end may be anything.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        log_id: UUID,
+        place: Place,
+        index: IndexWriter,
+        *,
+        roll_bytes: int,
+        rolled: Callable[[int], None],
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        """Go on at this place. ``rolled`` is told of each new file when it is durable."""
+        self._folder = folder
+        self._log_id = log_id
+        self._salt = salt_of(log_id)
+        self._roll_bytes = roll_bytes
+        self._rolled = rolled
+        self._disk = disk
+        self._clock = clock
+        self._index = index
+        self._new = False
+        """Whether the name of the file is not durable yet."""
+        self.place = place
+        self._times = FrameTimes(folder, clock)
+        self._path = f"{folder}/{data_name(place.first)}"
+        self._file = disk.open_append(self._path)
+
+    # --- committing --------------------------------------------------------------------------------------------
+
+    def write(self, items: Sequence[Item]) -> Written:
+        """Write a group, one frame for each item; durable only after :meth:`finish`."""
+        place, begun = self.place, self._clock.monotonic()
+        if place.size >= self._roll_bytes and place.next > place.first:
+            self._begin(place.next)
+        now = self._clock.now() // 1000
+        path = self._path
+        parts: Parts = []
+        held: list[Held] = []
+        appends: list[tuple[WriterId, int] | None] = []
+        position, following = place.size, place.next
+        for content in contents_of(items):
+            if content.first != following:
+                raise AssertionError(f"offset {content.first} was given where {following} follows")
+            written = place.timestamp = self._times.next(place.timestamp, now, content.timestamp)
+            info = FrameInfo(
+                content.term, following + 1, content.records, written, place.next, self._salt, len(content.pages)
+            )
+            frame = encode_frame(info, content.pages, content.metadata)
+            size = sum(map(len, frame)) if len(frame) > 1 else len(frame[0])
+            parts += frame
+            following += content.records
+            held.append(
+                Held(Located(path, position, size, content.first, following, content.term, written), content.kept)
+            )
+            appends.append(content.append)
+            position += size
+        self._file.write(parts)
+        return Written(held, appends, position, begun)
+
+    def sync(self) -> None:
+        """Make durable what was written; then comes :meth:`settle`."""
+        self._file.sync()
+        if self._new:
+            # A file that a power cut can take away, name and all, holds nothing that may be acknowledged.
+            self._disk.sync_folder(self._folder)
+            self._new = False
+
+    def check_in_place(self) -> None:
+        """``NotFound`` if the files of the log were removed, moved or replaced, so that its path is another's now.
+
+        Any thread may ask.
+        """
+        while True:
+            file = self._file
+            try:
+                return file.check_in_place()
+            except NotFound:
+                if self._file is file:  # otherwise it was left for the next one, and pruned, in between
+                    raise
+
+    def settle(self, written: Written) -> None:
+        """Remember what has just become durable."""
+        place = self.place
+        for (frame, _), append in zip(written.held, written.appends, strict=True):
+            if append is not None:
+                writer, number = append
+                state = WriterState(number, frame.first, frame.first, frame.next - frame.first, frame.timestamp * 1000)
+                place.writers[writer] = state
+                self._index.saw(writer, state)
+            self._index.passed(frame)
+        if len(place.writers) > MAX_WRITERS:
+            forget_silent(place.writers)
+        last = written.held[-1].frame
+        place.next, place.size, place.term = last.next, written.size, last.term
+
+    def write_index(self) -> None:
+        """Put the checkpoints of what was committed into the index; it is no part of what makes it durable."""
+        self._index.write()
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def begin_file(self, first: int) -> None:
+        """Durably go on in a new file that begins at this offset, with no records yet."""
+        self._begin(first)
+        self.sync()
+
+    def _begin(self, first: int) -> None:
+        """Leave the file, all of which is durable, for a new one; it is durable, too, after the next sync."""
+        place = self.place
+        self.check_in_place()  # a folder that stands there now may be another log's
+        self._file.close()
+        self._index.finish()
+        name = self._path = f"{self._folder}/{data_name(first)}"
+        self._file = self._disk.open_append(name)
+        if self._file.size():
+            raise CorruptData(
+                f"{name} is there although the log ended before it: move it away, and open the log again."
+            )
+        self._new = True
+        lead = encode_lead(self._log_id, first, place)
+        self._file.write(lead)
+        place.first, place.size, place.next = first, sum(map(len, lead)), first
+        self._index = IndexWriter(
+            self._folder, first, Index([], 0, new_chain(self._log_id, first)), place.size, disk=self._disk
+        )
+        self._rolled(first)
+
+    def close(self) -> None:
+        """Let go of the files; nothing is waiting to be written."""
+        self._file.close()
+        self._index.close()
+
+
+def encode_lead(log_id: UUID, first: int, place: Place) -> Parts:
+    """What a file begins with: a frame without records that stands for everything before it."""
+    info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
+    return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
+
+
+class IndexWriter:
+    """Adds checkpoints to the index of the file that is being written; nothing of it needs to be synced."""
+
+    def __init__(self, folder: str, first: int, found: Index, position: int, *, disk: Disk) -> None:
+        """Go on behind the entries that were found whole, the last of which, or the first frame, is at ``position``."""
+        self._file = disk.open_append(f"{folder}/{index_name(first)}")
+        self._file.cut(found.size)
+        self._waiting = [] if found.size else [index_lead()]
+        self._chain = found.chain
+        self._last = position
+        self._frames = 0
+        self._writers: dict[WriterId, WriterState] = {}
+
+    def saw(self, writer: WriterId, state: WriterState) -> None:
+        """A writer's append is in the frame that comes next."""
+        self._writers[writer] = state
+
+    def passed(self, frame: Located) -> None:
+        """A frame is durable; perhaps the next one deserves an entry."""
+        self._frames += 1
+        end = frame.position + frame.size
+        if self._frames < INDEX_FRAMES and end - self._last < INDEX_BYTES:
+            return
+        entry = IndexEntry(frame.next, end, frame.term, frame.timestamp, self._writers)
+        data, self._chain = encode_entry(entry, self._chain)
+        self._waiting.append(data)
+        self._last, self._frames, self._writers = end, 0, {}
+
+    def write(self) -> None:
+        """Write what is waiting."""
+        if self._waiting:
+            self._file.write(self._waiting)
+            self._waiting = []
+
+    def finish(self) -> None:
+        """Write and sync it all: the file is full, and so is its index."""
+        self.write()
+        self._file.sync()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()

@@ -1,0 +1,349 @@
+"""Primary and replica as others know them: a node in this process, with one role at the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+import pyarrow as pa
+
+from strandline.errors import NotReady
+from strandline.model.addresses import Address, as_folder
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import WriterId
+from strandline.model.records import RecordSource
+from strandline.model.retention import SlotLimits, parse_retention
+from strandline.node.config import NodeConfig
+from strandline.node.flight.security import ClientSecurity, ServerSecurity
+from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.lead.committed_log import Current
+from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
+from strandline.node.lead.policies import CommitPolicy, parse_policy
+from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
+from strandline.node.messages import Caller, Commit, Resume, Topology
+from strandline.node.replicate.replica import Condition
+from strandline.node.running import RunningNode, leading
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_LOOPBACK: Final = ("127.0.0.1", 0)
+_BEGINNING: Final = 30.0
+_BUILDING: Final = str(Condition.BOOTSTRAPPING)
+
+
+@bound_to_process(keep=("name", "url"))
+class _Face:
+    """What both have: a running node, which closing closes."""
+
+    def __init__(self, running: RunningNode) -> None:
+        self.running = running
+        """The node itself, for all that is not here."""
+        self._origin = Origin(f"The node {running.name}", self)
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.running.name
+
+    @property
+    def url(self) -> str:
+        """Where other nodes, and ``sl.node.RemoteLog``, reach it."""
+        return self.running.url
+
+    @property
+    def condition(self) -> str:
+        """What it is doing: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
+        return self.running.condition
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it does nothing until somebody deals with that; None if there is nothing of the kind."""
+        return self.running.trouble
+
+    def close(self) -> None:
+        """Stop, and let others have the lease at once; closing twice is fine."""
+        self.running.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@final
+class Primary(_Face):
+    """A log on this machine that replicas follow: what was committed survives the loss of whom its policy allows.
+
+    An append is durable here when it returns, and says whether it is where the policy wants it. Safe in threads.
+
+    >>> import tempfile
+    >>> with Primary.open(tempfile.mkdtemp() + "/orders", policy="local") as primary:
+    ...     commit = primary.append_values([b"order 1 is new", b"order 2 is new"])
+    ...     commit.ensure(), commit.outcome, primary.committed
+    (Receipt(first=0, count=2), NotRequired(), 2)
+    """
+
+    @classmethod
+    def open(
+        cls,
+        folder: Address,
+        *,
+        name: str = "primary",
+        policy: str | CommitPolicy = "local",
+        lease: str | None = None,
+        listen: tuple[str, int] = _LOOPBACK,
+        create: bool = True,
+        take_over: Address | None = None,
+        region: str | None = None,
+        nodes: Mapping[str, str] | None = None,
+        retention: str = "forever",
+        limits: SlotLimits | None = None,
+        flow: FlowLimits = NO_FLOW_LIMITS,
+        server: ServerSecurity | None = None,
+        client: ClientSecurity | None = None,
+        timeout: float = _BEGINNING,
+        **more: Any,
+    ) -> Primary:
+        """Open the node in this folder, and wait up to ``timeout`` seconds until it leads.
+
+        Without a ``lease`` it leads because you say so, and nothing keeps another node from being promoted meanwhile.
+        With one it leads when it holds that: at once if it is new or was closed, after the lease ran out if it was
+        killed. ``NotReady`` if another node leads, or has led since.
+
+        A new node begins with an empty log, or with a copy of the write-ahead log in the folder ``take_over``: the same
+        log, with its records, writers and slots, and nobody writes the original any more. ``more`` is what else
+        :class:`~strandline.node.config.NodeConfig` has.
+        """
+        running = RunningNode(
+            NodeConfig(
+                folder=as_folder(folder),
+                name=name,
+                policy=str(policy),
+                lease=lease,
+                lead=lease is None,
+                listen=listen,
+                create=create,
+                take_over=None if take_over is None else as_folder(take_over),
+                region=region,
+                nodes=nodes or {},
+                retention=parse_retention(retention),
+                limits=limits,
+                flow=flow,
+                server=server or ServerSecurity(),
+                client=client or ClientSecurity(),
+                **more,
+            )
+        )
+        try:
+            leading(running, timeout)
+        except BaseException:
+            running.close()
+            raise
+        return cls(running)
+
+    @property
+    def _role(self) -> PrimaryRole:
+        return self.running.node.primary
+
+    def append(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None = None,
+        policy: str | CommitPolicy | None = None,
+        timeout: float = COMMIT_SECONDS,
+    ) -> Commit:
+        """Append a batch, whole or not at all, and wait for the policy; whether that was in time, the answer says.
+
+        ``commit.ensure()`` makes a time-out an error, ``commit.bookmark`` lets a replica show what was written. A
+        ``policy`` may ask for more than the node's own, never for less. ``append`` is a writer and its number: again
+        is a no-op. ``Fenced`` if this node does not lead any more: the records may be lost then. ``Overloaded`` while
+        replicas are further behind than the flow limits allow.
+        """
+        return self._role.append(records, append=append, policy=_policy(policy), timeout=timeout)
+
+    def append_values(
+        self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
+    ) -> Commit:
+        """The same for records with nothing but a value."""
+        return self.append(pa.table({"value": pa.array(values, pa.binary())}), policy=policy, timeout=timeout)
+
+    def submit(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None = None,
+        policy: str | CommitPolicy | None = None,
+    ) -> CommitHandle:
+        """Append without waiting: ``handle.result(timeout)`` does, and gives the commit."""
+        return self._role.submit(records, append=append, policy=_policy(policy))
+
+    def register_replica(self, replica: str, region: str | None = None) -> int | None:
+        """Know a replica, and keep for it all that comes from now on; returns where its slot stands.
+
+        None if the slot is invalid: the replica has to bootstrap then. Again changes nothing but its region, if one is
+        given, and when it was last seen.
+        """
+        return self._role.register(Caller(replica), region=region).position
+
+    def unregister_replica(self, replica: str, *, keep_slot: bool = False) -> None:
+        """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
+        self._role.unregister(Caller(replica), keep_slot=keep_slot)
+
+    def plan_resume(self, replica: str, since: Cursor | None) -> Resume:
+        """How a replica would go on from its own position (None for a newcomer), whatever its slot says.
+
+        ``PartialResync`` if that is retained and of this log, ``Rewind`` if the two parted before it, and
+        ``FullRebootstrap`` with its cause otherwise; ``Diverged`` if it has what this log never had. Only looks: nobody
+        is registered, and no slot or replica changes.
+        """
+        return self._role.plan_resume(replica, since)
+
+    def commit_watermark(self, count: int) -> int:
+        """Everything below is durable on so many replicas."""
+        return self._role.commit_watermark(count)
+
+    @property
+    def committed(self) -> int:
+        """Everything below satisfies the node's policy: what readers see."""
+        return self._role.committed
+
+    def topology(self) -> Topology:
+        """Who replicates the log, and how far each is."""
+        role = self._role
+        return role.topology(Caller(self.name, role.term))
+
+    def reading(self) -> Current:
+        """The log as everybody but replicas sees it: up to what is committed. Goes on if this node leads no more.
+
+        ``NotReady`` while this primary, restarted or promoted, has yet to hear from its replicas how much that is.
+        """
+        return self.running.node.reading()
+
+    def prune(self, upto: int) -> int:
+        """Forget what is below an offset, but nothing that a slot needs; returns where it stopped."""
+        return self._role.prune(upto)
+
+
+@final
+class Replica(_Face):
+    """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
+
+    It connects, bootstraps if it has to, follows, and goes on by itself after anything but a gap or a divergence, which
+    :attr:`condition` and :attr:`trouble` tell of. Safe in threads.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> primary = Primary.open(folder + "/a", name="a")
+    >>> replica = Replica(folder + "/b", primary.url, name="b")
+    >>> commit = primary.append_values([b"order 1 is new"])
+    >>> log = replica.reading(after=commit.bookmark, timeout=10)
+    >>> [batch.column("value").to_pylist() for batch in log.read()]
+    [[b'order 1 is new']]
+    >>> replica.close(), primary.close()
+    (None, None)
+    """
+
+    def __init__(
+        self,
+        folder: Address,
+        upstream: str | None = None,
+        *,
+        lease: str | None = None,
+        name: str = "replica",
+        region: str | None = None,
+        listen: tuple[str, int] = _LOOPBACK,
+        policy: str | CommitPolicy = "local",
+        nodes: Mapping[str, str] | None = None,
+        server: ServerSecurity | None = None,
+        client: ClientSecurity | None = None,
+        **more: Any,
+    ) -> None:
+        """Follow the primary at ``upstream`` (``grpc://host:port``), or whoever holds the ``lease``.
+
+        Returns at once; what it cannot reach yet it tries again. ``policy`` and ``nodes`` are for when it is promoted.
+        ``more`` is what else :class:`~strandline.node.config.NodeConfig` has.
+        """
+        super().__init__(
+            RunningNode(
+                NodeConfig(
+                    folder=as_folder(folder),
+                    name=name,
+                    upstream=upstream,
+                    lease=lease,
+                    region=region,
+                    listen=listen,
+                    policy=str(policy),
+                    nodes=nodes or {},
+                    server=server or ServerSecurity(),
+                    client=client or ClientSecurity(),
+                    **more,
+                )
+            )
+        )
+
+    @property
+    def position(self) -> Cursor | None:
+        """How far it is: everything below is durable here. None before its first bootstrap."""
+        return self.running.node.position
+
+    @property
+    def committed(self) -> int:
+        """Everything below is here, and satisfies the primary's policy."""
+        return self.running.node.replica.committed
+
+    def reading(
+        self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
+    ) -> Current:
+        """The log as it is here, up to what is committed; nothing that is read can be taken back.
+
+        A replica that was killed first has to hear from a primary how much that is.
+
+        ``after`` is a bookmark, as a commit has it: waits until that is here. ``max_staleness`` waits until this
+        replica had everything so many seconds ago or less. ``NotReady`` if it takes longer than ``timeout``;
+        ``Diverged`` if the bookmarked record was lost with its primary.
+        """
+        node = self.running.node
+        began = self.running.clock.monotonic()
+        if after is not None or max_staleness is not None:
+            # While the copy is built nothing is answered; but it may be there in a moment, as for one just started.
+            self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
+        if node.position is not None:
+            self.running.wait_until(lambda: node.knows_committed, timeout - (self.running.clock.monotonic() - began))
+        timeout = max(0.0, timeout - (self.running.clock.monotonic() - began))
+        log = node.reading()
+        try:
+            replica = node.replica
+        except NotReady:  # it leads by now
+            return _after(log, after, timeout)
+        replica.reading(after=after, max_staleness=max_staleness, timeout=timeout)
+        return log
+
+    def rebootstrap(self) -> None:
+        """Build the copy again from a snapshot of the primary; what is here can be read until that is there."""
+        self.running.rebootstrap()
+
+    def promote(self, *, force: bool = False) -> Primary:
+        """Become the primary, if nothing committed can be lost by that; the same node, as its primary.
+
+        With a lease, waits until the former primary's has run out. ``NotReady`` with the reason if it must not be;
+        ``force`` leaves out the nodes that cannot be asked, and loses what only they have.
+        """
+        self.running.promote(force=force)
+        return Primary(self.running)
+
+
+def _after(log: Current, after: Cursor | None, timeout: float) -> Current:
+    """A primary's log, with a bookmark: whatever is committed anywhere is here."""
+    if after is not None:
+        if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):
+            raise NotReady(f"The wait of {timeout:g} s is over, and offset {after.next - 1} is not committed yet.")
+        log.plan(after, Limit(batches=1))  # raises if the record before it is another one here
+    return log
+
+
+def _policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
+    return parse_policy(asked) if isinstance(asked, str) else asked

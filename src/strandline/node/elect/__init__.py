@@ -1,0 +1,1 @@
+"""Elections: who may lead, votes of a quorum, and the bounds on terms."""

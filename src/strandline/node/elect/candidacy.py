@@ -1,0 +1,81 @@
+"""Asking the other nodes before becoming the primary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import final
+
+from strandline.errors import NotReady, StrandlineError
+from strandline.node.elect.election import objection, standing
+from strandline.node.lead.policies import CommitPolicy, parse_policy
+from strandline.node.messages import Caller, Report, Upstream
+from strandline.node.node_folder import Home
+from strandline.node.options import NodeOptions
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@final
+class Candidacy:
+    """What a node has to know of the others before it leads. Whom it cannot reach it knows nothing of."""
+
+    def __init__(self, home: Home, options: NodeOptions, reach: Callable[[str], Upstream]) -> None:
+        """``reach`` connects to a node by its place."""
+        self._home = home
+        self._options = options
+        self._reach = reach
+
+    def is_behind(self, mine: Report) -> bool:
+        """Whether this node could not lead, or somebody who can be reached has more. Nobody is fenced by asking."""
+        if mine.unhealthy is not None or not mine.adopted:
+            return True
+        return any(standing(report) > standing(mine) for report in self._ask(term=0))
+
+    def check_newest(self, mine: Report) -> None:
+        """``NotReady`` if somebody has more than a node that led last. Nobody is fenced by asking.
+
+        Replicas take only what the primary's disk has: if one has more, that disk has lost it.
+        """
+        more = [report for report in self._ask(term=0) if standing(report) > standing(mine)]
+        if more:
+            best = max(more, key=standing)
+            raise NotReady(
+                f"{mine.name} led last, and {best.name} has more (everything below {best.durable}, against "
+                f"{mine.durable}): the folder of {mine.name} was restored from an older copy, or its disk has lost "
+                f"records. Promote {best.name}, and {mine.name} follows it."
+            )
+
+    def check(self, mine: Report, *, force: bool) -> None:
+        """``NotReady``, with the reason, if something committed could be missing here.
+
+        When this returns, nobody who answered takes or acknowledges anything of a term below ``mine.term``.
+        """
+        state = self._home.state
+        reports = self._ask(term=mine.term)
+        why = objection(mine, reports, self._policy(), primary=state.primary, peers=state.peers, force=force)
+        if why is not None:
+            raise NotReady(f"{state.name} was not promoted: {why}.")
+
+    def _policy(self) -> CommitPolicy:
+        """The policy under which things were committed so far, as far as this node has heard."""
+        known = self._home.state
+        return parse_policy(known.policy) if known.primary else self._options.primary.policy
+
+    def _ask(self, term: int) -> list[Report]:
+        """What the other nodes say of themselves; those that do not answer are left out."""
+        me = self._home.state.name
+        reports = []
+        for name, url in self._options.nodes.items():
+            if name == me:
+                continue
+            upstream = None
+            try:
+                upstream = self._reach(url)
+                reports.append(upstream.report(Caller(me, term)))
+            except StrandlineError as error:
+                _LOGGER.info("Node %s got no report from %s: %s", me, name, error)
+            finally:
+                if upstream is not None:
+                    upstream.close()
+        return reports

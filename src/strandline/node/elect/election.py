@@ -1,0 +1,88 @@
+"""Who may become the primary, as pure functions over what nodes report of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from strandline.model.node import Peer
+from strandline.node.lead.policies import AckN, CommitPolicy, Every, Local, Quorum, Regions
+from strandline.node.messages import Report
+
+
+def own_term(name: str, others: Iterable[str], seen: int) -> int:
+    """The next term above ``seen`` that only this node takes, where no lease gives them out.
+
+    Two that are promoted at once never lead in the same one, if they know the same names: the lower one learns of the
+    higher.
+
+    >>> [own_term(name, "abc", 4) for name in "abc"]
+    [6, 7, 5]
+    """
+    names = sorted({name, *others})
+    term = seen + 1
+    return term + (names.index(name) - term) % len(names)
+
+
+def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]) -> bool:
+    """Whether every set of nodes that can have made a record committed has one of those that were heard.
+
+    Then the best of them has everything that was committed. ``primary`` and ``peers`` are who the last known primary
+    and its replicas were; a quorum goes by its voters alone, whoever led meanwhile.
+    """
+    match policy:
+        case Quorum(voters):
+            return len(voters - set(heard)) < policy.majority
+        case Every(policies):
+            return any(covers(each, primary=primary, peers=peers, heard=heard) for each in policies)
+    if primary in heard:
+        return True
+    match policy:
+        case AckN(count):
+            return sum(peer.name not in heard for peer in peers) < count
+        case Regions(counts):
+            return any(_missing(peers, heard, region) < count for region, count in counts)
+    return False
+
+
+def _missing(peers: Iterable[Peer], heard: Collection[str], region: str) -> int:
+    return sum(peer.region == region and peer.name not in heard for peer in peers)
+
+
+def standing(report: Report) -> tuple[int, int]:
+    """What tells which of two nodes has everything that the other one has, of all that can be committed."""
+    return report.adopted, report.durable
+
+
+def objection(  # noqa: PLR0911 - each is a reason of its own
+    mine: Report, others: Sequence[Report], policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], force: bool
+) -> str | None:
+    """Why a node must not become the primary of ``mine.term``, or None.
+
+    ``force`` leaves out who was not heard, and takes a copy for the right one that has parted from the primary's.
+    """
+    if mine.unhealthy is not None and not force:
+        return f"it is {mine.unhealthy}: deal with that first, or force it if its copy is the right one"
+    if mine.adopted == 0:
+        return "it has no copy of the log yet: let it bootstrap first"
+    later = next((report for report in others if report.term > mine.term), None)
+    if later is not None:
+        return f"{later.name} has seen term {later.term}: somebody else is becoming the primary"
+    better = max((report for report in others if standing(report) > standing(mine)), key=standing, default=None)
+    if better is not None:
+        return (
+            f"{better.name} has more (up to {better.durable} in term {better.adopted}, against {mine.durable} in term "
+            f"{mine.adopted}): promote {better.name}"
+        )
+    known = max(report.committed for report in (mine, *others))
+    if mine.durable < known:
+        return f"it has everything below {mine.durable}, and what is below {known} was committed: promote another one"
+    # One that lost its data may have had what was committed: it says nothing about that.
+    heard = {report.name for report in (mine, *others) if report.adopted > 0}
+    if force or covers(policy, primary=primary, peers=peers, heard=heard):
+        return None
+    if isinstance(policy, Local):
+        return (
+            f"the policy is local, and {primary or 'the former primary'} was not heard: what only that has would be "
+            "lost. Force it if that may be"
+        )
+    return f"with only {', '.join(sorted(heard))} heard, something that {policy} had committed may be missing here"

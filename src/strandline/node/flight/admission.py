@@ -1,0 +1,113 @@
+"""Lets calls into a node: who makes each, whether there is a place for it, and room for its next message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final, final
+
+from strandline.errors import InvalidInput
+from strandline.node.flight.limits import MemoryBudget, Place, ServerLimits, Turnstile
+from strandline.node.flight.security import Grant, Role, ServerSecurity, Session
+from strandline.node.flight.server_errors import Unauthenticated
+from strandline.node.flight.transport import Call
+from strandline.storage.clock import Clock
+
+_PATIENCE: Final = 2.0
+"""For so many seconds a call waits for room for its next message."""
+
+_STREAMED: Final = ("DoPut", "DoExchange")
+
+
+@final
+class Door:
+    """Lets calls in with credentials that are known, if any are asked for, and while there are not too many."""
+
+    def __init__(self, security: ServerSecurity, limits: ServerLimits, *, clock: Clock) -> None:
+        """Nobody is in."""
+        self.turnstile = Turnstile(limits, clock=clock)
+        self._security = security
+        self.limits = limits
+        kept = limits.receive_bytes // 4
+        self._received = MemoryBudget("messages", limits.receive_bytes - kept, limits.receive_bytes // 2)
+        self._received_kept = MemoryBudget("messages of replicas and administrators", kept, kept // 2)
+        self.reports = MemoryBudget("reports", limits.receive_bytes, limits.feeds_each * limits.message_bytes)
+
+    @contextlib.contextmanager
+    def enter(self, call: Call) -> Iterator[Visit]:
+        """A call that is in, within the block. Nothing of it is received before it is."""
+        grant = self._grant(call)
+        # Where nobody says who calls, small calls may take the places that are kept: they come whole.
+        is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
+        name = None if grant is None else grant.name
+        place = self.turnstile.enter(name, is_reserved=is_reserved, end=call.end)
+        try:
+            yield Visit(self, call, Session(grant), place, self._received_kept if is_reserved else self._received)
+        finally:
+            self.turnstile.leave(place)
+
+    def _grant(self, call: Call) -> Grant | None:
+        if self._security.tokens is not None:
+            grant = self._security.tokens.find(call.headers)
+            if grant is None:
+                raise Unauthenticated(
+                    "The call has no token that this node knows: send the header 'authorization: Bearer TOKEN'."
+                )
+            return grant
+        if self._security.client_roots is not None:
+            identity = call.identity
+            if identity is None:
+                raise Unauthenticated("The call comes without a certificate that names its caller.")
+            return self._security.grant_of(identity)
+        return None
+
+
+@final
+class Visit:
+    """A call that was let in."""
+
+    def __init__(self, door: Door, call: Call, session: Session, place: Place, received: MemoryBudget) -> None:
+        """Nothing of it was received yet; ``received`` has the room for its messages."""
+        self.session = session
+        self.who = place.who or call.address
+        self._door = door
+        self._call = call
+        self._place = place
+        self._share = place.who or call.connection
+        self._received = received
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its caller still waits for it."""
+        return self._call.is_wanted
+
+    def first(self) -> bytes:
+        """Its first message, which every call has."""
+        message = self.receive()
+        if message is None:
+            raise InvalidInput("The call ended without its message.")
+        return message
+
+    def named(self, asked: str | None = None) -> None:
+        """Count it by who makes it: by its credentials, or the name that it says, or its address."""
+        grant = self.session.grant
+        if grant is None and asked:
+            self.who = asked
+        is_reserved = grant is None or grant.may(Role.REPLICA, Role.ADMIN)
+        self._door.turnstile.name(self._place, self.who, is_reserved=is_reserved)
+
+    def receive(self) -> bytes | None:
+        """Its next message, once there is room for one; None if there are no more."""
+        with self._received.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE):
+            return self._call.receive()
+
+    def receive_report(self) -> bytes | None:
+        """Its next message, which may come at any time: its room was taken by :meth:`reporting`."""
+        return self._call.receive(is_limited=False)
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """It keeps room for one message, within the block, and is not busy while it waits for it."""
+        room = self._door.reports.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE)
+        with self._door.turnstile.idle(), room:
+            yield

@@ -1,0 +1,163 @@
+"""An append as it comes over the wire: a command, and Arrow batches that are one batch of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.errors import InvalidInput
+from strandline.formats.arrow.received import admit_batch, memory_of
+from strandline.formats.json.fields import Fields, write_fields
+from strandline.model.head import WriterId
+from strandline.model.records import HEADERS, RECORD_SCHEMA
+from strandline.node.flight.limits import ServerLimits
+from strandline.node.flight.protocol import (
+    FlightData,
+    arrow_message,
+    read_batch,
+    read_flight_data,
+    read_schema_message,
+)
+
+_USUAL_TIMEOUT: Final = 5.0
+
+PART_BYTES: Final = 4 << 20
+"""Batches are sent in parts of about this size, and larger records in pieces of it: a node limits its messages."""
+
+_MORE, _LAST_PIECE = 0, 1
+"""What a piece of a batch begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendCommand:
+    """What an append asks for besides its records."""
+
+    append: tuple[WriterId, int] | None = None
+    policy: str | None = None
+    timeout: float = _USUAL_TIMEOUT
+
+
+def write_command(command: AppendCommand) -> bytes:
+    """The bytes of a command."""
+    fields: dict[str, Any] = {"policy": command.policy, "timeout": command.timeout}
+    if command.append is not None:
+        fields |= {"writer": str(command.append[0]), "number": command.append[1]}
+    return write_fields(fields)
+
+
+def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
+    """What is asked for; no command asks for nothing special. ``InvalidInput`` for what makes no sense."""
+    fields = Fields.parse(data or b"{}", "The command of an append").only("writer", "number", "policy", "timeout")
+    if ("writer" in fields) != ("number" in fields):
+        raise fields.refused("a writer needs a number, and a number a writer")
+    append = (WriterId(fields.uuid("writer")), fields.natural("number")) if "writer" in fields else None
+    timeout = fields.seconds("timeout") if "timeout" in fields else _USUAL_TIMEOUT
+    if timeout > limits.append_seconds:
+        raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")
+    return AppendCommand(append, fields.maybe_text("policy", longest=1 << 16), timeout)
+
+
+def collect(
+    first: FlightData,
+    receive: Callable[[], bytes | None],
+    limits: ServerLimits,
+    take: Callable[[int], None] = lambda _: None,
+) -> pa.Table:
+    """The batches of one append as a table, checked; ``InvalidInput`` as soon as they are too many or too large.
+
+    ``first`` is the message that has the schema, and ``receive`` gives those after it. ``take`` is told how much memory
+    each takes, before the next is received; it may raise ``Overloaded``.
+    """
+    schema = read_schema_message(arrow_message(first.header, first.body))
+    check_types(schema)
+    batches: list[pa.RecordBatch] = []
+    size = 0
+
+    def count(taken: int) -> None:
+        nonlocal size
+        size += taken
+        if size > limits.append_bytes or len(batches) >= limits.append_batches:
+            raise InvalidInput(
+                f"An append of {size:,} bytes in {len(batches) + 1} Arrow batches is over the node's limit of "
+                f"{limits.append_bytes:,} bytes in {limits.append_batches}: append it in parts."
+            )
+        take(taken)
+
+    pieces = bytearray()
+    messages = 0
+    while (message := receive()) is not None:
+        messages += 1
+        if messages > limits.append_batches:
+            raise InvalidInput(
+                f"An append in more than {limits.append_batches} messages is over the node's limit: send larger ones, "
+                "or append it in parts."
+            )
+        data = read_flight_data(message)
+        if data.header:
+            if pieces:
+                raise InvalidInput("A batch came between the pieces of another.")
+            taken, batch = 0, read_batch(arrow_message(data.header, data.body), schema, limits.append_bytes)
+        elif data.metadata:
+            count(len(data.metadata))
+            pieces += data.metadata[1:]
+            if data.metadata[0] != _LAST_PIECE:
+                continue
+            # Taken twice while it is put together: the pieces, and what is made of them.
+            taken, batch = len(pieces), read_batch(pa.py_buffer(bytes(pieces)), schema, limits.append_bytes)
+            pieces = bytearray()
+        else:
+            continue
+        batch = admit_batch(batch, "An Arrow batch of the append", wrong=InvalidInput)
+        count(max(0, memory_of(batch) - taken))
+        batches.append(batch)
+    if pieces:
+        raise InvalidInput("The append ended between the pieces of a batch.")
+    return pa.Table.from_batches(batches, schema)
+
+
+def as_messages(table: pa.Table) -> Iterator[pa.RecordBatch | bytes]:
+    """A table as what is sent: batches of about a part's size, and pieces of records that are larger than that."""
+    rows = max(1, table.num_rows * PART_BYTES // max(table.nbytes, 1))
+    for batch in table.to_batches(max_chunksize=rows):
+        yield from _messages(batch)
+
+
+def _messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | bytes]:
+    if batch.nbytes <= PART_BYTES:
+        yield batch
+    elif batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _messages(batch.slice(0, half))
+        yield from _messages(batch.slice(half))
+    else:
+        data = memoryview(batch.serialize()).cast("B")
+        for start in range(0, len(data), PART_BYTES):
+            is_last = start + PART_BYTES >= len(data)
+            yield b"".join((bytes([_LAST_PIECE if is_last else _MORE]), data[start : start + PART_BYTES]))
+
+
+def check_types(schema: pa.Schema) -> None:
+    """Refuse columns whose values may be larger than what came: a dictionary's, or those of runs and views."""
+    if len(schema) > len(RECORD_SCHEMA):
+        raise InvalidInput(f"An append of {len(schema)} columns has more than a record: send {RECORD_SCHEMA.names}.")
+    for column in schema:
+        kind = column.type
+        if not any(is_plain(kind) for is_plain in _PLAIN) and not kind.equals(HEADERS):
+            raise InvalidInput(
+                f"The column {column.name!r} is a {kind}, which an append cannot hold: send plain bytes."
+            )
+
+
+_PLAIN: Final = (
+    pa.types.is_null,
+    pa.types.is_integer,
+    pa.types.is_timestamp,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_string,
+    pa.types.is_large_string,
+)

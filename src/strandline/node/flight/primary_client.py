@@ -1,0 +1,278 @@
+"""A primary over Arrow Flight, as its replicas use it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, TransientStorageError
+from strandline.formats.arrow.received import admit_batch
+from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
+from strandline.formats.node.wire import Advance, decode_answer, encode_advance
+from strandline.model.cursor import Cursor
+from strandline.node.flight.channel import TIMEOUT, Channel, end_exchange
+from strandline.node.flight.client_errors import arrived, asking
+from strandline.node.flight.json_messages import (
+    answer,
+    read_registration,
+    read_report,
+    read_resume,
+    read_topology,
+)
+from strandline.node.flight.security import ClientSecurity
+from strandline.node.flight.stream_receiver import QUEUE_BYTES, RemoteFeed
+from strandline.node.flight.streams import CHUNK_SCHEMA
+from strandline.node.lead.replica_registry import Progress
+from strandline.node.messages import (
+    Acknowledgement,
+    Caller,
+    Chunk,
+    Registration,
+    Report,
+    Resume,
+    SnapshotOffer,
+    Topology,
+)
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+_SNAPSHOT_SECONDS: Final = 300.0
+_FETCHED: Final = 64 << 20
+"""Of a snapshot's file so many bytes are asked for at a time, so that each call can have a deadline."""
+
+_SLOWEST: Final = 1 << 20
+"""And at least so many bytes in a second have to come."""
+
+_WHAT: Final = "an acknowledgement"
+
+T = TypeVar("T")
+
+
+@bound_to_process()
+@final
+class FlightUpstream:
+    """Another node over Flight. Satisfies :class:`~strandline.node.messages.Upstream`. Safe in threads.
+
+    Connects when it is first used. Every call ends within ``timeout`` seconds, but for sealing a snapshot.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        security: ClientSecurity | None = None,
+        timeout: float = TIMEOUT,
+        snapshot_timeout: float = _SNAPSHOT_SECONDS,
+        queue_bytes: int = QUEUE_BYTES,
+        clock: Clock = CLOCK,
+    ) -> None:
+        """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``.
+
+        A feed receives up to ``queue_bytes`` ahead, and is taken for lost when nothing came for ``timeout`` seconds.
+        """
+        self._channel = Channel(url, security=security, timeout=timeout)
+        self._snapshot_timeout = snapshot_timeout
+        self._queue_bytes = queue_bytes
+        self._clock = clock
+        self._acknowledging = threading.Lock()
+        self._reports: _Reports | None = None
+        self._origin = Origin(f"The connection to {url}", self)
+
+    def __repr__(self) -> str:
+        return f"FlightUpstream({self._channel.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, action: str, caller: Caller, **fields: Any) -> Any:
+        return answer(self._channel.ask(action, _asked(caller, **fields)), self._channel.url)
+
+    def register(self, caller: Caller, *, region: str | None) -> Registration:
+        """Be known as a replica."""
+        return read_registration(self._answer("register", caller, region=region))
+
+    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
+        """Be known no longer."""
+        self._channel.call("unregister", _asked(caller, keep_slot=keep_slot))
+
+    def resume(self, caller: Caller, since: Cursor | None) -> Resume:
+        """How to go on from the caller's own position."""
+        return read_resume(self._answer("resume", caller, since=None if since is None else str(since)))
+
+    def feed(self, caller: Caller, since: Cursor) -> RemoteFeed:
+        """Everything from a position on; what is wrong with asking for that is raised when it is taken."""
+        ticket = encode_ticket(FeedTicket(caller.name, caller.term, since))
+        return RemoteFeed(
+            lambda: self._channel.follow(ticket),
+            since.next,
+            url=self._channel.url,
+            silence=self._channel.timeout,
+            clock=self._clock,
+            queue_bytes=self._queue_bytes,
+        )
+
+    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
+        """Report how far the caller is, on a stream that stays open: that takes less than half of a call's time."""
+        return self._report(caller, progress, _Reports.ask)
+
+    def tell(self, caller: Caller, progress: Progress) -> None:
+        """The same without waiting for the answer; an error of it is raised by a later one."""
+        self._report(caller, progress, _Reports.tell)
+
+    def _report(self, caller: Caller, progress: Progress, how: Callable[[_Reports, Caller, Progress], T]) -> T:
+        with self._acknowledging:
+            try:
+                return how(self._reports_of(caller.name), caller, progress)
+            except BaseException:
+                # A late answer to this report must not be taken for that to the next.
+                self._drop_reports()
+                raise
+
+    def _reports_of(self, name: str) -> _Reports:
+        now = self._clock.monotonic()
+        if self._reports is None or self._reports.name != name or now >= self._reports.fresh_until:
+            self._drop_reports()
+            self._reports = _Reports(self._channel, name, now)
+        return self._reports
+
+    def _drop_reports(self) -> None:
+        reports, self._reports = self._reports, None
+        if reports is not None:
+            reports.close()
+
+    def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
+        """Pin the log where it ends, and have a snapshot sealed behind that; may take minutes."""
+        url = self._channel.url
+        answers = self._channel.call("begin-snapshot", _asked(caller, kind=kind), timeout=self._snapshot_timeout)
+        try:
+            offer, manifest = answers
+        except ValueError as error:
+            raise CorruptData(f"{url} did not answer with a snapshot: is it a node of this version?") from error
+        return SnapshotOffer(answer(offer, url).name("name"), manifest)
+
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
+        """A file of a snapshot from a byte on. Checksums are passed on, not checked: whoever stores the bytes does."""
+        timeout = self._channel.timeout + _FETCHED / _SLOWEST
+        while True:
+            ticket = FileTicket(caller.name, caller.term, snapshot, path, offset, _FETCHED)
+            came = 0
+            for chunk in self._chunks(encode_ticket(ticket), timeout):
+                if chunk.offset != offset + came:
+                    raise CorruptData(
+                        f"{self._channel.url} sent byte {chunk.offset} of {path!r} where {offset + came} was expected."
+                    )
+                came += len(chunk.data)
+                yield chunk
+            if came < _FETCHED:
+                return
+            offset += came
+
+    def _chunks(self, ticket: bytes, timeout: float) -> Iterator[Chunk]:
+        url = self._channel.url
+        with asking(url, "a file of a snapshot"):
+            reader = self._channel.get(ticket, timeout=timeout)
+        try:
+            if not reader.schema.equals(CHUNK_SCHEMA):
+                raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which is no file of a snapshot.")
+            while True:
+                try:
+                    with asking(url, "a file of a snapshot"):
+                        chunk = reader.read_chunk()
+                except StopIteration:
+                    return
+                batch = admit_batch(chunk.data, f"A piece of a snapshot of {url}")
+                yield from _chunks_in(batch, url)
+        finally:
+            reader.cancel()
+
+    def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
+        """The bootstrap is complete and durable at this cursor."""
+        self._channel.call("end-snapshot", _asked(caller, cursor=str(cursor)))
+
+    def topology(self, caller: Caller) -> Topology:
+        """Who replicates the log, and how far each is."""
+        return read_topology(self._answer("topology", caller))
+
+    def report(self, caller: Caller) -> Report:
+        """What this node has, whatever its role."""
+        return read_report(self._answer("report", caller))
+
+    def close(self) -> None:
+        """Let go of the connection; closing twice is fine. Feeds are closed by who opened them."""
+        reports = self._reports
+        if reports is not None:
+            reports.cancel()  # whoever waits for an answer holds the lock
+        with self._acknowledging:
+            self._drop_reports()
+        self._channel.close()
+
+
+class _Reports:
+    """A stream of progress reports, and of the answers to those that ask for one.
+
+    Its deadline is that of the whole stream, and so it is used for the first half of that only: each report has
+    between a half and the whole of the channel's timeout to be answered.
+    """
+
+    def __init__(self, channel: Channel, name: str, now: float) -> None:
+        self.name = name
+        self.fresh_until = now + channel.timeout / 2
+        self._url = channel.url
+        with asking(self._url, _WHAT):
+            self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
+
+    def tell(self, caller: Caller, progress: Progress) -> None:
+        """Send a report that is answered only if it does not count."""
+        self._send(caller, progress, is_answered=False)
+
+    def ask(self, caller: Caller, progress: Progress) -> Acknowledgement:
+        """Send a report; returns its answer, or that to one before it that did not count."""
+        self._send(caller, progress, is_answered=True)
+        data = self._next().app_metadata
+        beat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)
+        return Acknowledgement(beat, refused)
+
+    def _send(self, caller: Caller, progress: Progress, *, is_answered: bool) -> None:
+        report = Advance(
+            caller.term, progress.applied, progress.durable, progress.apply_errors, progress.divergences, is_answered
+        )
+        try:
+            self._writer.write_metadata(pa.py_buffer(encode_advance(report)))
+        except pa.ArrowException as error:
+            self._next()  # raises why the node ended the stream, if it said so
+            raise arrived(error, self._url, _WHAT) from error
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.read_chunk()
+        except StopIteration as error:
+            raise TransientStorageError(f"{self._url} answered no acknowledgement: send it again.") from error
+        except pa.ArrowException as error:
+            raise arrived(error, self._url, _WHAT) from error
+
+    def cancel(self) -> None:
+        self._reader.cancel()
+
+    def close(self) -> None:
+        end_exchange(self._writer, self._reader)
+
+
+def _asked(caller: Caller, **fields: Any) -> dict[str, Any]:
+    return {"name": caller.name, "term": caller.term, **fields}
+
+
+def _chunks_in(batch: pa.RecordBatch, url: str) -> Iterator[Chunk]:
+    if any(column.null_count for column in batch.columns):
+        raise CorruptData(f"{url} sent a piece of a snapshot without bytes or checksum: ask again.")
+    for row in range(batch.num_rows):
+        offset, data, checksum = (column[row].as_py() for column in batch.columns)
+        yield Chunk(offset, data, checksum)

@@ -1,0 +1,147 @@
+"""A node's log over Arrow Flight, as clients use it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, TransientStorageError
+from strandline.formats.node.ticket import ReadTicket, encode_ticket
+from strandline.formats.node.wire import Flag
+from strandline.model.cursor import Bounds, Cursor
+from strandline.model.head import WriterId
+from strandline.model.records import RecordSource
+from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
+from strandline.node.flight.channel import TIMEOUT, Channel
+from strandline.node.flight.client_errors import asking
+from strandline.node.flight.json_messages import answer, read_commit, read_status, read_topology
+from strandline.node.flight.security import ClientSecurity
+from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
+from strandline.node.flight.streams import read_schema
+from strandline.node.messages import Commit, Status, Topology
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+
+@bound_to_process()
+@final
+class RemoteLog:
+    """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads."""
+
+    def __init__(
+        self, url: str, *, security: ClientSecurity | None = None, timeout: float = TIMEOUT, clock: Clock = CLOCK
+    ) -> None:
+        """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``; connects when it is first used."""
+        self._channel = Channel(url, security=security, timeout=timeout)
+        self._clock = clock
+        self._origin = Origin(f"The remote log {url}", self)
+
+    def __repr__(self) -> str:
+        return f"RemoteLog({self._channel.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def append(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None = None,
+        policy: str | None = None,
+        timeout: float = 5.0,
+    ) -> Commit:
+        """Append a batch, whole or not at all, and wait up to ``timeout`` seconds for its policy.
+
+        The same writer and number again is a no-op. ``TransientStorageError`` if no answer came: the records may be
+        appended or not, and only a numbered append can be repeated without doubt.
+        """
+        url = self._channel.url
+        table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
+        command = write_command(AppendCommand(append, policy, timeout))
+        with asking(url, "an append"):
+            data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
+        if data is None:
+            raise TransientStorageError(f"{url} did not answer an append: whether it was done is not known.")
+        return read_commit(answer(data, url))
+
+    def read(
+        self,
+        since: Cursor | None = None,
+        *,
+        follow: bool = False,
+        upto: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches with offsets from a cursor (or the beginning) up to the watermark; with ``follow``, without an end.
+
+        Raises as the node does, ``TransientStorageError`` if the connection broke: go on behind the last offset.
+        """
+        url = self._channel.url
+        schema = read_schema(columns)
+        ticket = encode_ticket(ReadTicket(since, upto, follow, None if columns is None else tuple(columns)))
+
+        @contextlib.contextmanager
+        def begin() -> Iterator[Any]:
+            reader = self._channel.get(ticket, timeout=None)
+            if not reader.schema.equals(schema):
+                reader.cancel()
+                raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
+            yield reader
+
+        def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
+            part, note = read_part(chunk, url)
+            return None if note.flags & Flag.BEAT or not part.num_rows else (part, size_of(part))
+
+        turn = self._channel.timeout
+        receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=self._clock)
+        with contextlib.closing(receiver):
+            while True:
+                batches = receiver.take(turn)
+                yield from batches
+                if not batches and receiver.done:
+                    return
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next offset that readers see."""
+        fields = answer(self._channel.ask("bounds", {}), self._channel.url)
+        return Bounds(fields.natural("first"), fields.natural("next"))
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity; asks the node."""
+        return answer(self._channel.ask("bounds", {}), self._channel.url).uuid("log_id")
+
+    def topology(self) -> Topology:
+        """Who replicates the log, and how far each is."""
+        return read_topology(answer(self._channel.ask("topology", {}), self._channel.url))
+
+    def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
+        """Make this node the primary, if nothing committed can be lost by that."""
+        data = self._channel.ask("promote", {"force": force}, timeout=timeout)
+        return read_topology(answer(data, self._channel.url))
+
+    def status(self) -> Status:
+        """How this node is, whatever its role."""
+        return read_status(answer(self._channel.ask("status", {}), self._channel.url))
+
+    def rebootstrap(self) -> None:
+        """Have this node, which is a replica, build its copy of the log again."""
+        self._channel.call("rebootstrap", {})
+
+    def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
+        """Have this node, which is the primary, count a replica no longer; one that is not known is fine."""
+        self._channel.call("unregister", {"name": replica, "term": 0, "keep_slot": keep_slot})
+
+    def close(self) -> None:
+        """Let go of the connection; closing twice is fine."""
+        self._channel.close()

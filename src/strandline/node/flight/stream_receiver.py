@@ -1,0 +1,365 @@
+"""The receiving end of a stream: a thread that goes on while its taker is busy, and checks what comes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Generic, TypeVar, final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, StrandlineError, TransientStorageError
+from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
+from strandline.formats.arrow.received import admit_batch
+from strandline.formats.node.wire import Flag, Note, content_checksum, decode_note
+from strandline.model.batch import LogBatch
+from strandline.model.node import Beat
+from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
+from strandline.node.flight.client_errors import arrived
+from strandline.storage.clock import CLOCK, Clock
+
+QUEUE_BYTES: Final = 64 << 20
+TAKE_BYTES: Final = 16 << 20
+_JOIN_SECONDS: Final = 1.0
+
+_TIMESTAMP: Final = RECORD_SCHEMA.get_field_index("timestamp")
+_OP: Final = RECORD_SCHEMA.get_field_index("op")
+
+T = TypeVar("T")
+
+
+class Assembler:
+    """Puts log batches together from their parts, and lets through only what follows what came before.
+
+    ``CorruptData`` for anything else: parts of another batch, records missing or too many, what Arrow finds damaged.
+    """
+
+    def __init__(self, url: str, since: int) -> None:
+        """Expect the batch that holds the offset ``since``, and from there on all without a hole."""
+        self._url = url
+        self._since = since
+        self._next: int | None = None
+        self._note: Note | None = None
+        self._parts: list[pa.RecordBatch] = []
+        self._pages: list[Parts] = []
+        self._rows = self._size = 0
+
+    def hear(self, note: Note) -> None:
+        """Something came without records."""
+        if not note.flags & Flag.BEAT or self._parts:
+            raise self._damaged("a note came without its records, or a beat among the parts of a batch")
+
+    def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
+        """The log batch, if this was its last part, of which ``page`` is the encoding."""
+        if note.flags & (Flag.BEAT | Flag.READ) or not part.num_rows:
+            raise self._damaged("a part of a batch holds no records, or not those of a log")
+        if self._note is None:
+            self._begin(note)
+        elif _same(self._note) != _same(note):
+            raise self._damaged(f"parts of the batches at {self._note.first} and {note.first} are mixed")
+        check_records(part, self._url)
+        self._parts.append(part)
+        self._pages.append(page)
+        self._rows += part.num_rows
+        self._size += sum(map(len, page))
+        is_last = bool(note.flags & Flag.LAST)
+        if self._rows > note.records or is_last != (self._rows == note.records) or self._size > 2 * MAX_BATCH_BYTES:
+            raise self._damaged(
+                f"the batch at {note.first} should have {note.records} records, and has {self._rows} so far"
+            )
+        return self._finish(note) if is_last else None
+
+    def _begin(self, note: Note) -> None:
+        after = note.first + note.records
+        fits = note.first <= self._since < after if self._next is None else note.first == self._next
+        if not fits:
+            expected = self._since if self._next is None else self._next
+            raise self._damaged(f"offsets {note.first} to {after - 1} came where {expected} was expected")
+        self._note = note
+
+    def _finish(self, note: Note) -> LogBatch:
+        batch = LogBatch(note.first, note.term, note.timestamp, note.append, tuple(self._parts), tuple(self._pages))
+        self._next = note.first + note.records
+        self._note, self._parts, self._pages = None, [], []
+        self._rows = self._size = 0
+        return batch
+
+    def _damaged(self, why: str) -> CorruptData:
+        return CorruptData(f"The stream of {self._url} is damaged: {why}. Nothing of it was kept: connect again.")
+
+
+def size_of(batch: pa.RecordBatch) -> int:
+    """How much memory a batch takes that came whole: found in a tenth of the time that ``nbytes`` takes."""
+    size: int = batch.get_total_buffer_size()
+    return size
+
+
+def _held(batch: LogBatch) -> int:
+    """How much memory a batch takes with its pages: those of a single piece are copies, and others are not."""
+    copies = [len(page[0]) for page in batch.pages or () if len(page) == 1]
+    return batch.size + sum(copies)
+
+
+def _same(note: Note) -> tuple[object, ...]:
+    return (note.first, note.records, note.term, note.timestamp, note.append)
+
+
+def check_records(batch: pa.RecordBatch, url: str) -> None:
+    """``CorruptData`` unless this admitted batch holds records."""
+    timestamps, ops = batch.column(_TIMESTAMP), batch.column(_OP)
+    if timestamps.null_count or ops.null_count or not are_operations(ops):
+        raise CorruptData(f"Records that {url} sent have no timestamp or no operation. Connect again.")
+
+
+@final
+class Receiver(Generic[T]):
+    """Receives in a thread of its own, up to about ``QUEUE_BYTES`` ahead of who takes.
+
+    One thread takes, any may close it.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], AbstractContextManager[Any]],
+        accept: Callable[[Any], tuple[T, int] | None],
+        *,
+        url: str,
+        what: str,
+        silence: float,
+        clock: Clock = CLOCK,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        """Read the stream that ``begin`` opens, and pass each chunk to ``accept``: it gives what to take, and its size.
+
+        If nothing comes for ``silence`` seconds the connection is taken for lost.
+        """
+        self._begin = begin
+        self._accept = accept
+        self._url = url
+        self._what = what
+        self._silence = silence
+        self._clock = clock
+        self._limit = queue_bytes
+        self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
+        """What has come; None where something was heard, and nothing is to be taken."""
+        self._left: tuple[T, int] | None = None
+        """What came out of the queue, and was too much for who took."""
+        self._received = self._taken = 0
+        """Bytes, each counted by one thread."""
+        self._room = threading.Condition()
+        self._crowded = False
+        """Whether there is no room for what has come."""
+        self._heard = clock.monotonic()
+        self._ended: BaseException | None = None
+        self._done = False
+        self._closed = False
+        self._reader: Any = None
+        # A daemon: while a node does not even say what it will stream, nothing can call the thread back.
+        self._thread = threading.Thread(target=self._receive, name="strandline-receive", daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        try:
+            with self._begin() as reader:
+                with self._room:
+                    self._reader = reader
+                    closed = self._closed
+                if closed:
+                    reader.cancel()
+                    return
+                while self._put(self._accept(reader.read_chunk())):
+                    pass
+        except StopIteration:
+            self._end(None)
+        except StrandlineError as error:
+            self._end(error)
+        except pa.ArrowException as error:
+            self._end(arrived(error, self._url, self._what))
+        except BaseException as error:  # noqa: BLE001 - raised where somebody hears of it
+            self._end(error)
+
+    def _put(self, item: tuple[T, int] | None) -> bool:
+        self._heard = self._clock.monotonic()
+        if item is not None:
+            if not self._has_room(item[1]):
+                self._wait_for_room(item[1])
+            self._received += item[1]
+        self._queue.put(item)
+        return not self._closed
+
+    def _has_room(self, size: int) -> bool:
+        ahead = self._received - self._taken
+        return not ahead or ahead + size <= self._limit  # at least one, however large it is
+
+    def _wait_for_room(self, size: int) -> None:
+        with self._room:
+            self._crowded = True
+            self._room.wait_for(lambda: self._closed or self._has_room(size))
+            self._crowded = False
+        self._heard = self._clock.monotonic()
+
+    def _end(self, error: BaseException | None) -> None:
+        self._ended, self._done = error, True
+        self._queue.put(None)
+
+    def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[T]:
+        """What has come, about ``most`` bytes of it; empty if nothing did in time. Raises why the stream ended."""
+        taken: list[T] = []
+        size = 0
+        item = self._first(timeout)
+        while item is not None and not self._closed:
+            if taken and size + item[1] > most:
+                self._left = item
+                break
+            taken.append(item[0])
+            size += item[1]
+            item = self._next()
+        if self._closed:
+            raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
+        if taken:
+            self._taken += size
+            if self._crowded:
+                with self._room:
+                    self._room.notify_all()
+        elif self._done:
+            if self._ended is not None and self._is_over():
+                raise self._ended
+        elif self._clock.monotonic() - self._heard >= self._silence:
+            raise TransientStorageError(
+                f"{self._url} has sent nothing for {self._silence:g} s, not even that it is there: connect again."
+            )
+        return taken
+
+    def _first(self, timeout: float) -> tuple[T, int] | None:
+        """The next thing to take, waited for until something is heard, whatever that is."""
+        if self._left is not None or not self._queue.empty() or self._done or self._closed:
+            return self._next()
+        now = self._clock.monotonic()
+        turn = min(now + timeout, self._heard + self._silence) - now
+        if turn <= 0:
+            return None
+        try:
+            item = self._queue.get(timeout=turn)
+        except Empty:
+            return None
+        return self._next() if item is None else item
+
+    def _next(self) -> tuple[T, int] | None:
+        """The next thing to take, if it is there."""
+        item, self._left = self._left, None
+        while item is None and not self._queue.empty():  # who takes is the only one
+            item = self._queue.get_nowait()
+        return item
+
+    def _is_over(self) -> bool:
+        return self._done and self._left is None and self._queue.empty()
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream came to its end, and all of it was taken."""
+        return self._done and self._ended is None and self._is_over()
+
+    def close(self) -> None:
+        """End the stream and its thread; closing twice is fine."""
+        with self._room:
+            self._closed = True
+            reader = self._reader
+            self._room.notify_all()
+        self._queue.put(None)  # wakes who takes
+        if reader is not None:
+            reader.cancel()
+            if self._thread is not threading.current_thread():
+                self._thread.join(_JOIN_SECONDS)
+
+
+@final
+class RemoteFeed:
+    """A primary's log batches. Satisfies :class:`~strandline.node.messages.Feed`."""
+
+    def __init__(
+        self,
+        begin: Callable[[], AbstractContextManager[Any]],
+        since: int,
+        *,
+        url: str,
+        silence: float,
+        clock: Clock = CLOCK,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        """The batches from the one that holds the offset ``since`` on, out of the stream that ``begin`` opens."""
+        self._url = url
+        self._beat: Beat | None = None
+        self._assembler = Assembler(url, since)
+
+        @contextlib.contextmanager
+        def opened() -> Iterator[Any]:
+            with begin() as reader:
+                if not reader.schema.equals(RECORD_SCHEMA):
+                    raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which are no records.")
+                yield reader
+
+        self._receiver = Receiver(
+            opened,
+            self._accept,
+            url=url,
+            what="the stream of records",
+            silence=silence,
+            clock=clock,
+            queue_bytes=queue_bytes,
+        )
+
+    def _accept(self, chunk: Any) -> tuple[LogBatch, int] | None:
+        if chunk.data is None:
+            note, batch = _note_of(chunk, self._url), None
+            self._assembler.hear(note)
+        else:
+            part = admit_batch(chunk.data, f"A part of the stream of {self._url}")
+            # Encoded once, for the checksum and for the log that it goes into.
+            page = encode_page(part, Compression.NONE) if part.num_rows else []
+            note = _checked_note(chunk, self._url, part, page)
+            batch = self._assembler.add(part, note, page)
+        self._beat = note.beat
+        return None if batch is None else (batch, _held(batch))
+
+    @property
+    def beat(self) -> Beat | None:
+        """The primary's latest word; None before the first."""
+        return self._beat
+
+    def wait(self, timeout: float) -> int:
+        """0: what has come is in memory, and bounded there."""
+        return 0
+
+    def take(self, timeout: float) -> Sequence[LogBatch]:
+        """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat."""
+        taken = self._receiver.take(timeout)
+        if not taken and self._receiver.done:
+            raise TransientStorageError(f"{self._url} ended the stream of records: connect again.")
+        return taken
+
+    def close(self) -> None:
+        """End the stream; closing twice is fine."""
+        self._receiver.close()
+
+
+def read_part(chunk: Any, url: str) -> tuple[pa.RecordBatch, Note]:
+    """The records of a chunk, admitted, and its note; ``CorruptData`` unless they are those that were sent."""
+    part = admit_batch(chunk.data, f"A part of the stream of {url}")
+    return part, _checked_note(chunk, url, part, None)
+
+
+def _checked_note(chunk: Any, url: str, part: pa.RecordBatch, page: Parts | None) -> Note:
+    """The note of a chunk; ``page`` is the encoding of its records, if there is one already."""
+    note = _note_of(chunk, url)
+    if part.num_rows:
+        content = content_checksum(part) if page is None else page_checksum(page)
+        if content != note.content:
+            raise CorruptData(f"Records that {url} sent did not arrive as they were: connect again.")
+    return note
+
+
+def _note_of(chunk: Any, url: str) -> Note:
+    return decode_note(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes(), url)

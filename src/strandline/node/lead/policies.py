@@ -1,0 +1,240 @@
+"""Commit policies: which replicas must have a record before its append counts, as pure functions over values.
+
+A policy comes down to one number, its *watermark*: everything below it satisfies the policy. A write at an offset is
+committed when the watermark has passed it, and readers that follow a policy see up to there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from strandline.errors import InvalidInput, NotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Durable on the primary is enough."""
+
+    def __str__(self) -> str:
+        return "local"
+
+
+@dataclass(frozen=True, slots=True)
+class AckN:
+    """So many replicas have it durably; the primary does not count."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise InvalidInput(f"ack_n waits for at least 1 replica, not {self.count}: use local to wait for none.")
+
+    def __str__(self) -> str:
+        return f"ack_n({self.count})"
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """A majority of the configured voters has it durably; the primary is one of them."""
+
+    voters: frozenset[str]
+
+    def __post_init__(self) -> None:
+        if not self.voters:
+            raise InvalidInput("A quorum needs voters: name the nodes that count, the primary among them.")
+
+    @property
+    def majority(self) -> int:
+        """How many voters are more than half."""
+        return len(self.voters) // 2 + 1
+
+    def __str__(self) -> str:
+        return f"quorum({','.join(sorted(self.voters))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """So many replicas in each of these regions have it durably."""
+
+    counts: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.counts or any(count < 1 for _, count in self.counts):
+            raise InvalidInput("regions waits for at least one replica in at least one region.")
+        if len({region for region, _ in self.counts}) < len(self.counts):
+            raise InvalidInput("regions names each region once.")
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> Regions:
+        """From a mapping of regions to numbers of replicas."""
+        return cls(tuple(sorted(counts.items())))
+
+    def __str__(self) -> str:
+        return f"regions({','.join(f'{region}={count}' for region, count in self.counts)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All of these policies at once."""
+
+    policies: tuple[CommitPolicy, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.policies))
+
+
+CommitPolicy: TypeAlias = Local | AckN | Quorum | Regions | Every
+
+
+class ReplicaPosition(NamedTuple):
+    """How far a replica is: everything below ``durable`` is stored there; None before its first acknowledgement."""
+
+    name: str
+    durable: int | None = None
+    region: str | None = None
+
+
+class Standing(NamedTuple):
+    """Who is how far, as a policy sees it."""
+
+    primary: str
+    durable: int
+    """The primary's own durable end."""
+    replicas: tuple[ReplicaPosition, ...] = ()
+
+
+def watermark(policy: CommitPolicy, standing: Standing) -> int:
+    """The offset up to which the policy is satisfied, never above the primary's durable end; 0 if nothing is."""
+    match policy:
+        case Local():
+            return standing.durable
+        case AckN(count):
+            return min(standing.durable, nth_highest(_positions(standing.replicas), count))
+        case Quorum(voters):
+            positions = _positions(replica for replica in standing.replicas if replica.name in voters)
+            if standing.primary in voters:
+                positions.append(standing.durable)
+            return min(standing.durable, nth_highest(positions, policy.majority))
+        case Regions(counts):
+            return min(standing.durable, *(_in_region(standing, region, count) for region, count in counts))
+        case Every(policies):
+            return min([standing.durable, *(watermark(each, standing) for each in policies)])
+
+
+def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
+    """Whether everything that is durable on the primary satisfies the policy, so that nobody else is waited for."""
+    match policy:
+        case Local():
+            return True
+        case Quorum(voters):
+            return primary in voters and policy.majority == 1
+        case Every(policies):
+            return all(is_met_alone(each, primary) for each in policies)
+        case _:
+            return False
+
+
+def nth_highest(positions: Iterable[int], count: int) -> int:
+    """The position that ``count`` of these have reached; 0 if there are fewer."""
+    ranked = sorted(positions, reverse=True)
+    return ranked[count - 1] if len(ranked) >= count else 0
+
+
+def _positions(replicas: Iterable[ReplicaPosition]) -> list[int]:
+    return [replica.durable for replica in replicas if replica.durable is not None]
+
+
+def _in_region(standing: Standing, region: str, count: int) -> int:
+    return nth_highest(_positions(replica for replica in standing.replicas if replica.region == region), count)
+
+
+def check_possible(policy: CommitPolicy, standing: Standing) -> None:
+    """Refuse a policy that the registered replicas cannot satisfy, before anything is written.
+
+    ``InvalidInput``; but ``NotReady`` where voters are missing that are configured, and have yet to register. Replicas
+    count whether they are connected or not: a policy that only waits may yet be reached.
+    """
+    match policy:
+        case AckN(count) if len(standing.replicas) < count:
+            raise InvalidInput(
+                f"{policy} cannot be reached with {len(standing.replicas)} replicas: register more, or ask for fewer."
+            )
+        case Quorum(voters):
+            if standing.primary not in voters:
+                raise InvalidInput(
+                    f"{policy} does not name the primary, {standing.primary}, which is one of the voters."
+                )
+            known = {standing.primary, *(replica.name for replica in standing.replicas)} & voters
+            if len(known) < policy.majority:
+                # Voters are configured, and come: above all behind a primary that has just taken over.
+                raise NotReady(
+                    f"{policy} needs {policy.majority} voters, and only {len(known)} of them are known here yet: "
+                    "nothing was written. Try again when the others have registered."
+                )
+        case Regions(counts):
+            for region, count in counts:
+                there = sum(replica.region == region for replica in standing.replicas)
+                if there < count:
+                    raise InvalidInput(
+                        f"{policy} needs {count} replicas in region {region!r}, and {there} are registered there."
+                    )
+        case Every(policies):
+            for each in policies:
+                check_possible(each, standing)
+
+
+def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:
+    """What holds for a request: the node's policy and, besides, what it asks for. Asking for less changes nothing."""
+    match policy, asked:
+        case (Local(), _):
+            return asked
+        case (_, Local()):
+            return policy
+        case (AckN(mine), AckN(theirs)):
+            return policy if mine >= theirs else asked
+    return policy if policy == asked else Every((policy, asked))
+
+
+_SHAPE: Final = re.compile(r"(local|ack_n|quorum|regions)(?:\(([^()]*)\))?")
+
+
+def parse_policy(text: str) -> CommitPolicy:
+    """The policy that a configuration names; anything else is ``InvalidInput``.
+
+    >>> parse_policy("ack_n(2)"), str(parse_policy("regions(eu=1, us=2)"))
+    (AckN(count=2), 'regions(eu=1,us=2)')
+    >>> str(parse_policy("ack_n(2) and regions(eu=1)"))
+    'ack_n(2) and regions(eu=1)'
+    """
+    several = text.split(" and ")
+    if len(several) > 1:
+        return Every(tuple(map(parse_policy, several)))
+    found = _SHAPE.fullmatch(text.strip())
+    if found is None:
+        raise _unknown(text)
+    kind, words = found[1], [word.strip() for word in (found[2] or "").split(",") if word.strip()]
+    try:
+        match kind:
+            case "local" if not words:
+                return Local()
+            case "ack_n" if len(words) == 1:
+                return AckN(int(words[0]))
+            case "quorum":
+                return Quorum(frozenset(words))
+            case "regions":
+                pairs = [word.partition("=") for word in words]
+                return Regions(tuple(sorted((region.strip(), int(count or 1)) for region, _, count in pairs)))
+    except InvalidInput:
+        raise
+    except ValueError as error:
+        raise _unknown(text) from error
+    raise _unknown(text)
+
+
+def _unknown(text: str) -> InvalidInput:
+    return InvalidInput(
+        f"{text!r} is no commit policy: use 'local', 'ack_n(2)', 'quorum(a,b,c)' or 'regions(eu=1,us=1)'."
+    )

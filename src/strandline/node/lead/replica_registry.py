@@ -1,0 +1,186 @@
+"""Who replicates a primary's log, and how far each of them is: a value, and pure functions from one to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from strandline.errors import Diverged, InvalidInput, NotFound
+from strandline.model.cursor import SECOND
+from strandline.model.names import check_replica_name
+from strandline.node.lead.policies import ReplicaPosition, Standing
+
+SILENT_POLLS: Final = 3
+SILENT_SECONDS: Final = 5
+"""A replica that was silent for so many poll intervals, and at least so long, is unhealthy."""
+
+
+class Replica(NamedTuple):
+    """What a primary knows of one replica. Positions are next offsets; times are microseconds."""
+
+    name: str
+    connected_at: int
+    last_seen: int
+    region: str | None = None
+    sent: int = 0
+    applied: int | None = None
+    """None before its first acknowledgement: until then it counts for nothing."""
+    durable: int | None = None
+    apply_errors: int = 0
+    divergences: int = 0
+    """Both are the highest that it has reported."""
+    bootstrapping: bool = False
+    """Whether it is building its state again, and serves no reads that a bookmark asks for."""
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a replica reports of itself."""
+
+    applied: int
+    durable: int
+    apply_errors: int = 0
+    divergences: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.durable <= self.applied:
+            raise InvalidInput(f"A replica cannot have made {self.durable} durable and applied {self.applied}.")
+
+
+class Registry(NamedTuple):
+    """All replicas of a log by name, and the topology's epoch, which grows with each real change of it."""
+
+    replicas: Mapping[str, Replica] = MappingProxyType({})
+    epoch: int = 0
+
+    def replica(self, name: str) -> Replica:
+        """One of them, or ``NotFound``."""
+        try:
+            return self.replicas[name]
+        except KeyError as error:
+            raise NotFound(f"There is no replica {name!r}: it has to register first.") from error
+
+    def standing(self, primary: str, durable: int, *, term_start: int = 0) -> Standing:
+        """Who is how far, as commit policies see it.
+
+        A replica that has not everything from before the primary's term counts for nothing. Otherwise a record could
+        be on enough replicas and yet be discarded: by a later primary whose log is of a higher term, and shorter.
+        """
+        positions = []
+        for each in self.replicas.values():
+            counts = each.durable is not None and each.durable >= term_start
+            positions.append(ReplicaPosition(each.name, each.durable if counts else None, each.region))
+        return Standing(primary, durable, tuple(positions))
+
+    @property
+    def lag(self) -> int:
+        """How far the slowest is behind what was sent to the fastest; one that has acknowledged nothing is at 0."""
+        known = self.replicas.values()
+        return max((each.sent for each in known), default=0) - min((each.applied or 0 for each in known), default=0)
+
+    @property
+    def safe_replay(self) -> int | None:
+        """Everything below is durable on every replica; None without any."""
+        return min((each.durable or 0 for each in self.replicas.values()), default=None)
+
+
+def register(registry: Registry, name: str, *, region: str | None, now: int, divergences: int = 0) -> Registry:
+    """The registry with this replica; one that comes back keeps its progress, and is no change of the topology.
+
+    ``divergences`` are those that a new one is known to have reported before.
+    """
+    known = registry.replicas.get(check_replica_name(name))
+    if known is None:
+        return _with(registry, [Replica(name, now, now, region, divergences=divergences)], is_change=True)
+    seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
+    return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
+
+
+def unregister(registry: Registry, name: str) -> Registry:
+    """The registry without this replica; one that is not known changes nothing."""
+    if check_replica_name(name) not in registry.replicas:
+        return registry
+    left = {known: each for known, each in registry.replicas.items() if known != name}
+    return Registry(MappingProxyType(left), registry.epoch + 1)
+
+
+def sent_upto(registry: Registry, name: str, offset: int) -> Registry:
+    """Everything below this offset was sent to a replica; never back."""
+    known = registry.replica(name)
+    return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
+
+
+def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int, now: int) -> Registry:
+    """The registry after a replica reported; positions and counts only go forward.
+
+    ``NotFound`` for one that is not registered, ``Diverged`` for one that has more than the log: both change nothing.
+    """
+    known = registry.replica(name)
+    if progress.applied > end:
+        raise Diverged(
+            f"Replica {name!r} says that it has applied all below {progress.applied}, and the log ends at {end}: "
+            "it has records that this log never had, and has to bootstrap again."
+        )
+    after = Replica(
+        name=known.name,
+        connected_at=known.connected_at,
+        last_seen=max(known.last_seen, now),
+        region=known.region,
+        sent=max(known.sent, progress.applied),
+        applied=max(known.applied or 0, progress.applied),
+        durable=max(known.durable or 0, progress.durable),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
+        bootstrapping=known.bootstrapping,
+        healthy=True,
+    )
+    return _with(registry, [after], is_change=not known.healthy)
+
+
+def resumed(registry: Registry, name: str, at: int) -> Registry:
+    """The registry with a replica that goes on at this offset: it has no more than that, whatever it had before."""
+    known = registry.replica(name)
+    applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
+    after = known._replace(sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
+    return _with(registry, [after], is_change=known.bootstrapping)
+
+
+def counted(registry: Registry, name: str, progress: Progress, *, now: int) -> Registry:
+    """The registry after a replica reported whose position does not count: only what it has found does."""
+    known = registry.replica(name)
+    after = known._replace(
+        last_seen=max(known.last_seen, now),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
+        healthy=True,
+    )
+    return _with(registry, [after], is_change=not known.healthy)
+
+
+def bootstrapping(registry: Registry, name: str, *, flag: bool) -> Registry:
+    """The registry with a replica that begins to build its state again, or has done so.
+
+    One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
+    """
+    known = registry.replica(name)
+    after = known._replace(bootstrapping=flag)
+    if flag:
+        after = after._replace(sent=0, applied=None, durable=None)
+    return _with(registry, [after], is_change=known.bootstrapping != flag)
+
+
+def judge_health(registry: Registry, *, poll_seconds: float, now: int) -> Registry:
+    """The registry after a look at who was silent for too long; all who are found so at once are one change."""
+    patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
+    silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
+    return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
+
+
+def _with(registry: Registry, changed: Iterable[Replica], *, is_change: bool) -> Registry:
+    replicas = dict(registry.replicas)
+    for each in changed:
+        replicas[each.name] = each
+    return Registry(MappingProxyType(replicas), registry.epoch + is_change)

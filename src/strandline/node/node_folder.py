@@ -1,0 +1,163 @@
+"""The folder of a node: what it remembers of itself, its copy of the log, and what it has put aside."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Self, final
+
+from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
+from strandline.formats.node.state import decode_node, encode_node
+from strandline.log.folders import Kind
+from strandline.log.new_folder import check_new
+from strandline.model.node import NodeState
+from strandline.node.elect.terms import check_rise
+from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import below, exists, make_own_folder, replace_file
+from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
+
+STATE: Final = "node.json"
+LOCK: Final = "node.lock"
+INCOMING: Final = "incoming"
+SNAPSHOTS: Final = "snapshots"
+QUARANTINE: Final = "quarantine"
+_DATA: Final = re.compile(r"data-([0-9]{8})")
+
+
+def _refuse_orphans(folder: str, *, disk: Disk) -> None:
+    copies = sorted(row.name for row in disk.scan(folder) if row.is_folder and _DATA.fullmatch(row.name))
+    if copies:
+        raise CorruptData(
+            f"{folder}/{STATE} is missing, and {', '.join(copies)} beside it holds a copy of a log: nothing was "
+            "changed. Restore the file; or move the folder away, and let the node bootstrap."
+        )
+
+
+@bound_to_process()
+@final
+class Home:
+    """A node's folder, held by one process at a time. What :meth:`remember` returned from survives any crash.
+
+    ``data-N`` holds the copy of the log; a bootstrap builds ``data-N+1`` beside it, and remembering the new number is
+    what swaps them.
+    """
+
+    def __init__(self, folder: str, state: NodeState, *, disk: Disk) -> None:
+        """Use :meth:`open`."""
+        self.folder = folder
+        self.disk = disk
+        self._state = state
+        self._lock = threading.Lock()
+        self._held = contextlib.ExitStack()
+        self._origin = Origin(f"The node in {folder}", self)
+        call_in_child(self, Home._after_fork)
+
+    def _after_fork(self) -> None:
+        self._held.close()  # only this process's part of the lock
+
+    @classmethod
+    def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> Home:
+        """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
+
+        ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
+        be counted; and if it is that of something else, such as a write-ahead log. ``CorruptData`` if there are copies
+        of a log, and nothing tells which of them is in use.
+        """
+        path = f"{folder}/{STATE}"
+        if not exists(path, disk=disk):
+            check_new(folder, Kind.NODE, disk=disk)
+        make_own_folder(folder, disk=disk)
+        with contextlib.ExitStack() as held:
+            if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
+                raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
+            # Who wrote the state may have been killed before it was durable: no power cut may take back what is read.
+            disk.sync_folder(folder)
+            try:
+                state = decode_node(disk.read(path), path)
+            except NotFound:
+                state = NodeState(name)
+                _refuse_orphans(folder, disk=disk)
+                # Before anything else is here: copies without it are those of a node that has lost its memory.
+                replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
+            if state.name != name:
+                raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
+            home = cls(folder, state, disk=disk)
+            home._held = held.pop_all()
+        home.sweep()
+        return home
+
+    @property
+    def state(self) -> NodeState:
+        """What it remembers now."""
+        return self._state
+
+    def remember(self, **changes: Any) -> NodeState:
+        """Durably change what is remembered; nothing is written if it is so already.
+
+        Terms and the watermark never go down, whatever is asked.
+        """
+        with self._lock:
+            for name in ("seen", "adopted", "led", "committed"):
+                if name in changes:
+                    changes[name] = max(changes[name], getattr(self._state, name))
+            after = replace(self._state, **changes)
+            if after != self._state:
+                self._write(after)
+            return after
+
+    def hear_term(self, term: int, who: str) -> None:
+        """Durably remember a term that somebody tells; ``Fenced``, and nothing is, if no election raises it so far.
+
+        The one way by which a term from outside gets in.
+        """
+        self.remember(seen=check_rise(self._state.seen, term, who))
+
+    def reset_term(self, term: int) -> NodeState:
+        """Durably forget terms above this one. For somebody who knows that no node leads in one of them."""
+        with self._lock:
+            state = self._state
+            after = replace(state, seen=term, adopted=min(state.adopted, term), led=min(state.led, term))
+            self._write(after)
+            return after
+
+    def _write(self, after: NodeState) -> None:
+        path = f"{self.folder}/{STATE}"
+        replace_file(self.disk, path, encode_node(after), temporary=f"{path}.new")
+        self._state = after
+
+    def data(self, generation: int) -> str:
+        """The folder of a copy of the log."""
+        return f"{self.folder}/data-{generation:08d}"
+
+    def path(self, *names: str) -> str:
+        """A folder of this node's own; ``InvalidInput`` for names that could lead out of it."""
+        return below(self.folder, *names)
+
+    def next_generation(self) -> int:
+        """A number that no copy has, not even one that a crash left unfinished."""
+        return max([self._state.generation, *self._generations()]) + 1
+
+    def sweep(self, *, keep: int | None = None) -> None:
+        """Remove every copy but the one in use, and ``keep``: nobody can need them any more."""
+        for generation in self._generations():
+            if generation not in (self._state.generation, keep):
+                self.disk.remove_folder(self.data(generation))
+
+    def _generations(self) -> list[int]:
+        rows = self.disk.scan(self.folder)
+        return [int(found[1]) for row in rows if row.is_folder and (found := _DATA.fullmatch(row.name))]
+
+    def close(self) -> None:
+        """Let go of the folder; closing twice is fine."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,60 @@
+"""Up to where two copies of a log are the same, told by their terms. Pure."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from strandline.errors import Diverged
+from strandline.model.cursor import Bounds, Cursor
+from strandline.node.messages import Rewind
+
+
+class Terms(Protocol):
+    """What a log knows of the terms of its records. They never go down along it."""
+
+    def term_at(self, offset: int) -> int | None:
+        """The term of a record; None if it is not there, or not any more."""
+
+    def end_of_term(self, term: int) -> int:
+        """The first offset whose record is of a higher term; the end of the log if none is."""
+
+
+def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewind | None:
+    """Where a replica at ``since`` parts from the log of a primary that led alone from ``term`` on; None if nowhere.
+
+    Each term had one primary, and what a primary wrote is in one order: two logs whose records at an offset are of the
+    same term are the same up to there. ``Diverged`` if the replica has a record of the primary's own terms that the
+    primary has not: no failover explains that.
+    """
+    if since.next <= bounds.next:
+        if not since.term or terms.term_at(since.next - 1) == since.term:
+            return None
+        if since.next <= bounds.first and since.term >= term:
+            return None  # that record is gone here; but in this term nobody else has written any
+        upto = since.next
+    else:
+        upto = bounds.next
+    if since.term >= term:
+        raise Diverged(
+            f"The replica is at {since.next} in term {since.term}, and has a record there that the primary, which has "
+            f"led alone since term {term}, does not have: one of their disks lost or gained records, or the primary's "
+            "folder was restored from an older copy. Promote the replica by force, or let it bootstrap again."
+        )
+    upto = max(bounds.first, min(upto, terms.end_of_term(since.term)))
+    return Rewind(upto, terms.term_at(upto - 1) or 0)
+
+
+def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) -> Cursor | None:
+    """Where a replica asks next after such an answer; None if it retains nothing that could be the same.
+
+    Always before ``since``, so that the two come to an end.
+    """
+    upto = min(answer.upto, terms.end_of_term(answer.term))
+    if upto >= since.next:
+        raise Diverged(
+            f"The primary asks to go back to {answer.upto} in term {answer.term}, and this replica is at {since.next} "
+            "in that term: it has to bootstrap again."
+        )
+    if upto < bounds.first or (upto == bounds.first and bounds.first > 0):
+        return None
+    return Cursor(since.log_id, upto, terms.term_at(upto - 1) or 0)

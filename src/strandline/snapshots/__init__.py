@@ -1,0 +1,21 @@
+"""Snapshots: sealed folders, their publication in an object store, and new stores bootstrapped from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.model.snapshot import Snapshot as Snapshot
+    from strandline.snapshots.artifacts import Artifacts as Artifacts
+    from strandline.snapshots.bootstrapping import bootstrap as bootstrap
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "Artifacts": "strandline.snapshots.artifacts",
+        "Snapshot": "strandline.model.snapshot",
+        "bootstrap": "strandline.snapshots.bootstrapping",
+    },
+)

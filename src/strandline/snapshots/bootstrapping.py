@@ -1,0 +1,290 @@
+"""Newcomers: from the newest snapshot to a store that can follow on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, TypeVar, final
+
+from strandline.errors import (
+    AlreadyExists,
+    CursorExpired,
+    InvalidInput,
+    NotFound,
+    StorageError,
+    StrandlineError,
+)
+from strandline.log.contract import READING, SLOTS, Log, require
+from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
+from strandline.model.addresses import Address, as_folder
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.slots import SlotState
+from strandline.model.snapshot import Snapshot
+from strandline.model.store import Standing
+from strandline.snapshots.artifacts import Artifacts
+from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
+from strandline.snapshots.staging import check_free, scratch_folder
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+
+_LOGGER = logging.getLogger(__name__)
+_ONE: Final = Limit(batches=1)
+
+
+class Bootstrapped(Protocol):
+    """What :func:`bootstrap` needs to know of a store."""
+
+    def standing(self) -> Standing:
+        """How far it has got."""
+
+    def close(self) -> None:
+        """Let go of its files."""
+
+
+S_co = TypeVar("S_co", bound=Bootstrapped, covariant=True)
+S = TypeVar("S", bound=Bootstrapped)
+
+
+class StoreKind(Protocol[S_co]):
+    """A kind of store, such as the class ``AppendLogStore`` itself."""
+
+    def open(self, folder: str, /, *args: Any, **options: Any) -> S_co:
+        """Open the store in a folder."""
+
+    def import_from(self, snapshot: str, dest: str, /, *args: Any, **options: Any) -> S_co:
+        """Make a store of a sealed folder, in a folder that is absent or empty, and open it."""
+
+
+def bootstrap(
+    source: Artifacts | Address,
+    dest: Address,
+    into: StoreKind[S],
+    *,
+    log: Log | None = None,
+    slot: str | None = None,
+    replace: bool = False,
+    disk: Disk = DISK,
+    chance: Chance = CHANCE,
+    **options: Any,
+) -> S:
+    """A store at ``dest`` from whose cursor following can go on: made of the newest snapshot, or what is there.
+
+    ``source`` is where snapshots are published, a folder of numbered ones, or a single one. A store that is at
+    ``dest`` already is used as it is, and the logger is told so, if it has a cursor that ``log`` still retains
+    (without ``log`` that is not looked at); otherwise, and always with ``replace``, it is replaced, when the snapshot
+    has been imported. ``options`` are for opening and importing.
+
+    With ``log`` and ``slot`` the slot pins what the store needs before anything is read: it is created if it is
+    missing, and healed if it was invalidated; whoever held it is fenced then. One that was created goes again if the
+    bootstrap fails, and after a while if it was killed; once the store is there, it pins for good.
+
+    ``NotFound`` if there is no snapshot, ``CursorExpired`` if the newest is older than what the log retains,
+    ``Diverged`` if it, or the store at ``dest``, is of another log. On failure ``dest`` is as it was.
+    """
+    if slot is not None and log is None:
+        raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
+    if log is not None:
+        require(log, "followed", *READING, *(() if slot is None else SLOTS))
+    dest = as_folder(dest)
+    source = source if isinstance(source, Artifacts) else as_folder(source)
+    there = _is_there(dest, disk)
+    if there and not replace:
+        store = _usable(dest, into, log, slot, options)
+        if store is not None:
+            at = store.standing().cursor
+            _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
+            return store
+    with contextlib.ExitStack() as held:
+        pinned = None
+        if log is not None and slot is not None:
+            pinned = held.enter_context(Pin(log, slot, options.get("clock", CLOCK)))
+        snapshot = held.enter_context(_at_hand(source, dest, log, pinned, disk=disk, chance=chance))
+        with _out_of_the_way(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
+            store = into.import_from(snapshot.folder, dest, **options)
+        _LOGGER.info("The store at %s was made of a snapshot at %s.", dest, snapshot.cursor)
+        try:
+            if pinned is not None:
+                pinned.keep(str(chance.uuid()))
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+
+@final
+class Pin:
+    """A slot that holds what a store needs which is being made. Leaving the block drops it, unless it is to be kept.
+
+    Only one that this object has created: then it is touched while the block lasts, and goes by itself after a while
+    if the process is killed meanwhile.
+    """
+
+    def __init__(self, log: Log, slot: str, clock: Clock) -> None:
+        """Nothing is pinned yet."""
+        self._log = log
+        self._slot = slot
+        self._clock = clock
+        self._created: SlotState | None = None
+        self._alive = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._alive.close()
+        try:
+            if self.is_provisional:
+                self._log.drop_slot(self._slot)
+        except StrandlineError as trouble:
+            _LOGGER.warning("Slot %r, which nobody needs, could not be dropped: %s", self._slot, trouble)
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether the slot is as it was made here: nobody has claimed, reset or kept it."""
+        created, state = self._created, self._state()
+        return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
+
+    def _state(self) -> SlotState | None:
+        return next((state for state in self._log.slots() if state.name == self._slot), None)
+
+    def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
+        """Make the slot hold what comes after a cursor, whatever state it is in; ``CursorExpired`` if that is gone.
+
+        One that is missing is created, for good if the store with that cursor ``is_stored``; one that was invalidated
+        or is past the cursor is reset; a valid one that holds it already stays as it is.
+        """
+        found = self._state()
+        if found is None:
+            with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+                self._create(cursor.next, is_stored=is_stored)
+                return
+            found = self._state()
+        if found is None or found.invalid is not None or found.position > cursor.next:
+            self._log.reset_slot(self._slot, cursor.next)
+
+    def _create(self, position: int, *, is_stored: bool) -> None:
+        if is_stored:
+            self._log.create_slot(self._slot, position)
+        elif isinstance(self._log, NewcomerSlots):
+            self._created = self._log.create_newcomer_slot(self._slot, position)
+            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
+        else:
+            self._created = self._log.create_slot(self._slot, position)
+
+    def keep(self, holder: str) -> None:
+        """The store is there: what was created for it stays until its follower takes it over."""
+        if self._created is not None:
+            self._alive.close()
+            self._log.claim_slot(self._slot, holder)
+            self._created = None
+
+    def touch(self) -> None:
+        """Say that the slot is needed."""
+        if self._created is not None and isinstance(self._log, SlotToucher):
+            self._log.touch_slot(self._slot, self._created.epoch)
+
+    def advance(self, to: Cursor) -> None:
+        """It is not moved: what it pins is what the store will need."""
+
+
+# --- inside ----------------------------------------------------------------------------------------------------
+
+
+def _is_there(dest: str, disk: Disk) -> bool:
+    try:
+        check_free(dest, disk=disk)
+    except AlreadyExists:
+        return True
+    return False
+
+
+def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, options: dict[str, Any]) -> S | None:
+    """The store at ``dest``, if following can go on from it, which the slot then pins.
+
+    ``Diverged`` if it follows another log. Whatever this raises, the store is closed again.
+    """
+    store = into.open(dest, **options)
+    try:
+        standing = store.standing()
+        if standing.cursor is None or standing.resync is not None:
+            store.close()
+            return None
+        if log is not None:
+            log.plan(standing.cursor, _ONE)
+            if slot is not None:
+                Pin(log, slot, CLOCK).hold(standing.cursor, is_stored=True)
+    except CursorExpired as error:
+        _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
+        store.close()
+        return None
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+@contextlib.contextmanager
+def _at_hand(
+    source: Artifacts | str, dest: str, log: Log | None, pinned: Pin | None, *, disk: Disk, chance: Chance
+) -> Iterator[Snapshot]:
+    """The newest snapshot as a folder here, of which the log still has what comes next, and will keep it."""
+    if isinstance(source, Artifacts):
+        artifact = source.newest()
+        if artifact is None:
+            raise _none_at(repr(source))
+        # Before the long way: should a newer one be published meanwhile, this only retains more.
+        _serve(log, pinned, artifact.cursor)
+        with scratch_folder(f"{dest}.fetched", disk=disk, chance=chance) as hidden:
+            yield source.fetch(f"{hidden}/snapshot")
+        return
+    if any(row.name == MANIFEST for row in disk.scan(source)):
+        snapshot: Snapshot | None = check_snapshot(source, disk=disk)
+    else:
+        snapshot = newest_snapshot(source, disk=disk)
+    if snapshot is None:
+        raise _none_at(source)
+    _serve(log, pinned, snapshot.cursor)
+    yield snapshot
+
+
+def _none_at(where: str) -> NotFound:
+    return NotFound(
+        f"There is no snapshot at {where}: publish one from a consumer that is in step, or let the newcomer read the "
+        "log from its beginning if all of it is retained."
+    )
+
+
+def _serve(log: Log | None, pinned: Pin | None, cursor: Cursor) -> None:
+    """Pin what comes after a snapshot, and see that the log has it."""
+    if log is None:
+        return
+    try:
+        log.plan(cursor, _ONE)  # the cursor may be of another log, which a slot's position would not tell
+        if pinned is not None:
+            pinned.hold(cursor)
+    except CursorExpired as error:
+        raise CursorExpired(
+            f"The newest snapshot is at {cursor}, and the log retains only what is from offset {log.bounds().first} "
+            "on: nothing was imported. Publish a snapshot of a consumer that is in step, and let a slot hold the log "
+            "until then."
+        ) from error
+
+
+@contextlib.contextmanager
+def _out_of_the_way(dest: str, *, disk: Disk, chance: Chance) -> Iterator[None]:
+    """Give ``dest`` free for the block; what was there is removed if the block ends well, and comes back if not."""
+    place = Path(dest).absolute()
+    with scratch_folder(dest, disk=disk, chance=chance) as hidden:
+        aside = f"{hidden}/replaced"
+        disk.rename(str(place), aside)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                disk.rename(aside, str(place))
+            raise

@@ -1,0 +1,134 @@
+"""The rules of the pointer: it never goes back, and what it may name is never deleted. All pure.
+
+Exporters and pruners run anywhere, at once, and die at any moment. Whether a payload may be deleted is decided by the
+pointer alone: it is not listed, and its generation is one that can no longer be. Clocks only say when.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from strandline.errors import Diverged, StrandlineError
+from strandline.model.artifacts import Artifact, Pointer, Superseded
+from strandline.model.cursor import Cursor
+
+_LOCATION: Final = re.compile(r"payloads/([0-9]{16})/[0-9a-z-]{1,160}")
+
+
+class StalePayload(StrandlineError):
+    """The payload's generation may have been deleted meanwhile: upload it again. Handled by the exporter."""
+
+
+def location_of(generation: int, cursor: Cursor, sha256: str) -> str:
+    """Where a payload goes: named by its cursor and the hash of its manifest; names sort by generation."""
+    return f"payloads/{generation:016d}/{cursor.next:020d}-{cursor.term}-{cursor.log_id.hex}-{sha256}"
+
+
+def generation_of(location: str) -> int | None:
+    """The generation in a payload's name; None for a name that is no payload's."""
+    name = _LOCATION.fullmatch(location)
+    return None if name is None else int(name[1])
+
+
+def is_newer(cursor: Cursor, current: Artifact | None) -> bool:
+    """Whether a cursor is ahead of what is published; ``Diverged`` if that is of another log."""
+    if current is None:
+        return True
+    known = current.cursor
+    if cursor.log_id != known.log_id:
+        raise Diverged(
+            f"A snapshot of log {cursor.log_id} cannot follow one of log {known.log_id} at {current.location}: publish "
+            "it elsewhere, or with replace=True if that log is given up."
+        )
+    # One of an older term that reaches further holds what the newer term never agreed to.
+    return cursor.next > known.next and cursor.term >= known.term
+
+
+def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False) -> Pointer:
+    """The pointer at an artifact, unless it is at a newer one already: then as it is.
+
+    ``StalePayload`` if the artifact's objects may have been deleted, ``Diverged`` if what is published is of another
+    log, unless ``replacing``.
+    """
+    current = pointer.current
+    other = replacing and current is not None and artifact.cursor.log_id != current.cursor.log_id
+    if not other and not is_newer(artifact.cursor, current):
+        return pointer
+    generation = generation_of(artifact.location)
+    if generation is None or generation < pointer.min_generation:
+        raise StalePayload(f"{artifact.location} is of a generation below {pointer.min_generation}.")
+    left = () if current is None else (Superseded(current.location, artifact.published),)
+    return replace(
+        pointer,
+        # Uploads that begin from here on are told from those that began before: a dead one among these can then be
+        # given up without giving up the living.
+        generation=pointer.generation + 1,
+        current=artifact,
+        superseded=(*pointer.superseded, *left),
+    )
+
+
+def give_up(pointer: Pointer, generation: int) -> Pointer:
+    """The pointer after which no payload of this or an older generation can be pointed at any more."""
+    if generation < pointer.min_generation:
+        return pointer
+    return replace(pointer, min_generation=generation + 1, generation=max(pointer.generation, generation + 1))
+
+
+def forget(pointer: Pointer, gone: Collection[str]) -> Pointer:
+    """The pointer without superseded payloads whose objects were deleted."""
+    left = tuple(item for item in pointer.superseded if item.location not in gone)
+    return pointer if left == pointer.superseded else replace(pointer, superseded=left)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a pruner may delete: superseded payloads whose time has come, and ones that can never be pointed at."""
+
+    superseded: tuple[str, ...]
+    unlisted: tuple[str, ...]
+
+
+def abandoned(pointer: Pointer, newest: dict[str, int], *, before: int) -> int | None:
+    """The highest generation of payloads that the pointer does not name and that were left before a time, if any.
+
+    ``newest`` tells for each payload that is there when the last of its objects was written: a living exporter keeps
+    writing, so that its payload is not old, however long it takes. A superseded one was left when it was superseded.
+    It counts too: an exporter of the very same payload, slower than its twin, would else point at what is deleted.
+    """
+    current = None if pointer.current is None else pointer.current.location
+    superseded = {item.location: item.at for item in pointer.superseded}
+    found = [
+        generation
+        for location, modified in newest.items()
+        if location != current and max(modified, superseded.get(location, modified)) <= before
+        if (generation := generation_of(location)) is not None
+    ]
+    return max(found, default=None)
+
+
+def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> Sweep:
+    """What may be deleted by a pointer whose minimum generation was raised already: never what it names."""
+    current = None if pointer.current is None else pointer.current.location
+    return Sweep(
+        superseded=tuple(
+            item.location for item in pointer.superseded if item.at <= before and item.location != current
+        ),
+        unlisted=tuple(
+            location
+            for location in there
+            if not _is_listed(pointer, location)
+            and (generation := generation_of(location)) is not None
+            and generation < pointer.min_generation
+        ),
+    )
+
+
+def _is_listed(pointer: Pointer, location: str) -> bool:
+    current = pointer.current
+    return (current is not None and current.location == location) or any(
+        item.location == location for item in pointer.superseded
+    )

@@ -1,0 +1,289 @@
+"""Sealed folders: ``data/`` and a ``MANIFEST.json`` that tells the cursor, and the size and hash of every file.
+
+A snapshot is there whole or not at all: it is filled under a hidden name, opened once to see that it holds what it
+says, and renamed last. An import trusts nothing: it copies, compares the hashes of the copies, opens them, and only
+then gives them their name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Final
+
+from strandline.errors import (
+    CorruptData,
+    InvalidInput,
+    NotFound,
+    UnsupportedVersion,
+)
+from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
+from strandline.model.addresses import Address, as_folder
+from strandline.model.cursor import Cursor
+from strandline.model.json_values import LARGEST
+from strandline.model.snapshot import Snapshot, SnapshotFile
+from strandline.snapshots.staging import files_below, set_aside, staged, sweep
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk, FolderRow
+from strandline.storage.files import below
+
+MANIFEST: Final = "MANIFEST.json"
+DATA: Final = "data"
+
+_LOGGER = logging.getLogger(__name__)
+_STROKE: Final = 1 << 20
+"""How many bytes are read at once to be hashed."""
+_NUMBER: Final = re.compile(r"[0-9]{20}")
+
+
+def seal(
+    folder: str,
+    *,
+    kind: str,
+    kind_version: int,
+    cursor: Cursor | None,
+    fill: Callable[[str], None],
+    verify: Callable[[str], Cursor],
+    disk: Disk = DISK,
+    clock: Clock = CLOCK,
+    chance: Chance = CHANCE,
+) -> Snapshot:
+    """Make a snapshot: when this returns it is durable, whole, and has been opened once. On failure nothing is left.
+
+    ``fill`` is given an empty folder to write the data to; syncing is done here. ``verify`` is given the same folder,
+    opens it without changing a file, and returns the cursor that it holds. ``AlreadyExists`` unless ``folder`` is
+    absent or empty, ``CorruptData`` if the data holds another cursor than ``cursor``; where it is known only when the
+    data is there, it is None.
+    """
+    with staged(folder, disk=disk, chance=chance) as hidden:
+        data = f"{hidden}/{DATA}"
+        disk.make_folders(data)
+        fill(data)
+        filled = files_below(data, disk=disk)
+        _refuse_links(filled, folder, shared=True)
+        held = verify(data)
+        if cursor is not None:
+            _same_cursor(held, cursor, folder)
+        if _contents(files_below(data, disk=disk)) != _contents(filled):
+            raise InvalidInput(
+                f"Opening the data of {folder} to verify it changed its files, so that it was not sealed: "
+                "open them to read only."
+            )
+        # The hashes come after the opening: they are of what is kept, whatever the opening did.
+        files = []
+        for path in filled:
+            disk.sync_file(f"{data}/{path}")
+            files.append(_hashed(f"{data}/{path}", path, disk=disk))
+        snapshot = Snapshot(folder, kind, kind_version, held, clock.now(), tuple(files))
+        disk.write_new(f"{hidden}/{MANIFEST}", [encode_snapshot(snapshot)])
+        if replace(read_snapshot(hidden, disk=disk), folder=folder) != snapshot:
+            raise CorruptData(f"The manifest of {folder} did not come back as it was written; nothing was sealed.")
+    return snapshot
+
+
+def read_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot:
+    """What the manifest says; the files are not looked at. ``NotFound`` if there is no snapshot."""
+    folder = as_folder(folder)
+    path = f"{folder}/{MANIFEST}"
+    try:
+        data = disk.read(path, 0, LARGEST + 1)
+    except NotFound as error:
+        raise NotFound(f"There is no snapshot at {folder}: it has no {MANIFEST}.") from error
+    return decode_snapshot(data, path, folder)
+
+
+def check_snapshot(folder: Address, *, disk: Disk = DISK, shared: bool = True) -> Snapshot:
+    """The snapshot, after every file was found to be what the manifest says: none missing, extra, altered or a link.
+
+    ``CorruptData`` names the first that is not. Without ``shared``, a file that has a second name somewhere (a hard
+    link) is refused too: whoever has that name can alter it.
+    """
+    folder = as_folder(folder)
+    snapshot = _inspected(folder, disk=disk, shared=shared)
+    for file in snapshot.files:
+        _same_file(_hashed(f"{folder}/{DATA}/{file.path}", file.path, disk=disk), file, folder)
+    return snapshot
+
+
+def unpack(
+    folder: str,
+    dest: str,
+    *,
+    kind: str,
+    kind_version: int,
+    verify: Callable[[str], Cursor],
+    shared: bool = False,
+    disk: Disk = DISK,
+    chance: Chance = CHANCE,
+) -> Snapshot:
+    """Copy the data of a snapshot to ``dest``, which becomes what ``data/`` was; a failure leaves ``dest`` as it was.
+
+    ``verify`` opens the copy and returns the cursor that it holds. Refused are: a kind or a version other than these
+    (``InvalidInput``, ``UnsupportedVersion``); files that are missing, extra, altered or links, paths that leave
+    ``data/``, another cursor than the manifest's (``CorruptData``); a destination that is neither absent nor empty
+    (``AlreadyExists``). ``shared`` accepts files with a second name, for kinds whose files are hard links to those of
+    a living store.
+    """
+    snapshot = read_snapshot(folder, disk=disk)
+    check_kind(snapshot, kind, kind_version)
+    with staged(dest, disk=disk, chance=chance) as hidden:
+        if _inspected(folder, disk=disk, shared=shared) != snapshot:
+            raise CorruptData(f"The snapshot {folder} was changed while it was read; nothing was imported. Try again.")
+        for file in snapshot.files:
+            target = below(hidden, *file.path.split("/"))
+            if "/" in file.path:
+                disk.make_folders(target.rpartition("/")[0])
+            disk.copy(f"{folder}/{DATA}/{file.path}", target)
+            # The copy is what is hashed: whatever is done to the original meanwhile, this is what is kept.
+            _same_file(_hashed(target, file.path, disk=disk), file, folder)
+        _same_cursor(verify(hidden), snapshot.cursor, folder)
+    return snapshot
+
+
+def check_kind(snapshot: Snapshot, kind: str, kind_version: int) -> None:
+    """Raise unless the snapshot is of this kind and version."""
+    if snapshot.kind != kind:
+        raise InvalidInput(
+            f"The snapshot {snapshot.folder} is of kind {snapshot.kind!r} and cannot be imported as {kind!r}: "
+            "import it into a store of its own kind."
+        )
+    if snapshot.kind_version != kind_version:
+        raise UnsupportedVersion(
+            f"The snapshot {snapshot.folder} is of version {snapshot.kind_version} of {kind!r}, and this program reads "
+            f"version {kind_version}: use the strandline that wrote it, or take another snapshot."
+        )
+
+
+# --- numbered snapshots ----------------------------------------------------------------------------------------
+
+
+def numbered(folder: str, number: int) -> str:
+    """Where the snapshot of a number is, in a folder of numbered ones."""
+    return f"{folder}/{number:020d}"
+
+
+def next_number(folder: Address, *, disk: Disk = DISK) -> int:
+    """One more than the highest number in the folder, damaged ones included; 1 to begin with.
+
+    Two that ask at once get the same: the second to seal there is told ``AlreadyExists`` and asks again.
+    """
+    folder = as_folder(folder)
+    return max(_numbers(folder, disk=disk), default=0) + 1
+
+
+def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
+    """The valid snapshot of the highest number, None without any; damaged ones are passed over with a warning."""
+    folder = as_folder(folder)
+    return next(_valid(folder, disk=disk), None)
+
+
+def prune(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
+    """Remove all but the newest ``keep`` valid snapshots, and return the numbers removed.
+
+    Damaged ones do not count, and are removed when so many valid ones are newer.
+    """
+    folder = as_folder(folder)
+    if keep < 1:
+        raise InvalidInput(f"Pruning {folder} to {keep} snapshots would leave none; keep at least 1.")
+    kept = [int(snapshot.folder.rpartition("/")[2]) for snapshot in islice(_valid(folder, disk=disk), keep)]
+    if len(kept) < keep:
+        return []
+    gone = [number for number in _numbers(folder, disk=disk) if number < kept[-1]]
+    for number in gone:
+        set_aside(numbered(folder, number), disk=disk, chance=chance)
+    sweep(folder, disk=disk, chance=chance)
+    return gone
+
+
+def _numbers(folder: str, *, disk: Disk) -> list[int]:
+    return [int(row.name) for row in disk.scan(folder) if row.is_folder and _NUMBER.fullmatch(row.name)]
+
+
+def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
+    for number in sorted(_numbers(folder, disk=disk), reverse=True):
+        try:
+            yield check_snapshot(numbered(folder, number), disk=disk)
+        except (CorruptData, UnsupportedVersion, NotFound) as error:
+            _LOGGER.warning("A snapshot is passed over: %s", error)
+
+
+# --- inside ----------------------------------------------------------------------------------------------------
+
+
+def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
+    """The snapshot, after names, sizes and links were looked at, but no content."""
+    snapshot = read_snapshot(folder, disk=disk)
+    rows = {row.name: row for row in disk.scan(folder)}
+    for name in (MANIFEST, DATA):
+        row = rows.pop(name, None)
+        if row is None:
+            raise _damaged(folder, f"it has no {name}")
+        if row.is_link:
+            raise _damaged(folder, f"{name} is a link")
+    found = files_below(f"{folder}/{DATA}", disk=disk)
+    _refuse_links(found, folder, shared=shared)
+    listed = {file.path: file for file in snapshot.files}
+    for path in sorted([*rows, *(f"{DATA}/{path}" for path in found.keys() - listed.keys())]):
+        raise _damaged(folder, f"{path} is not in the manifest")
+    for path, file in listed.items():
+        if path not in found:
+            raise _damaged(folder, f"{DATA}/{path} is missing")
+        if found[path].size != file.size:
+            raise _damaged(folder, f"{DATA}/{path} has {found[path].size} bytes and should have {file.size}")
+    return snapshot
+
+
+def _contents(found: dict[str, FolderRow]) -> dict[str, FolderRow]:
+    """The rows but for their other names: a living store that shares a file may drop its own at any time."""
+    return {path: row._replace(links=1) for path, row in found.items()}
+
+
+def _refuse_links(found: dict[str, FolderRow], folder: str, *, shared: bool) -> None:
+    for path, row in found.items():
+        if row.is_link:
+            raise _damaged(folder, f"{DATA}/{path} is a link")
+        if row.links < 1:
+            raise _damaged(folder, f"{DATA}/{path} is no plain file")
+        if row.links > 1 and not shared:
+            raise _damaged(folder, f"{DATA}/{path} has a second name (a hard link), by which it could be altered")
+
+
+def _hashed(path: str, name: str, *, disk: Disk) -> SnapshotFile:
+    digest, size = hashlib.sha256(), 0
+    while piece := disk.read(path, size, _STROKE):
+        digest.update(piece)
+        size += len(piece)
+    return SnapshotFile(name, size, digest.hexdigest())
+
+
+def _same_file(found: SnapshotFile, listed: SnapshotFile, folder: str) -> None:
+    if found != listed:
+        raise _damaged(folder, f"{DATA}/{listed.path} was altered: its hash is not the manifest's")
+
+
+def _same_cursor(found: Cursor, told: Cursor, folder: str) -> None:
+    if found != told:
+        raise _damaged(folder, f"its data holds the cursor {found}, and it should be {told}")
+
+
+def _damaged(folder: str, what: str) -> CorruptData:
+    return CorruptData(f"The snapshot {folder} is damaged: {what}. Nothing was changed; take another snapshot.")
+
+
+__all__ = [
+    "DATA",
+    "MANIFEST",
+    "check_kind",
+    "check_snapshot",
+    "newest_snapshot",
+    "next_number",
+    "numbered",
+    "prune",
+    "read_snapshot",
+    "seal",
+    "unpack",
+]

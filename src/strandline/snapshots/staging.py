@@ -1,0 +1,164 @@
+"""Folders that appear whole or not at all: filled under a hidden name, renamed last."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from strandline.errors import AlreadyExists, NotFound, StorageError
+from strandline.storage.clock import Chance
+from strandline.storage.disk import Disk, FolderRow
+
+_STAGING: Final = re.compile(r"\..+\.~staging-[0-9a-f]{32}(\.lock)?")
+_REMOVING: Final = re.compile(r"\..+\.~removing-[0-9a-f]{32}")
+
+
+@contextlib.contextmanager
+def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+    """An empty hidden folder that becomes ``dest``, durably, when the block ends well, and is removed otherwise.
+
+    ``AlreadyExists`` unless ``dest`` is absent or an empty folder, both before the block and after it. However it
+    ends, ``dest`` is what it was or what the block made. The block syncs the files that it writes; folders are synced
+    here. What a process left that died in such a block is removed by the next one beside it.
+    """
+    place = Path(dest).absolute()
+    parent, name = str(place.parent), place.name
+    disk.make_folders(parent)
+    was_there = check_free(dest, disk=disk)
+    sweep(parent, disk=disk, chance=chance)
+    with contextlib.ExitStack() as stack:
+        hidden = _take(stack, parent, name, disk=disk, chance=chance)
+        try:
+            disk.make_folders(hidden)
+            yield hidden
+            sync_folders(hidden, disk=disk)
+            _rename(hidden, str(place), disk=disk)
+            try:
+                disk.sync_folder(parent)
+            except BaseException:
+                # Nobody was told of it yet, and a power cut might undo it: take it back.
+                with contextlib.suppress(StorageError):
+                    disk.rename(str(place), hidden)
+                    if was_there:
+                        disk.make_folders(str(place))
+                raise
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                disk.remove_folder(hidden)
+            raise
+        finally:
+            with contextlib.suppress(StorageError):
+                disk.remove(f"{hidden}.lock")
+
+
+@contextlib.contextmanager
+def scratch_folder(beside: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+    """An empty hidden folder beside a path, for the time of the block; one whose process died is swept later."""
+    place = Path(beside).absolute()
+    parent = str(place.parent)
+    disk.make_folders(parent)
+    sweep(parent, disk=disk, chance=chance)
+    with contextlib.ExitStack() as stack:
+        hidden = _take(stack, parent, place.name, disk=disk, chance=chance)
+        try:
+            disk.make_folders(hidden)
+            yield hidden
+        finally:
+            with contextlib.suppress(StorageError):
+                disk.remove_folder(hidden)
+                disk.remove(f"{hidden}.lock")
+
+
+def check_free(dest: str, *, disk: Disk) -> bool:
+    """Whether ``dest`` is an empty folder (True) or absent (False); ``AlreadyExists`` if it is anything else."""
+    place = Path(dest).absolute()
+    row = next((row for row in disk.scan(str(place.parent)) if row.name == place.name), None)
+    if row is None:
+        return False
+    if not row.is_folder or row.is_link or disk.scan(str(place)):
+        raise AlreadyExists(f"{dest} is occupied; nothing was changed. Name a folder that is absent or empty.")
+    return True
+
+
+def set_aside(folder: str, *, disk: Disk, chance: Chance) -> None:
+    """Remove a folder so that nobody ever sees a part of it; absent is fine."""
+    place = Path(folder).absolute()
+    gone = str(place.parent / f".{place.name}.~removing-{chance.uuid().hex}")
+    try:
+        disk.rename(folder, gone)
+    except NotFound:
+        return
+    disk.remove_folder(gone)
+
+
+def sweep(parent: str, *, disk: Disk, chance: Chance) -> None:
+    """Remove what processes left in ``parent`` that died while staging or removing a folder. Never raises for it.
+
+    Whoever stages a folder holds a lock beside it from before the folder is made until after it was renamed, and the
+    kernel drops the lock of a dead process. So a free lock means that nobody is at work there.
+    """
+    for row in disk.scan(parent):
+        path = f"{parent}/{row.name}"
+        with contextlib.suppress(StorageError):
+            if _REMOVING.fullmatch(row.name):
+                disk.remove_folder(path)
+            elif _STAGING.fullmatch(row.name):
+                _sweep_one(path.removesuffix(".lock"), disk=disk, chance=chance)
+
+
+def _sweep_one(hidden: str, *, disk: Disk, chance: Chance) -> None:
+    lock = f"{hidden}.lock"
+    with disk.try_locked(lock) as held:
+        if held:
+            set_aside(hidden, disk=disk, chance=chance)
+            disk.remove(lock)
+
+
+def _take(stack: contextlib.ExitStack, parent: str, name: str, *, disk: Disk, chance: Chance) -> str:
+    while True:
+        hidden = f"{parent}/.{name}.~staging-{chance.uuid().hex}"
+        lock = f"{hidden}.lock"
+        with contextlib.ExitStack() as trying:
+            trying.enter_context(disk.locked(lock))
+            # Someone who swept just when the file was made has removed it: then the lock protects nothing.
+            with contextlib.suppress(NotFound):
+                disk.size(lock)
+                stack.push(trying.pop_all())
+                return hidden
+
+
+def _rename(hidden: str, dest: str, *, disk: Disk) -> None:
+    try:
+        disk.rename(hidden, dest)
+    except StorageError:
+        names = {row.name for row in disk.scan(str(Path(dest).parent))}
+        if Path(hidden).name not in names and Path(dest).name in names:
+            return  # it was done, and only its answer was lost
+        check_free(dest, disk=disk)  # someone was faster: that is the better sentence
+        raise
+
+
+def sync_folders(folder: str, *, disk: Disk) -> None:
+    """Make the names in a folder and in all folders below it durable."""
+    for row in disk.scan(folder):
+        if row.is_folder and not row.is_link:
+            sync_folders(f"{folder}/{row.name}", disk=disk)
+    disk.sync_folder(folder)
+
+
+def files_below(folder: str, *, disk: Disk) -> dict[str, FolderRow]:
+    """The files below a folder, at any depth, by path; links are told as rows and not followed."""
+    found: dict[str, FolderRow] = {}
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        for row in disk.scan(f"{folder}/{below}" if below else folder):
+            path = f"{below}/{row.name}" if below else row.name
+            if row.is_folder and not row.is_link:
+                waiting.append(path)
+            else:
+                found[path] = row
+    return dict(sorted(found.items()))

@@ -1,0 +1,19 @@
+"""What every bucket of keyed values must do: inherit the class, give it a bucket, and run it with ``pytest``."""
+
+from __future__ import annotations
+
+from strandline.testing.key_values.owner import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
+from strandline.testing.key_values.reading import ReadingContract
+from strandline.testing.key_values.resuming import ResumingContract
+from strandline.testing.key_values.watching import WatchingContract
+
+
+class KeyValueContract(ReadingContract, WatchingContract, ResumingContract):
+    """Every sentence of :mod:`strandline.kv.contract`, as a test.
+
+    A subclass named ``Test...`` defines the fixture ``bucket``, an empty bucket for each test, and the methods of
+    :class:`KeyValueOwner`, which do what the contract leaves to the bucket's owner.
+    """
+
+
+__all__ = ["KEYS", "SCOPES", "Collected", "KeyValueContract", "KeyValueOwner", "churn", "current", "fill", "fold"]

@@ -1,0 +1,131 @@
+"""Agreement of segments with their log, as pure functions over terms: a segment of another history does not count.
+
+A term has one writer, so that offset and term together name one record. Where a log and a segment have an offset in
+different terms, one of the two is of a history that was given up: the one whose last term is lower. A log that is cut
+back and goes on has to do so in a new term; that is what a promoted replica does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from strandline.errors import Diverged, Gap, NotReady
+from strandline.model.cursor import Bounds
+from strandline.model.segments import SegmentMetadata, TopicPartition
+
+
+def _start(term: tuple[int, int]) -> int:
+    return term[1]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TermHistory:
+    """The terms of a log by offset: what Kafka calls its leader epochs."""
+
+    bounds: Bounds
+    """What the log itself has."""
+    starts: tuple[tuple[int, int], ...]
+    """Each term with the offset of its first record, ascending. The first one begins where the log does, or one below
+    if the term of the last record that it has forgotten is known."""
+    last_term: int
+    """The term of the log's last record; 0 if that is not known."""
+
+    @property
+    def first(self) -> int:
+        """The lowest offset whose term is known."""
+        return self.starts[0][1] if self.starts else self.bounds.next
+
+    @property
+    def next(self) -> int:
+        """The log's end."""
+        return self.bounds.next
+
+    def term_at(self, offset: int) -> int:
+        """The term of a record."""
+        at = bisect_right(self.starts, offset, key=_start) - 1
+        return self.starts[max(at, 0)][0] if self.starts else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A segment that is of another history than the log from offset ``at`` on."""
+
+    segment: SegmentMetadata
+    at: int
+    spare: bool
+    """Whether other segments have what it holds below that."""
+
+
+def parting(segment: SegmentMetadata, history: TermHistory) -> int | None:
+    """The first offset of a segment that is not the log's; None if its terms agree wherever the log's are known."""
+    at = max(segment.start, history.first)
+    if at > segment.end:
+        return None
+    within = (bisect_right(history.starts, offset, key=_start) for offset in (at, segment.end))
+    known = history.starts[slice(*within)]
+    changes = {at, history.next, *(start for _, start in (*segment.terms, *known))}
+    for offset in sorted(change for change in changes if at <= change <= segment.end):
+        if offset >= history.next or segment.term_at(offset) != history.term_at(offset):
+            return offset
+    return None
+
+
+def lowest_parting(segments: Iterable[SegmentMetadata], history: TermHistory) -> int | None:
+    """The first offset from which on any segment is not the log's; None if all agree, as they most often do."""
+    found = (parting(segment, history) for segment in segments)
+    return min((at for at in found if at is not None), default=None)
+
+
+def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partition: TopicPartition) -> list[Cut]:
+    """Which finished segments are to be cut, and where, so that all that are left are of the log's history.
+
+    ``Diverged`` if a segment parts from the log and is of its last term or a later one: the log is the old one.
+    ``NotReady`` if the log ends below what is tiered, and has not gone on in a later term. ``Gap`` if the log has
+    forgotten what would have to be copied in a segment's place.
+    """
+    found = [(segment, parting(segment, history)) for segment in segments]
+    agreeing = [segment for segment, at in found if at is None]
+    cuts = []
+    for segment, at in found:
+        if at is None:
+            continue
+        _check_older(segment, at, history, partition)
+        if not _covers(agreeing, at, history.bounds.first):
+            raise Gap(
+                f"The log of {partition} begins behind a record of term {history.term_at(at)}, which its cold tier has "
+                f"in term {segment.term_at(at)}: what the log had there was deleted before it was copied. Restore the "
+                "log, or go on in a new one."
+            )
+        cuts.append(Cut(segment, at, _covers(agreeing, segment.start, at)))
+    return cuts
+
+
+def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partition: TopicPartition) -> None:
+    """Refuse to cut a segment that may be of the log's history, or of a later one."""
+    term = segment.terms[-1][0]
+    # By the last terms, not by those where the two part: whoever leads in a term decides of everything before it.
+    if history.last_term > term:
+        return
+    if at >= history.next:
+        raise NotReady(
+            f"The log of {partition} ends at {history.next}, and its cold tier has offset {at} in term {term}: the log "
+            "was restored from an older copy, or cut back. Restore a newer copy; or go on in a later term; or remove "
+            f"what is only in segments with 'strandline tier truncate --to {history.next}'. Nothing was changed."
+        )
+    raise Diverged(
+        f"The log of {partition} has offset {at} in term {history.term_at(at)} and ends in term {history.last_term}, "
+        f"and its cold tier has term {term} there: the log was replaced by another one, or was restored from a copy "
+        "of an older one. Tier the later one, or let this one go on in a later term. Nothing was changed."
+    )
+
+
+def _covers(segments: Iterable[SegmentMetadata], first: int, end: int) -> bool:
+    """Whether segments, sorted by their start, hold everything from ``first`` up to ``end``."""
+    for segment in segments:
+        if segment.start <= first <= segment.end:
+            first = segment.end + 1
+    return first >= end

@@ -1,0 +1,381 @@
+"""Segments in an object store: putting, checking and reading them, as little of each as is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import CorruptData, InvalidInput, NotFound
+from strandline.formats.checksum import crc32c
+from strandline.formats.segment.file import (
+    LISTED,
+    ByteRange,
+    Group,
+    Seal,
+    SegmentFacts,
+    SegmentTail,
+    decode_tail,
+    tail_size,
+)
+from strandline.formats.segment.records import decode_group
+from strandline.formats.segment.writer import EncodedSegment
+from strandline.log.planning import clipped, known_columns, plan_entries
+from strandline.model.cursor import NO_LIMIT, Limit
+from strandline.model.records import READ_SCHEMA
+from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.storage.metrics import fetching
+from strandline.storage.store import ObjectInfo, ObjectStore
+
+_STROKE: Final = 8 << 20
+"""How many bytes are read at once to be checked."""
+_HOLE: Final = 16 << 10
+"""Columns that are no further apart are read at once: bytes nobody wants are cheaper than another request."""
+_GUESSED_TAIL: Final = 64 << 10
+_KEPT_TAILS: Final = 16 << 20
+_NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-9a-f-]{36})\.parquet")
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def partition_prefix(log_id: UUID, partition: int) -> str:
+    """What the paths of all segments of a partition begin with."""
+    # By the log's id and not by its name: names change, and segments are found by their ids.
+    return f"{log_id}/{partition}/"
+
+
+def segment_path(segment: SegmentId, start: int) -> str:
+    """Where a segment's object is: ``<log>/<partition>/<start, 20 digits>-<segment id>.parquet``.
+
+    Listed, the segments of a partition come in the order of their offsets.
+    """
+    partition = segment.partition
+    return f"{partition_prefix(partition.topic_id, partition.partition)}{start:020d}-{segment.id}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentObject:
+    """An object that is named as a segment is."""
+
+    info: ObjectInfo
+    log_id: UUID
+    partition: int
+    start: int
+    id: UUID
+
+
+def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[SegmentObject]:
+    """The objects of a partition that are named as segments are, by their start; whatever else is there is left out."""
+    for info in store.list(partition_prefix(log_id, partition)):
+        found = _NAME.fullmatch(info.path)
+        if found is None:
+            continue
+        try:
+            log, number, start, segment = UUID(found[1]), int(found[2]), int(found[3]), UUID(found[4])
+        except ValueError:
+            continue
+        yield SegmentObject(info, log, number, start, segment)
+
+
+# --- putting and checking --------------------------------------------------------------------------------------
+
+
+def put_segment(store: ObjectStore, path: str, encoded: EncodedSegment) -> None:
+    """Durably store a segment. Doing it again is harmless: no two segments have the same path."""
+    store.put(path, encoded.parts)
+
+
+def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts:
+    """Read all that the store holds of a segment, in small strokes, and return what it says of itself.
+
+    ``CorruptData`` unless size and checksum are those of its events, and what it says agrees with them; ``NotFound``.
+    """
+    path = segment_path(segment.segment, segment.start)
+    where = f"{store.url}/{path}"
+    seal = seal_of(segment)
+    checksum = 0
+    kept: list[bytes | memoryview] = []
+    at = 0
+    while at < seal.size:
+        # The last stroke is the tail, so that it need not be read twice.
+        end = min(at + _STROKE, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
+        data = _ranged(store, path, at, end - at, segment)
+        checksum = crc32c(data, checksum)
+        if end == seal.size:
+            kept.append(data)
+        at = end
+    if checksum != seal.checksum or _goes_on(store, path, seal.size):
+        raise CorruptData(
+            f"{where} is damaged: it is not the {seal.size} bytes that were written there. Restore the object, or "
+            "remove the segment."
+        )
+    tail, _ = decode_tail(kept[0], where, before=seal.size - seal.tail)
+    return _agreeing(tail.facts, segment, where)
+
+
+def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
+    """Read and decode everything in a segment's object, without any event, and return what it says of itself.
+
+    ``CorruptData`` names what is damaged. What it does not see is another sound segment in its place.
+    """
+    where = f"{store.url}/{path}"
+    end: bytes | memoryview = b""
+    length = min(size, _GUESSED_TAIL)
+    while len(end) < length:  # one with many groups is longer than guessed, which is known only when its end is read
+        if length > size:
+            raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
+        end = _whole(store, path, size - length, length, "it was listed with more")
+        length = tail_size(end, where)
+    tail, before = decode_tail(memoryview(end)[len(end) - length :], where, before=size - length)
+    checksum = 0
+    for at in range(0, size - length, _STROKE):
+        checksum = crc32c(_whole(store, path, at, min(_STROKE, size - length - at), "it ends there"), checksum)
+    if checksum != before:
+        raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")
+    for number in range(len(tail)):
+        _check_group(store, path, tail, tail.group(number))
+    return tail.facts
+
+
+def _check_group(store: ObjectStore, path: str, tail: SegmentTail, group: Group) -> None:
+    names = [*READ_SCHEMA.names, LISTED]
+    first = group.first
+    for batch in decode_group(tail, group.number, names, _fetch(store, path, tail.ranges(group.number, names))):
+        batch.validate(full=True)
+        if not batch.column(0).equals(pa.arange(first, first + batch.num_rows)):
+            raise CorruptData(f"{tail.where} is damaged: its offsets from {first} on do not follow each other.")
+        first += batch.num_rows
+
+
+def seal_of(segment: SegmentMetadata) -> Seal:
+    """What the events keep of a segment's object; ``CorruptData`` if that is nothing of ours."""
+    seal = Seal.decode(segment.custom_metadata, f"Segment {segment.segment}")
+    if seal.size != segment.size:
+        raise CorruptData(
+            f"Segment {segment.segment} has {segment.size} bytes by its events and {seal.size} by its seal: remove it."
+        )
+    return seal
+
+
+def _agreeing(facts: SegmentFacts, segment: SegmentMetadata, where: str) -> SegmentFacts:
+    partition = segment.segment.partition
+    told = SegmentFacts(
+        log_id=partition.topic_id,
+        partition=partition.partition,
+        segment=segment.segment.id,
+        start=segment.start,
+        end=segment.end,
+        terms=segment.terms,
+        max_timestamp=segment.max_timestamp,
+    )
+    if facts != told:
+        raise CorruptData(f"{where} says that it holds {facts}, and its events tell {told}: restore the object.")
+    return facts
+
+
+def _goes_on(store: ObjectStore, path: str, size: int) -> bool:
+    try:
+        store.get_range(path, size, 1)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _ranged(store: ObjectStore, path: str, start: int, size: int, segment: SegmentMetadata) -> bytes | memoryview:
+    try:
+        return _whole(store, path, start, size, f"it should have {segment.size} bytes")
+    except NotFound as error:
+        raise _missing(store, path, segment.start, segment.end) from error
+
+
+def _whole(store: ObjectStore, path: str, start: int, size: int, why: str) -> bytes | memoryview:
+    try:
+        return store.get_range(path, start, size)
+    except InvalidInput as error:
+        raise CorruptData(
+            f"{store.url}/{path} is damaged: it ends before byte {start + size}, and {why}. Restore the object."
+        ) from error
+
+
+def _missing(store: ObjectStore, path: str, first: int, last: int) -> NotFound:
+    return NotFound(
+        f"The segment {store.url}/{path} is missing (offsets {first} to {last}): if retention has removed it since "
+        "this was planned, plan again; otherwise restore it, or bootstrap the consumer past it."
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ColdSpan:
+    """Offsets ``first`` up to ``next`` of one row group of a segment. Picklable: it carries its store's address.
+
+    Fetching reads the tail of the segment, once in a process, and the columns asked for. All that is read is checked.
+    """
+
+    store: ObjectStore
+    path: str
+    seal: Seal
+    group: int
+    first: int
+    next: int
+    term: int
+    """The term of its records."""
+    size: int
+    """The bytes of the row group."""
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Read and check the columns asked for, and return the span's records with their offsets."""
+        names = READ_SCHEMA.names if columns is None else known_columns(columns)
+        # Where a record is tells its offset: the column is there for other readers.
+        stored = [name for name in names if name != "offset"] or ["op"]
+        with fetching() as count:
+            tail = self.tail()
+            group = tail.group(self.group)
+            ranges = tail.ranges(self.group, stored)
+            batches = decode_group(tail, self.group, stored, self._pieces(ranges))
+            count(group.next - group.first, sum(piece.size for piece in ranges))
+        numbered = clipped(_numbered(batches, group.first), self.first, self.next)
+        return [batch.select(names) for batch in numbered]
+
+    def tail(self) -> SegmentTail:
+        """Where everything in the segment is."""
+        return _TAILS.get(self.store, self.path, self.seal, (self.first, self.next - 1))
+
+    def _pieces(self, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
+        try:
+            return _fetch(self.store, self.path, ranges)
+        except NotFound as error:
+            raise _missing(self.store, self.path, self.first, self.next - 1) from error
+
+
+def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The records of a span with their offsets, and when each run of them was listed (microseconds), in order."""
+    stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
+    tail = span.tail()
+    found = decode_group(tail, span.group, stored, span._pieces(tail.ranges(span.group, stored)))  # noqa: SLF001
+    for batch in clipped(_numbered(found, tail.group(span.group).first), span.first, span.next):
+        runs = pc.run_end_encode(batch.column(LISTED).cast(pa.int64()))
+        at = 0
+        for end, listed in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            yield batch.select(READ_SCHEMA.names).slice(at, end - at), listed
+            at = end
+
+
+def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit: Limit = NO_LIMIT) -> list[ColdSpan]:
+    """Spans over a segment's offsets from ``since`` on, one per row group, within the limit but at least one.
+
+    A row group is what a batch is in other plans. Reads the segment's tail, unless this process has it.
+    """
+    tail = load_tail(store, segment)
+    path, seal = segment_path(segment.segment, segment.start), seal_of(segment)
+    groups = (tail.group(number) for number in tail.groups(since, segment.end + 1))
+    return [
+        ColdSpan(store, path, seal, group.number, first, end, group.term, group.size)
+        for group, first, end in plan_entries(groups, since, limit)
+    ]
+
+
+def load_tail(store: ObjectStore, segment: SegmentMetadata) -> SegmentTail:
+    """Where everything in a segment is; kept for the next who asks in this process."""
+    path = segment_path(segment.segment, segment.start)
+    tail = _TAILS.get(store, path, seal_of(segment), (segment.start, segment.end))
+    _agreeing(tail.facts, segment, tail.where)
+    return tail
+
+
+def listed_since(store: ObjectStore, segment: SegmentMetadata, time: int) -> int | None:
+    """The first offset of the first batch in a segment that was listed at a time (microseconds) or later."""
+    tail = load_tail(store, segment)
+    number = tail.listed_since(time)
+    if number is None:
+        return None
+    offset = tail.group(number).first
+    path = segment_path(segment.segment, segment.start)
+    for batch in decode_group(tail, number, [LISTED], _fetch(store, path, tail.ranges(number, [LISTED]))):
+        before = pc.sum(pc.less(batch.column(0).cast(pa.int64()), time)).as_py()
+        offset += before
+        if before < batch.num_rows:
+            break
+    return offset
+
+
+def _fetch(store: ObjectStore, path: str, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
+    """Each range with its bytes; what stands together is read at once."""
+    runs: list[list[ByteRange]] = []
+    for piece in sorted(ranges, key=lambda piece: piece.start):
+        if runs and piece.start - runs[-1][-1].next <= _HOLE:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    found: list[tuple[ByteRange, bytes | memoryview]] = []
+    for run in runs:
+        start = run[0].start
+        data = memoryview(_whole(store, path, start, run[-1].next - start, "a row group is there"))
+        found += [(piece, data[piece.start - start : piece.next - start]) for piece in run]
+    return found
+
+
+def _numbered(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBatch]:
+    numbered = []
+    offset = READ_SCHEMA.field("offset")
+    for batch in batches:
+        schema = pa.schema([offset, *batch.schema])
+        offsets = pa.arange(first, first + batch.num_rows)
+        numbered.append(pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=schema))
+        first += batch.num_rows
+    return numbered
+
+
+class _Tails:
+    """The tails last used in this process, up to so many bytes of them.
+
+    Without a lock, which a fork could leave held in the child: each step on the dictionary is atomic, and the worst of
+    a race is a tail that is read twice.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._kept: dict[tuple[str, str, Seal], SegmentTail] = {}
+
+    def get(self, store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
+        key = (store.url, path, seal)
+        tail = self._kept.pop(key, None)
+        if tail is None:
+            tail = _read_tail(store, path, seal, offsets)
+        self._kept[key] = tail
+        while sum(seal.tail for _, _, seal in list(self._kept)) > self._capacity:
+            oldest = next(iter(list(self._kept)))
+            if oldest == key:
+                break
+            self._kept.pop(oldest, None)
+        return tail
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+_TAILS: Final = _Tails(_KEPT_TAILS)
+
+
+def forget_tails() -> None:
+    """Forget all tails that this process keeps, so that the next span reads its own."""
+    _TAILS.clear()
+
+
+def _read_tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
+    where = f"{store.url}/{path}"
+    try:
+        data = _whole(store, path, seal.size - seal.tail, seal.tail, f"it should have {seal.size} bytes")
+    except NotFound as error:
+        raise _missing(store, path, *offsets) from error
+    if crc32c(data, 0) != seal.tail_checksum:
+        raise CorruptData(f"{where} is damaged: the checksum of its tail is wrong. Restore the object.")
+    return decode_tail(data, where, before=seal.size - seal.tail)[0]

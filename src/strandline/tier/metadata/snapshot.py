@@ -1,0 +1,172 @@
+"""Snapshots of the metadata partitions: each one's cache as columns, with the position to which it belongs.
+
+They are sealed folders, numbered, and the newest valid one wins. ``data/`` has ``positions.json``, and for each
+partition one file of Arrow IPC streams, one after the other. The manifest's cursor counts the events of all partitions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, InvalidInput, StorageError
+from strandline.formats.arrow.stream import Layout, read_stream
+from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.log.topic.contract import NO_TOPIC
+from strandline.model.cursor import Cursor
+from strandline.model.json_values import LARGEST, natural
+from strandline.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, numbered, seal
+from strandline.snapshots.staging import set_aside
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.disk import DISK, Disk
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.cache_tables import SCHEMAS
+from strandline.tier.metadata.state import Taken
+
+KIND: Final = "segment-cache"
+KIND_VERSION: Final = 1
+POSITIONS: Final = "positions.json"
+
+_LAYOUTS: Final = {name: Layout.of(schema) for name, schema in SCHEMAS.items()}
+_LOGGER = logging.getLogger(__name__)
+_KEPT: Final = 2
+"""How many are kept: if the newest is damaged, less has to be replayed than everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSnapshots:
+    """The snapshots in one folder. One thread saves at a time; two managers that share the folder do no harm."""
+
+    folder: str
+    count: int
+    """How many metadata partitions there are: another number spreads the segments differently."""
+    topic_id: UUID = NO_TOPIC
+    """Which topic the positions are of, where that is known."""
+    disk: Disk = field(default=DISK, repr=False)
+    clock: Clock = field(default=CLOCK, repr=False)
+    chance: Chance = field(default=CHANCE, repr=False)
+
+    def save(self, taken: Mapping[int, Taken]) -> None:
+        """Store what was taken: durable and whole when this returns; otherwise what was there before still is."""
+        number = next_number(self.folder, disk=self.disk)
+        seal(
+            numbered(self.folder, number),
+            kind=KIND,
+            kind_version=KIND_VERSION,
+            cursor=self._cursor({partition: each.next for partition, each in taken.items()}),
+            fill=lambda data: self._fill(data, taken),
+            verify=self._verify,
+            disk=self.disk,
+            clock=self.clock,
+            chance=self.chance,
+        )
+        self._prune(number)
+
+    def load(self) -> dict[int, tuple[int, SegmentCache]]:
+        """Positions and caches of the newest valid snapshot; with a warning, nothing if none can be used. Never raises.
+
+        Without one everything is replayed, which takes longer and gives the same.
+        """
+        try:
+            return self._loaded()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the events are all there
+            _LOGGER.warning(
+                "The snapshot at %s cannot be used, and all segment events are replayed: %s", self.folder, error
+            )
+            return {}
+
+    def _loaded(self) -> dict[int, tuple[int, SegmentCache]]:
+        snapshot = newest_snapshot(self.folder, disk=self.disk)
+        if snapshot is None:
+            _LOGGER.warning("There is no snapshot at %s: all segment events are replayed.", self.folder)
+            return {}
+        check_kind(snapshot, KIND, KIND_VERSION)
+        if snapshot.cursor.log_id != self.topic_id:
+            raise InvalidInput(f"it is of topic {snapshot.cursor.log_id} and not of {self.topic_id}")
+        data = f"{snapshot.folder}/{DATA}"
+        return {
+            partition: (position, SegmentCache.from_tables(self._tables(data, partition, slices)))
+            for partition, (position, slices) in self._positions(data).items()
+        }
+
+    def _cursor(self, positions: Mapping[int, int]) -> Cursor:
+        return Cursor(self.topic_id, sum(positions.values()))
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _fill(self, data: str, taken: Mapping[int, Taken]) -> None:
+        told: dict[str, Any] = {}
+        for partition, (position, tables) in sorted(taken.items()):
+            slices: dict[str, list[int]] = {}
+            parts: list[memoryview] = []
+            at = 0
+            for name, table in tables.items():
+                part = _encoded(table)
+                slices[name] = [at, len(part)]
+                parts.append(part)
+                at += len(part)
+            self.disk.write_new(f"{data}/{_name(partition)}", parts)
+            told[str(partition)] = {"next": position, "tables": slices}
+        fields = {"partition_count": self.count, "partitions": told}
+        self.disk.write_new(f"{data}/{POSITIONS}", [encode_checked(KIND, KIND_VERSION, fields)])
+
+    def _verify(self, data: str) -> Cursor:
+        positions = self._positions(data)
+        for partition, (_, slices) in positions.items():
+            self._tables(data, partition, slices)
+        return self._cursor({partition: position for partition, (position, _) in positions.items()})
+
+    def _prune(self, number: int) -> None:
+        """Remove what is older than those that are kept; what cannot be removed now is removed the next time."""
+        with suppress(StorageError):
+            for row in self.disk.scan(self.folder):
+                if row.is_folder and row.name.isdecimal() and int(row.name) <= number - _KEPT:
+                    set_aside(f"{self.folder}/{row.name}", disk=self.disk, chance=self.chance)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _positions(self, data: str) -> dict[int, tuple[int, dict[str, slice]]]:
+        path = f"{data}/{POSITIONS}"
+        try:
+            fields = decode_checked(self.disk.read(path, 0, LARGEST + 1), KIND, KIND_VERSION)
+            count = fields["partition_count"]
+            found = {
+                natural(int(key)): (natural(row["next"]), {name: _place(row["tables"][name]) for name in SCHEMAS})
+                for key, row in fields["partitions"].items()
+            }
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise CorruptData(f"{path} is damaged: {str(error)[:200]!r}. Remove the snapshot.") from error
+        if count != self.count:
+            raise InvalidInput(f"it is of a topic with {count} partitions and not {self.count}")
+        return found
+
+    def _tables(self, data: str, partition: int, slices: Mapping[str, slice]) -> dict[str, pa.Table]:
+        path = f"{data}/{_name(partition)}"
+        held = memoryview(self.disk.read(path))
+        tables = {}
+        for name, place in slices.items():
+            found = read_stream(held[place], _LAYOUTS[name], f"The table of {name} in {path}")
+            tables[name] = pa.Table.from_batches(found.batches, SCHEMAS[name])
+        return tables
+
+
+def _name(partition: int) -> str:
+    return f"{partition:010d}.arrow"
+
+
+def _encoded(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+def _place(told: list[int]) -> slice:
+    start, length = map(natural, told)
+    return slice(start, start + length)

@@ -1,0 +1,281 @@
+"""Which segment of one term holds an offset: by its order, and where segments overlap, by their ranges. Pure.
+
+Told apart here are *stretches*: the part of a segment that one term wrote. The rules are those of Apache Kafka's remote
+log: of several that hold an offset the one that starts last answers, and a copy that reaches at least as far as all
+before it supersedes those that start within it. One thing is added: a stretch that this order hides still answers for
+the offsets that nothing else answers for, so that nothing that is there becomes unreadable.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import Final
+
+from strandline.tier.metadata.columns import END, WIDTH, Columns
+
+NONE: Final = -1
+"""No stretch."""
+_CHUNK: Final = 512
+_LEVEL_BITS: Final = 6
+_WHOLE: Final = 63
+"""The level of the block that has all offsets."""
+
+_Rank = tuple[int, int, int, int, int]
+
+
+class Starts:
+    """A sorted map from first offset to stretch, in chunks of plain numbers; each operation costs the logarithm."""
+
+    __slots__ = ("_firsts", "_starts", "_stretches")
+
+    def __init__(self, starts: array[int], stretches: array[int]) -> None:
+        places = range(0, len(starts), _CHUNK)
+        self._starts = [starts[at : at + _CHUNK] for at in places]
+        self._stretches = [stretches[at : at + _CHUNK] for at in places]
+        self._firsts = [chunk[0] for chunk in self._starts]
+
+    def floor(self, offset: int) -> int:
+        """The last stretch that starts at or before the offset."""
+        chunk = bisect_right(self._firsts, offset) - 1
+        return NONE if chunk < 0 else self._stretches[chunk][bisect_right(self._starts[chunk], offset) - 1]
+
+    def above(self, offset: int) -> int:
+        """The first stretch that starts after the offset."""
+        chunk = bisect_right(self._firsts, offset)
+        if chunk:
+            within = bisect_right(self._starts[chunk - 1], offset)
+            if within < len(self._starts[chunk - 1]):
+                return self._stretches[chunk - 1][within]
+        return self._stretches[chunk][0] if chunk < len(self._firsts) else NONE
+
+    def first(self) -> int:
+        """The first start."""
+        return self._firsts[0] if self._firsts else NONE
+
+    def last(self) -> tuple[int, int]:
+        """The last start, and its stretch."""
+        return (self._starts[-1][-1], self._stretches[-1][-1]) if self._firsts else (NONE, NONE)
+
+    def put(self, start: int, stretch: int) -> int:
+        """Answers the stretch that had this start, whose place it takes."""
+        chunk = bisect_right(self._firsts, start) - 1
+        if chunk < 0:
+            if not self._firsts:
+                self._insert_chunk(0, array("q", (start,)), array("i", (stretch,)))
+                return NONE
+            chunk = 0
+        starts, stretches = self._starts[chunk], self._stretches[chunk]
+        at = bisect_left(starts, start)
+        if at < len(starts) and starts[at] == start:
+            replaced, stretches[at] = stretches[at], stretch
+            return replaced
+        if at == len(starts) >= _CHUNK and chunk == len(self._firsts) - 1:
+            # Most come in order: full chunks stay full, and are not split in two halves that never grow again.
+            self._insert_chunk(chunk + 1, array("q", (start,)), array("i", (stretch,)))
+            return NONE
+        starts.insert(at, start)
+        stretches.insert(at, stretch)
+        self._firsts[chunk] = starts[0]
+        if len(starts) > 2 * _CHUNK:
+            self._insert_chunk(chunk + 1, starts[_CHUNK:], stretches[_CHUNK:])
+            del starts[_CHUNK:], stretches[_CHUNK:]
+        return NONE
+
+    def remove(self, start: int) -> None:
+        """Take out the stretch that has this start; there must be one."""
+        chunk = bisect_right(self._firsts, start) - 1
+        starts = self._starts[chunk]
+        at = bisect_left(starts, start)
+        del starts[at], self._stretches[chunk][at]
+        if starts:
+            self._firsts[chunk] = starts[0]
+        else:
+            del self._firsts[chunk], self._starts[chunk], self._stretches[chunk]
+
+    def _insert_chunk(self, at: int, starts: array[int], stretches: array[int]) -> None:
+        self._firsts.insert(at, starts[0])
+        self._starts.insert(at, starts)
+        self._stretches.insert(at, stretches)
+
+
+class Overlaps:
+    """Ranges that may lie across each other: the highest in rank that holds an offset, at the logarithm's cost.
+
+    A range is cut into blocks whose length is a power of two and that start at a multiple of it; an offset is in one
+    block of each length. Meant for the few stretches that overlap.
+    """
+
+    __slots__ = ("_blocks", "_levels", "_ranks")
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[_Rank]] = {}
+        self._levels = [0] * (_WHOLE + 1)
+        self._ranks: dict[int, tuple[_Rank, int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ranks)
+
+    def first(self) -> int:
+        """The lowest offset that one of the ranges holds."""
+        return min((start for _, start, _ in self._ranks.values()), default=NONE)
+
+    def above(self, offset: int) -> int:
+        """The first start of a range after the offset."""
+        return min((start for _, start, _ in self._ranks.values() if start > offset), default=NONE)
+
+    def last(self) -> int:
+        """The highest offset that one of the ranges holds."""
+        return max((end for _, _, end in self._ranks.values()), default=NONE)
+
+    def add(self, rank: _Rank, start: int, end: int) -> None:
+        """Enter a range of at least one offset. The last number of a rank is its stretch."""
+        self._ranks[rank[-1]] = rank, start, end
+        for block, level in _cut(start, end):
+            insort(self._blocks.setdefault(block, []), rank)
+            self._levels[level] += 1
+
+    def discard(self, stretch: int) -> None:
+        """Take the stretch out, if it is there."""
+        known = self._ranks.pop(stretch, None)
+        if known is None:
+            return
+        rank, start, end = known
+        for block, level in _cut(start, end):
+            ranks = self._blocks[block]
+            del ranks[bisect_left(ranks, rank)]
+            self._levels[level] -= 1
+            if not ranks:
+                del self._blocks[block]
+
+    def find(self, offset: int) -> int:
+        """The stretch highest in rank that holds the offset."""
+        best: _Rank | None = None
+        for level, used in enumerate(self._levels):
+            ranks = self._blocks.get(offset >> level << _LEVEL_BITS | level) if used else None
+            if ranks is not None and (best is None or ranks[-1] > best):
+                best = ranks[-1]
+        return NONE if best is None else best[-1]
+
+
+def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The blocks that make up a range, each with its level."""
+    stop = end + 1
+    while start < stop:
+        largest = (stop - start).bit_length() - 1
+        level = min(largest, (start & -start).bit_length() - 1) if start else largest
+        yield start >> level << _LEVEL_BITS | level, level
+        start += 1 << level
+
+
+class TermIndex:
+    """The stretches of one term of one partition."""
+
+    __slots__ = ("_columns", "_overlaps", "_starts", "highest", "size", "stretches")
+
+    def __init__(
+        self,
+        columns: Columns,
+        *,
+        highest: int = NONE,
+        stretches: array[int] | None = None,
+        starts: Starts | None = None,
+        overlapping: array[int] | None = None,
+    ) -> None:
+        self._columns = columns
+        self._starts = Starts(array("q"), array("i")) if starts is None else starts
+        self._overlaps = Overlaps()
+        self.highest = highest
+        """The highest offset of a finished copy, of removed ones too; -1 if there was none."""
+        self.stretches = array("i") if stretches is None else stretches
+        """Those of all segments that have the term, of removed ones too."""
+        self.size: int | None = None
+        """The bytes of all segments that have the term, once somebody asked."""
+        for stretch in overlapping or ():
+            self._overlap(stretch)
+
+    def find(self, offset: int) -> int:
+        """The stretch that answers for the offset, if any holds it."""
+        found = self._starts.floor(offset)
+        if found != NONE:
+            columns = self._columns
+            row = columns.row_of[found]
+            # Of one term, as most are, the segment's own end is all that there is to see.
+            if columns.fixed[row * WIDTH + END] >= offset and (
+                columns.first[row + 1] - columns.first[row] == 1 or columns.end_of(found) >= offset
+            ):
+                return found
+        return self._overlaps.find(offset) if self._overlaps else NONE
+
+    def lowest(self) -> int:
+        """The lowest offset that is found."""
+        return min((first for first in (self._starts.first(), self._overlaps.first()) if first != NONE), default=NONE)
+
+    def next_start(self, offset: int) -> int:
+        """The first offset after this one at which a stretch starts."""
+        above = self._starts.above(offset)
+        found = (NONE if above == NONE else self._columns.start_of(above), self._overlaps.above(offset))
+        return min((start for start in found if start != NONE), default=NONE)
+
+    def reach(self) -> int:
+        """The highest offset that is found."""
+        _, last = self._starts.last()
+        return max(NONE if last == NONE else self._columns.end_of(last), self._overlaps.last())
+
+    def finish(self, stretch: int) -> None:
+        """The copy has finished: from now on the stretch answers, and may supersede others."""
+        columns = self._columns
+        start, end = columns.start_of(stretch), columns.end_of(stretch)
+        highest = self.highest
+        if highest < end and start <= end + 1:
+            self.highest = end
+        if start > end:
+            # The next term starts where this one does: nothing can be looked up in it, and it must hide nothing.
+            return
+        last_start, last = self._starts.last()
+        while last_start >= start and highest <= end:
+            self._starts.remove(last_start)
+            self._supersede(last)
+            last_start, last = self._starts.last()
+        if last_start < start:
+            before, after = last, NONE
+        else:
+            before, after = self._starts.floor(start - 1), self._starts.above(start)
+        replaced = self._starts.put(start, stretch)
+        columns.answers[stretch] = 1
+        if replaced != NONE:
+            self._supersede(replaced)
+        if before != NONE and columns.end_of(before) >= start:
+            self._overlap(before)
+        if after != NONE and columns.start_of(after) <= end:
+            self._overlap(stretch)
+
+    def withdraw(self, stretch: int) -> None:
+        """The deletion has started: the stretch answers no more, and what it hid does again."""
+        if self._columns.answers[stretch]:
+            self._columns.answers[stretch] = 0
+            self._starts.remove(self._columns.start_of(stretch))
+        self._overlaps.discard(stretch)
+
+    def is_spare(self, stretch: int) -> bool:
+        """Whether others, none of them superseded, answer for every offset of this one, which is superseded."""
+        offset, end = self._columns.start_of(stretch), self._columns.end_of(stretch)
+        while offset <= end:
+            found = self.find(offset)
+            if found == NONE or not self._columns.answers[found]:
+                return False
+            offset = self._columns.end_of(found) + 1
+        return True
+
+    def _supersede(self, stretch: int) -> None:
+        self._columns.answers[stretch] = 0
+        self._overlap(stretch)
+
+    def _overlap(self, stretch: int) -> None:
+        """Let the stretch answer where the order finds none: those that are superseded come after all others."""
+        columns = self._columns
+        self._overlaps.discard(stretch)
+        start, end = columns.start_of(stretch), columns.end_of(stretch)
+        segment = columns.id_of(columns.row_of[stretch])
+        self._overlaps.add((columns.answers[stretch], start, -end, segment, stretch), start, end)

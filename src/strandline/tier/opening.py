@@ -1,0 +1,203 @@
+"""How logs with a cold tier are opened, and how a log gets one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.opening import open_any
+from strandline.errors import InvalidInput, NotFound
+from strandline.log.object.log import ObjectLog
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReading
+from strandline.model.addresses import Address, as_address
+from strandline.model.cold import COLD_FOLDER, ColdTier
+from strandline.model.retention import Retention, SlotLimits
+from strandline.model.segments import TopicPartition
+from strandline.storage.clock import CLOCK, Chance, Clock
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.tier.attachment import PARTITIONS, ColdCell, open_events
+from strandline.tier.copy.tierer import Tierer
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.cold_reader import ColdReader
+from strandline.tier.read.tiered_log import TieredLog
+from strandline.tier.supported import check_tierable, hot_log
+
+H = TypeVar("H", ObjectLog, WalLog, WalReader)
+Tierable = ObjectLog | WalReading | WriteAheadLog | TieredLog
+"""What can be given where a log is meant that has a cold tier, or gets one."""
+
+
+@overload
+def open_tiered(
+    place: Address | ObjectStore,
+    *,
+    format: None = None,
+    create: bool = ...,
+    retention: str | Retention | None = ...,
+    limits: SlotLimits | None = ...,
+    options: Mapping[str, str] | None = ...,
+    events_options: Mapping[str, Any] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> ObjectLog | TieredLog: ...
+
+
+@overload
+def open_tiered(
+    place: Address | ObjectStore,
+    *,
+    format: Literal["queue-v1"],
+    manifest: str = ...,
+    data: str = ...,
+    grace: float = ...,
+    options: Mapping[str, str] | None = ...,
+    clock: Clock = ...,
+    chance: Chance = ...,
+) -> QueueLog: ...
+
+
+def open_tiered(
+    place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
+) -> ObjectLog | TieredLog | QueueLog:
+    """Open what is at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.opening.open_any`.
+
+    ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
+    """
+    log = open_any(place, **settings)
+    if isinstance(log, QueueLog):
+        return log
+    known = {name: settings[name] for name in ("options", "clock") if name in settings}
+    return tiered(log, events_options=events_options, **known)
+
+
+def tiered(
+    log: H,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    clock: Clock = CLOCK,
+) -> H | TieredLog:
+    """The log with its cold tier; the log itself if it has none. Nothing of the cold tier is opened before it is used.
+
+    ``options`` are for stores, ``events_options`` for Kafka's client. What it opens later, closing it closes; the log
+    itself stays open. A :class:`~strandline.log.wal.read.reader.WalReader` can be read so, and has no slots to change.
+    ``Unsupported`` for what cannot have a cold tier.
+    """
+    if isinstance(log, TieredLog):
+        return log
+    cell = cold_cell(log, options=options, clock=clock)
+    cold = cell.look()
+    if cold is None:
+        return log
+
+    def reader(opened: contextlib.ExitStack) -> ColdReader:
+        events = follow_events(cold, options=options, events_options=events_options, clock=clock)
+        manager = opened.enter_context(events)
+        return ColdReader(manager, open_store(cold.store, options), partition_of(cold))
+
+    return TieredLog(hot_log(log), cell, reader)
+
+
+def attach(
+    log: Tierable,
+    store: Address | None = None,
+    events: Address | None = None,
+    *,
+    partitions: int = PARTITIONS,
+    name: str = "",
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    clock: Clock = CLOCK,
+) -> ColdTier:
+    """Give a log a cold tier: durably say where its segments and their events are, and make the topic if need be.
+
+    ``store`` is an address of an object store, by default ``cold`` beside the log's own objects; ``events`` one of a
+    topic, by default ``events`` in that store, or ``kafka://host:port/topic``. Nothing is copied yet. Again with the
+    same changes nothing; ``AlreadyExists`` if the log has one elsewhere, ``Unsupported`` if it is of a kind that cannot
+    have one.
+    """
+    home = home_of(log)
+    store = f"{home.rstrip('/')}/{COLD_FOLDER}" if store is None else as_address(store)
+    events = f"{store.rstrip('/')}/events" if events is None else as_address(events)
+    if "://" not in store or "://" not in events:
+        raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
+    cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
+    open_store(store, options)  # contacts nothing; an address that cannot be one is refused before it is written down
+    open_events(cold, create=True, options=options, events_options=events_options, clock=clock).close()
+    return cold_cell(log, options=options, clock=clock).attach(store, events, partitions=partitions, name=name)
+
+
+def cold_cell(log: Tierable, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK) -> ColdCell:
+    """Where it is written down what cold tier a log has."""
+    hot = hot_log(log)
+    place = hot.store if isinstance(hot, ObjectLog) else open_store(home_of(hot), options)
+    return ColdCell(place, hot.log_id, clock=clock)
+
+
+def cold_tier(log: Tierable, *, options: Mapping[str, str] | None = None) -> ColdTier:
+    """The log's cold tier; ``NotFound`` if it has none."""
+    found = cold_cell(log, options=options).look()
+    if found is None:
+        raise NotFound(f"The log at {home_of(log)} has no cold tier: attach one first (strandline tier attach).")
+    return found
+
+
+def partition_of(cold: ColdTier) -> TopicPartition:
+    """What a log is called in the events."""
+    return TopicPartition(cold.name, cold.log_id, 0)
+
+
+@contextlib.contextmanager
+def follow_events(
+    cold: ColdTier,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    snapshot_dir: str | None = None,
+    clock: Clock = CLOCK,
+) -> Iterator[MetadataManager]:
+    """A metadata manager that follows the events of a log's segments within the block."""
+    with contextlib.ExitStack() as opened:
+        topic = open_events(cold, create=False, options=options, events_options=events_options, clock=clock)
+        opened.callback(topic.close)
+        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, clock=clock)
+        opened.callback(manager.close)
+        manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
+        yield manager
+
+
+@contextlib.contextmanager
+def tiering(
+    log: Tierable,
+    *,
+    options: Mapping[str, str] | None = None,
+    events_options: Mapping[str, Any] | None = None,
+    snapshot_dir: str | None = None,
+    clock: Clock = CLOCK,
+    **settings: Any,
+) -> Iterator[Tierer]:
+    """The tierer of a log that has a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
+
+    ``Unsupported`` for what cannot have a cold tier, ``NotFound`` for what has none.
+    """
+    hot = hot_log(log)
+    check_tierable(hot)
+    cell = cold_cell(log, options=options, clock=clock)
+    cold = cold_tier(log, options=options)
+    events = follow_events(cold, options=options, events_options=events_options, snapshot_dir=snapshot_dir, clock=clock)
+    with events as manager:
+        store = open_store(cold.store, options)
+        yield Tierer(hot, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
+
+
+def home_of(log: Tierable) -> str:
+    """The address of what the log itself is in."""
+    hot = hot_log(log)
+    return hot.url if isinstance(hot, ObjectLog) else Path(hot.folder).absolute().as_uri()

@@ -1,0 +1,1 @@
+"""Reading across tiers: segments for what the hot tier has deleted, without a gap."""
