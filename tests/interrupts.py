@@ -22,7 +22,7 @@ class Interrupted(BaseException):
 class _Tracer:
     """Raises once, at the place with a number; counts the places in modules whose names begin so."""
 
-    def __init__(self, place: int, within: str) -> None:
+    def __init__(self, place: int, within: str | tuple[str, ...]) -> None:
         self.left = place
         self._within = within
         self._last: dict[FrameType, int] = {}
@@ -48,7 +48,7 @@ class _Tracer:
         return self._in_frame
 
 
-def interruptions(work: Callable[[], object], *, within: str = "strandline.") -> Iterator[int]:
+def interruptions(work: Callable[[], object], *, within: str | tuple[str, ...] = "strandline.") -> Iterator[int]:
     """Do the work again and again, interrupted at the first place, at the second, …; the last time it is not.
 
     ``within`` is what the names of the modules begin with that are interrupted.

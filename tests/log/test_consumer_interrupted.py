@@ -189,7 +189,8 @@ def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> 
     sl.Consumer(log, collect_every=None).close()
     now = [begun()]
     places = 0
-    for place in interruptions(lambda: CALLS[call](*now[0]), within="strandline.log.queue."):
+    consuming = ("strandline.log.queue.", "strandline.followers.consumer.")
+    for place in interruptions(lambda: CALLS[call](*now[0]), within=consuming):
         consumer, given = now[0]
         given += [batch for batch in consumer.batches(parallel=1) if batch not in given]
         assert [batch.entries for batch in given] == [[b"a"], [b"b"], [b"c"], [b"d"]], f"interrupted at {place}"

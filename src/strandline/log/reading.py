@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 import pyarrow as pa
 
-from strandline.errors import NotFound, NotReady
+from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
@@ -65,6 +66,21 @@ class Waiter(threading.local):
             self._pause = min(self._pause * 1.5, _LAST_POLL)
             if now >= deadline:
                 return False
+
+
+def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
+    """How long to sleep after each look that found nothing, ever longer, until the timeout (None: never) is over.
+
+    The last pause ends with the timeout; whoever takes pauses looks once more after it.
+    """
+    if timeout is not None and not timeout >= 0:
+        raise InvalidInput(f"timeout={timeout!r} is no number of seconds: pass 0 or more, or None to wait for ever.")
+    deadline = math.inf if timeout is None else clock.monotonic() + timeout
+    pause = _FIRST_POLL
+    while (left := deadline - clock.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 1.5, _LAST_POLL)
+    yield 0.0
 
 
 def read_between(

@@ -1,4 +1,4 @@
-"""The queue face: one consumer takes batches in order, hands them out, and acknowledges them."""
+"""The queue consumer: one process takes batches in order and acknowledges them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from strandline.followers.consumer.metrics import Gauges
 from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
 from strandline.followers.consumer.progress import Progress, Step
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
+from strandline.log.reading import pauses
 from strandline.model.cursor import Start
 from strandline.model.queue import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -64,8 +65,9 @@ class Consumer:
     behind what was acknowledged durably: nothing that was not is skipped, nothing that was comes again.
 
     Safe in threads: reading is one at a time, acknowledging too, and neither waits for the other. To read in parallel
-    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. In asyncio: ``async with``, ``async
-    for batch in consumer``, or ``await consumer.next_batch_async()``, which may be cancelled at any time.
+    take :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. ``for batch in consumer`` and
+    ``async for batch in consumer`` end when nothing is left; ``next_batch(timeout=…)`` waits for more. In asyncio take
+    ``async with`` and ``await consumer.next_batch_async(timeout=…)``, which may be cancelled at any time.
 
     >>> import strandline as sl
     >>> log = sl.open("memory://doctest-consumer", create=True)
@@ -179,8 +181,11 @@ class Consumer:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def next_batch(self) -> ConsumedBatch | None:
-        """The next batch behind the read cursor, or None if there is none now.
+    def next_batch(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
+        """The next batch behind the read cursor; None if none is listed within ``timeout`` seconds.
+
+        By default it does not wait; ``timeout=None`` waits until there is a batch. It polls, ever more rarely, up to
+        four times a second.
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
         ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, nobody would have the
@@ -192,36 +197,45 @@ class Consumer:
                 "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "
                 "acknowledged unseen; nothing was taken: use `await consumer.next_batch_async()`."
             )
-        batch = None
-        try:
-            with self._reading:
-                batch = self._fetch_next()
-                if batch is not None:
-                    self._hand_out([batch.descriptor])
-                return batch
-        except BaseException:
-            if batch is not None:  # interrupted before the caller had it: it must not be acknowledged unseen
-                self._take_back(batch.descriptor)
-            raise
+        for pause in pauses(timeout, self._clock):
+            batch = None
+            try:
+                with self._reading:
+                    batch = self._fetch_next()
+                    if batch is not None:
+                        self._hand_out([batch.descriptor])
+                        return batch
+            except BaseException:
+                if batch is not None:  # interrupted before the caller had it: it must not be acknowledged unseen
+                    self._take_back(batch.descriptor)
+                raise
+            self._clock.sleep(pause)
+        return None
 
-    async def next_batch_async(self) -> ConsumedBatch | None:
+    async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109 - as above
         """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
 
         The batch is read in another thread, and handed out only when the caller is given it.
         """
-        while (batch := await asyncio.to_thread(self._peek)) is not None:
-            is_next = False
-            try:
-                with self._state:
-                    is_next = batch.sequence == self._progress.read  # else another call was faster
-                    if is_next:
-                        self._progress.hand_out([batch.descriptor])
-                        return batch
-            except BaseException:
-                if is_next:  # a signal came before the caller had it
-                    self._take_back(batch.descriptor)
-                raise
+        for pause in pauses(timeout, self._clock):
+            while (batch := await asyncio.to_thread(self._peek)) is not None:
+                is_next = False
+                try:
+                    with self._state:
+                        is_next = batch.sequence == self._progress.read  # else another call was faster
+                        if is_next:
+                            self._progress.hand_out([batch.descriptor])
+                            return batch
+                except BaseException:
+                    if is_next:  # a signal came before the caller had it
+                        self._take_back(batch.descriptor)
+                    raise
+            await asyncio.sleep(pause)
         return None
+
+    def __iter__(self) -> Iterator[ConsumedBatch]:
+        """All batches behind the read cursor, in order, until there are no more now: :meth:`batches`."""
+        return self.batches()
 
     def __aiter__(self) -> Self:
         return self
@@ -491,6 +505,11 @@ class Consumer:
     def __bool__(self) -> bool:
         """True, also if nothing is listed."""
         return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every listed batch is durably acknowledged, as of the last access to the queue; no I/O."""
+        return len(self) == 0
 
     @property
     def next_to_read(self) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,21 @@ _SOON = 120.0
 """Real seconds that nothing here should come near."""
 
 
+class _ProducingClock(ManualClock):
+    """A clock on which a batch is produced while somebody sleeps for the ``after``-th time."""
+
+    def __init__(self, place: QueuePlace, *, after: int) -> None:
+        super().__init__()
+        self.sleeps = 0
+        self._place, self._after = place, after
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.sleeps += 1
+        if self.sleeps == self._after:
+            self._place.produce(b"late")
+
+
 class ReadingContract(QueueFixtures):
     """Everything that moves the read cursor, or must not."""
 
@@ -46,6 +62,58 @@ class ReadingContract(QueueFixtures):
         assert list(consumer.batches()) == []
         place.produce(b"first")
         assert values(consumer) == [[b"first"]]
+
+    def test_next_batch_waits_for_a_batch_that_is_listed_in_time(self, place: QueuePlace) -> None:
+        clock = _ProducingClock(place, after=3)
+        consumer = place.open(clock=clock)
+        batch = consumer.next_batch(timeout=60)
+        assert batch is not None
+        assert batch.entries == [b"late"]
+        assert clock.sleeps == 3
+
+    def test_next_batch_waits_no_longer_than_it_was_told(self, place: QueuePlace) -> None:
+        clock = ManualClock()
+        consumer = place.open(clock=clock)
+        began = clock.monotonic()
+        assert consumer.next_batch(timeout=2.5) is None
+        assert clock.monotonic() - began == pytest.approx(2.5)
+
+    def test_next_batch_without_a_timeout_waits_until_there_is_a_batch(self, place: QueuePlace) -> None:
+        consumer = place.open(clock=_ProducingClock(place, after=500))
+        batch = consumer.next_batch(timeout=None)
+        assert batch is not None
+        assert batch.entries == [b"late"]
+
+    @pytest.mark.parametrize("timeout", [-1, float("nan")], ids=["a negative one", "no number"])
+    def test_a_timeout_that_is_no_time_is_refused(self, five: QueuePlace, timeout: float) -> None:
+        consumer = five.open()
+        with pytest.raises(InvalidInput, match="timeout"):
+            consumer.next_batch(timeout=timeout)
+        assert consumer.next_to_read == 0
+
+    def test_next_batch_waits_in_asyncio_too(self, place: QueuePlace) -> None:
+        consumer = place.open()
+
+        async def take() -> tuple[ConsumedBatch | None, ConsumedBatch | None]:
+            missed = await consumer.next_batch_async(timeout=0.02)
+            waiting = asyncio.create_task(consumer.next_batch_async(timeout=_SOON))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(place.produce, b"late")
+            return missed, await waiting
+
+        missed, batch = asyncio.run(take())
+        assert missed is None
+        assert batch is not None
+        assert batch.entries == [b"late"]
+
+    def test_a_consumer_is_iterated_until_nothing_is_left(self, five: QueuePlace) -> None:
+        consumer = five.open()
+        assert not consumer.is_empty
+        assert [batch.sequence for batch in consumer] == [0, 1, 2, 3, 4]
+        assert list(consumer) == []
+        consumer.ack_through(4)
+        assert consumer.next_batch() is None
+        assert consumer.is_empty
 
     def test_reading_may_run_ahead_of_acknowledging(self, five: QueuePlace) -> None:
         consumer = five.open()
