@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 from uuid import UUID
+
+import pyarrow as pa
 
 from strandline.errors import Unsupported
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
@@ -115,6 +117,15 @@ class Log(Protocol):
 
         ``CursorExpired`` if the log no longer retains the cursor's position, ``Diverged`` if the cursor is of another
         log or past the end, or if its fingerprint says that another batch was before it than is there now.
+        """
+
+    def read(
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
+
+        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``. Raises as
+        :meth:`plan` does; ``NotReady`` if the log does not reach ``upto`` yet.
         """
 
     def wait(self, past: Cursor, timeout: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, entries_after, known_columns, plan_entries
+from strandline.log.reading import read_between
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
@@ -122,6 +123,12 @@ class MemoryLog:
             MemorySpan(self._batches[entry.sequence], first, end, entry.size, entry.fingerprint)
             for entry, first, end in plan_entries(entries, since.next, limit)
         ]
+
+    def read(
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now)."""
+        return read_between(self, since, upto, columns)
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor or the time is over."""

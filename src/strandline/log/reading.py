@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.storage.clock import Clock
 
 _FIRST_POLL: Final = 0.005
@@ -28,6 +28,12 @@ class Readable(Protocol):
 
     def start(self) -> Cursor:
         """The cursor before everything that is retained."""
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below an offset."""
+
+    def position_of(self, start: Start) -> int:
+        """The offset at which a reader begins that asks for this."""
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
         """What to fetch after a cursor."""
@@ -84,16 +90,24 @@ def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
 
 
 def read_between(
-    log: Readable, since: Cursor | None, upto: int | None, columns: Sequence[str] | None
+    log: Readable, since: Start | None, upto: int | None, columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of the call).
+    """Batches with offsets, in order, from a start (all that is retained) up to an offset (the end as of the call).
 
-    ``NotReady`` if the log does not reach so far, ``CursorExpired`` if it was trimmed while it was read.
+    ``NotReady`` if the log does not reach so far, ``CursorExpired`` if the start is not retained, or was trimmed while
+    it was read.
     """
-    cursor = log.start() if since is None else since
+    cursor = log.start() if since is None else cursor_of(log, since)
     end = log.bounds().next if upto is None else upto
+    if cursor.next >= end:
+        log.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor past the end or of another log is refused
     for _, batches in read_spans(log, cursor, end, columns):
         yield from batches
+
+
+def cursor_of(log: Readable, start: Start) -> Cursor:
+    """The cursor of a reader that begins at an offset, a cursor, a time or a word."""
+    return start if isinstance(start, Cursor) else log.cursor_at(log.position_of(start))
 
 
 def read_spans(

@@ -216,9 +216,12 @@ class QueueLog:
         return self._waiter.wait(self, past, timeout, self.clock)
 
     def read(
-        self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
+
+        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
+        """
         return read_between(self, since, upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------

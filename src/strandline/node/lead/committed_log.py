@@ -67,9 +67,12 @@ class Committed:
         return self._wait(past.next, timeout)
 
     def read(
-        self, since: Cursor | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of now)."""
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
+
+        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
+        """
         return read_between(self, since, upto, columns)
 
 
@@ -118,7 +121,10 @@ class Current:
         return self._now().wait(past, timeout)
 
     def read(
-        self, since: Cursor | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from a cursor (or the beginning) up to an offset (or the end as of now)."""
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
+
+        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
+        """
         return read_between(self, since, upto, columns)

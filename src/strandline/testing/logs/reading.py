@@ -18,10 +18,11 @@ from strandline.errors import (
     CursorExpired,
     Diverged,
     InvalidInput,
+    NotReady,
 )
 from strandline.log.contract import Log, Receipt
 from strandline.log.planning import behind
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
+from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.testing.logs.parts import SOON, append, fetched
 from strandline.testing.slots import LogOwner
@@ -120,6 +121,31 @@ class ReadingContract(LogOwner):
     def test_a_limit_that_allows_nothing_is_refused(self, options: dict[str, int]) -> None:
         with pytest.raises(InvalidInput):
             Limit(**options)
+
+    # --- read -----------------------------------------------------------------------------------------------
+
+    def test_reading_begins_at_an_offset_a_cursor_a_time_or_a_word(self, filled: Log) -> None:
+        def offsets(*since: Start) -> list[int]:
+            return [offset for batch in filled.read(*since) for offset in batch["offset"].to_pylist()]
+
+        self.retain_from(filled, 3)
+        end = filled.bounds().next
+        assert offsets() == offsets("retained") == list(range(3, end))
+        assert offsets(5) == offsets(filled.cursor_at(5)) == list(range(5, end))
+        assert offsets(datetime(1980, 1, 1, tzinfo=UTC)) == list(range(3, end))
+        assert offsets("now") == offsets(end) == offsets(datetime(2999, 1, 1, tzinfo=UTC)) == []
+
+    def test_reading_from_what_is_gone_or_not_there_yet_is_refused(self, filled: Log) -> None:
+        self.retain_from(filled, 3)
+        for gone in (2, "beginning"):
+            with pytest.raises(CursorExpired):
+                list(filled.read(gone))
+        with pytest.raises(Diverged):
+            list(filled.read(filled.bounds().next + 1))
+        with pytest.raises(InvalidInput, match="not at 'yesterday'"):
+            list(filled.read("yesterday"))  # type: ignore[arg-type]  # no such word
+        with pytest.raises(NotReady):
+            list(filled.read(upto=filled.bounds().next + 1))
 
     # --- cursors that cannot be served ----------------------------------------------------------------------
 

@@ -249,9 +249,12 @@ class TieredLog:
         return self._hot.wait(past, timeout)
 
     def read(
-        self, since: Cursor | None = None, *, upto: int | None = None, columns: list[str] | None = None
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Arrow batches with offsets, in order, from a cursor (or the beginning) to the end as of this call."""
+        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
+
+        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
+        """
         # By the hot tier's own word: the end is to be known also where the beginning is not.
         return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
 
