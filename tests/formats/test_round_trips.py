@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.errors import CorruptData, UnsupportedVersion
-from strandline.formats.arrow.block import Compression
+from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import (
     decode_cut,
@@ -79,6 +79,15 @@ def test_records_survive_their_batch(compression, batches):
     assert decoded == batches
     assert (info.compression, info.count, info.pages) == (compression, sum(map(len, batches)), len(batches))
     assert (info.writer, info.number) == (WRITER, 12)
+
+
+@pytest.mark.parametrize("compression", [Compression.ZSTD, Compression.LZ4])
+def test_a_page_has_the_same_bytes_whoever_compresses_it(compression, monkeypatch):
+    count = 1000
+    page = record_batch(timestamps=range(count), ops=[0] * count, keys=[b"k"] * count, values=[b"v" * 100] * count)
+    here = b"".join(encode_page(page, compression))
+    monkeypatch.setattr("strandline.formats.arrow.block._SINGLE_THREADED", 0)
+    assert b"".join(encode_page(page, compression)) == here
 
 
 @pytest.mark.parametrize("compression", list(Compression))

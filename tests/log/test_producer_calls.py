@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import UserList
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from strandline.errors import BufferFull, InvalidInput
 from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
 from strandline.log.object.produce.buffer import MAX_METADATA
-from strandline.log.object.produce.rows import CALL, Room, cut_calls
+from strandline.log.object.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
 from strandline.log.object.produce.shipper import RANGE_BYTES
 from strandline.testing.clock import ManualClock
 
@@ -121,7 +123,7 @@ def test_a_batch_is_closed_by_the_call_that_reaches_the_limit_of_metadata(log: A
 
 
 def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
-    call = (5, CALL, b"m" * (100 - RANGE_BYTES), (b"a", b"b"), 2)
+    call = (5_000, CALL, b"m" * (100 - RANGE_BYTES), (b"a", b"b"), 2)
     row = (7_000, 0, b"k", b"v", None)
     pieces = cut_calls([row, call, row, call, call, row], Room(150, 1000), Room(100, 1000))
     assert [piece.widths for piece in pieces] == [[1, 2, 1, 2], [2], [1]]
@@ -132,7 +134,7 @@ def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
 
 
 def test_a_call_that_does_not_fit_begins_a_new_batch() -> None:
-    small, large = (5, CALL, b"", (b"a",), 10), (5, CALL, b"", (b"a" * 90,), 95)
+    small, large = (5_000, ENTRY, b"", b"a", 10), (5_000, CALL, b"", (b"a" * 90,), 95)
     most = Room(10_000, 100)
     pieces = cut_calls([small, small, large, small, large], most, most)
     assert [(len(piece.rows), piece.apart) for piece in pieces] == [(2, False), (1, True), (1, True), (1, True)]
@@ -148,13 +150,13 @@ def one_by_one(rows: list[Any], room: Room, most: Room) -> list[tuple[list[Any],
     at, metadata, space, apart, used = 0, room.metadata, room.space, False, room.space < most.space
     for row in rows:
         time, op, payload, entries, size = row
-        if op == CALL and size > space and (taken or used):
+        if op and size > space and (taken or used):
             if taken:
                 pieces.append((taken, ranges, apart))
             taken, ranges, at = [], [], 0
             metadata, space, apart, used = most.metadata, most.space, True, False
-        if op == CALL:
-            ranges.append((at, time, payload))
+        if op:
+            ranges.append((at, time // 1000, payload))
             metadata, space = metadata - len(payload) - RANGE_BYTES, space - size
         taken.append(row)
         at += len(entries) if op == CALL else 1
@@ -166,17 +168,14 @@ def one_by_one(rows: list[Any], room: Room, most: Room) -> list[tuple[list[Any],
 
 
 single = st.just((7_000, 0, b"k", b"v", None))
-call = st.tuples(
-    st.integers(0, 9),
-    st.just(CALL),
-    st.binary(max_size=60),
-    st.lists(st.just(b"x"), min_size=1, max_size=4).map(tuple),
-    st.integers(22, 150),
-)
+times, metadata, sizes = st.integers(0, 9_999), st.integers(0, 60).map(bytes), st.integers(22, 150)
+content = st.sampled_from([b"", b"x", b"yz"])
+call = st.tuples(times, st.just(CALL), metadata, st.lists(content, min_size=1, max_size=4).map(tuple), sizes)
+entry = st.tuples(times, st.just(ENTRY), metadata, content, sizes)
 
 
 @given(
-    st.one_of(st.lists(call), st.lists(st.one_of(single, call))),
+    st.one_of(st.lists(entry), st.lists(st.one_of(call, entry)), st.lists(st.one_of(single, call, entry))),
     st.tuples(st.integers(1, 200), st.integers(1, 100)),
     st.integers(1, 200),
 )
@@ -185,6 +184,27 @@ def test_rows_are_cut_by_columns_as_they_would_be_one_by_one(rows: list[Any], ro
     pieces = cut_calls(rows, left, empty)
     found = [(piece.rows, [tuple(item) for item in piece.ranges], piece.apart) for piece in pieces]
     assert found == one_by_one(rows, left, empty)
+    pages = [page_of_calls(piece) for piece in pieces]
+    records = [record for row in rows for record in records_of(row)]
+    assert [pair for page in pages for pair in zip(*page.to_pydict().values(), strict=True)] == records
+    assert [piece.widths for piece in pieces] == [[len(records_of(row)) for row in piece.rows] for piece in pieces]
+
+
+def records_of(row: Any) -> list[Any]:
+    """The records of a row, as a page tells them."""
+    time, op, key, content, _ = row
+    moment = datetime.fromtimestamp(0, tz=UTC) + timedelta(microseconds=time // 1000)
+    if not op:
+        return [(moment, 0, key, content, None)]
+    return [(moment, 0, None, value, None) for value in ([content] if op == ENTRY else content)]
+
+
+def test_times_of_calls_are_cut_to_the_tick_of_the_log() -> None:
+    rows: list[Any] = [(nanoseconds, ENTRY, b"", b"a", 23) for nanoseconds in (1_999_999, 2_000_000, 1_234_567_891)]
+    most = Room(10_000, 10_000)
+    (fine,), (coarse,) = cut_calls(rows, most, most), cut_calls(rows, most, most, tick=1000)
+    assert fine.ranges.times == (1_999, 2_000, 1_234_567)
+    assert coarse.ranges.times == (1_000, 2_000, 1_234_000)
 
 
 def test_what_is_listed_of_a_thousand_calls_is_nothing_that_the_garbage_collector_visits(log: Any) -> None:
@@ -214,6 +234,36 @@ def test_the_handle_and_the_metadata_agree_about_the_time(tmp_path: Path) -> Non
     assert [handle.result(SOON) for handle in (first, second, third)] == [Receipt(0, 1), Receipt(1, 1), Receipt(2, 2)]
     ranges = [item for entry in log.head().tail for item in entry.metadata]
     assert [item.ingested for item in ranges] == [first.ingested, second.ingested, third.ingested]
+
+
+def test_the_handle_tells_the_time_of_a_clock_before_1970_as_the_metadata_does(tmp_path: Path) -> None:
+    clock = ManualClock(now=-1_234_567_891)
+    log = open_log(str(tmp_path / "log"), create=True, clock=clock)
+    with log.producer(linger=NEVER) as producer:
+        handle = producer.produce([b"a"], b"1")
+        producer.flush()
+    ((item,),) = [entry.metadata for entry in log.head().tail]
+    assert item.ingested == handle.ingested == clock.now()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, UserList, lambda entries: [Marked(entries[0])]])
+def test_one_entry_is_taken_from_any_sequence(log: Any, kind: Any) -> None:
+    with log.producer(linger=NEVER) as producer:
+        handle = producer.produce(kind([b"only"]), b"m")
+        producer.flush(SOON)
+        assert handle.result(SOON).count == 1
+    assert consumed(log) == [([b"only"], [(0, b"m")])]
+
+
+class Marked(bytes):
+    """Bytes of a type of their own."""
+
+
+@pytest.mark.parametrize("entries", [["a"], [None], [bytearray(b"a")], ("a",), [[b"a"]], [(b"a",)], [5]])
+def test_one_entry_that_is_no_bytes_is_refused_and_appends_nothing(log: Any, entries: Any) -> None:
+    with log.producer(linger=NEVER) as producer, pytest.raises(InvalidInput, match="Entries are bytes"):
+        producer.produce(entries)
+    assert consumed(log) == []
 
 
 def test_the_caller_may_change_the_list_that_it_has_passed(log: Any) -> None:

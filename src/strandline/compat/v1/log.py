@@ -257,7 +257,7 @@ class QueueLog:
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
-        draft.attach(MetadataRanges((0,), (now,), (b"",)))
+        draft.attach(MetadataRanges((0,), (now - now % shipper.tick,), (b"",)))
         return settled(ship(shipper, draft, number=number, expect=expect))
 
     def producer(

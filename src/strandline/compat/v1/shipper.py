@@ -22,6 +22,9 @@ from strandline.model.queue import QueueManifest
 from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore
 
+_TICK: Final = 1000
+"""Ingestion times are kept to the millisecond."""
+
 _RESOLVES: Final = 5
 """How often a listing whose outcome is unknown, or whose objects are too old, is tried again."""
 
@@ -49,9 +52,8 @@ class QueueDraft:
         return start
 
     def attach(self, ranges: MetadataRanges) -> None:
-        """Keep what ``produce`` calls attached to their records, to the millisecond, as everyone will read it."""
-        times = tuple([time - time % 1000 for time in ranges.times])
-        self.metadata.append(replace(ranges, times=times))
+        """Keep what ``produce`` calls attached to their records, at times that are whole ticks."""
+        self.metadata.append(ranges)
         self.attached += listed_size(ranges)
 
 
@@ -72,6 +74,7 @@ class QueueShipper:
     """
 
     opaque: Final = True
+    tick: Final = _TICK
 
     def __init__(
         self,

@@ -116,6 +116,7 @@ class Buffer:
     ) -> None:
         """Hand full batches to ``outbox``."""
         self.opaque = shipper.opaque
+        self._tick = shipper.tick
         self.now_ns: Callable[[], int] = clock.now_ns
         self.full = False
         self.refusing = False
@@ -175,7 +176,8 @@ class Buffer:
                     self.seal()
             group, start = self._place(batches)
             if metadata is not None:
-                group.draft.attach(MetadataRanges.of([metadata]).behind(start))
+                time = metadata.ingested - metadata.ingested % self._tick
+                group.draft.attach(MetadataRanges((start,), (time,), (metadata.payload,)))
             placed = group.outcome, start, group.draft.count
             if expect is not None:
                 self.seal(expect)
@@ -291,7 +293,7 @@ class Buffer:
         if self._open is not None:
             draft = self._open.draft
             room = Room(most.metadata - draft.attached, most.space - draft.plain)
-        for piece in cut_calls(rows, room, most):
+        for piece in cut_calls(rows, room, most, self._tick):
             if piece.apart:
                 self.seal()
             mine, tickets = tickets[: len(piece.rows)], tickets[len(piece.rows) :]

@@ -154,7 +154,8 @@ class EntriesHandle(tuple[Era, int, int, int]):
     @property
     def ingested(self) -> int:
         """The call's ingestion time in microseconds, as its metadata has it."""
-        return self[3]
+        nanoseconds = self[3]
+        return nanoseconds // 1000 if nanoseconds >= 0 else -(-nanoseconds // 1000)  # as Arrow divides
 
     def done(self) -> bool:
         """Whether the outcome is known."""

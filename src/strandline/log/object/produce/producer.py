@@ -17,9 +17,11 @@ from strandline.log.object.produce.handles import BatchHandle, EntriesHandle, Re
 from strandline.log.object.produce.outbox import Outbox
 from strandline.log.object.produce.rows import (
     CALL,
+    ENTRY,
     ONLY_VALUES,
     PAGE_BYTES,
     Headers,
+    as_tuple,
     check_opaque,
     check_rare,
     check_size,
@@ -46,8 +48,6 @@ _BYTES: Final = frozenset({bytes})
 
 _PUT: Final = int(Op.PUT)
 """A plain number: with a member of the enumeration in it, no row would ever be left alone by the garbage collector."""
-
-_new_tuple: Final = tuple.__new__
 
 _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
@@ -158,7 +158,7 @@ class Producer:
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return _new_tuple(RecordHandle, (era, ticket))
+        return RecordHandle((era, ticket))
 
     def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches.
@@ -178,39 +178,46 @@ class Producer:
         Each call is one metadata range, also without metadata, and the handle's ``ingested`` is its ingestion time.
         ``expect`` is as in :meth:`append_batch`.
         """
-        kept = tuple(entries)  # the caller may change what it has passed
-        total = len(kept)
+        content: bytes | tuple[bytes, ...] | None = None
+        if (type(entries) is list or type(entries) is tuple) and len(entries) == 1:
+            (content,) = entries
         # One entry is what most calls have, and what is made for each call is what most of its time goes into.
-        size = len(kept[0]) + _ENTRY if total == 1 and type(kept[0]) is bytes else _size_of(kept)
+        if type(content) is bytes:
+            op, total, size = ENTRY, 1, len(content) + _ENTRY
+        else:
+            content = tuple(entries)  # the caller may change what it has passed
+            op, total, size = CALL, len(content), _size_of(content)
         if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
             raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
         if expect is not None or size >= _LARGE_CALL:
-            return self._produce_whole(kept, metadata, expect)
+            return self._produce_whole(as_tuple(content), metadata, expect)
         buffer = self._buffer
         if buffer.full:
             buffer.wait_for_room()
         era = buffer.era  # before the ticket: the call is in this era or a later one
-        now = buffer.now_ns() // 1000
-        call = (now, CALL, metadata, kept, size)  # under one ticket, so that nothing can come between its entries
-        ticket = buffer.next_ticket()
-        while buffer.store_row(ticket, call) is not call:
+        now_ns, next_ticket, store_row = buffer.now_ns, buffer.next_ticket, buffer.store_row
+        now = now_ns()
+        call = (now, op, metadata, content, size)  # under one ticket, so that nothing can come between its entries
+        ticket = next_ticket()
+        while store_row(ticket, call) is not call:
             del buffer.rows[ticket]
-            ticket = buffer.next_ticket()
-        buffer.queued += size
-        if ticket & buffer.page_mask == buffer.page_mask or buffer.queued >= PAGE_BYTES:
+            ticket = next_ticket()
+        queued = buffer.queued = buffer.queued + size
+        mask = buffer.page_mask
+        if ticket & mask == mask or queued >= PAGE_BYTES:
             buffer.fill_pages()
         if buffer.unnoticed:
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return _new_tuple(EntriesHandle, (era, ticket, total, now))
+        return EntriesHandle((era, ticket, total, now))
 
     def _produce_whole(self, entries: tuple[bytes, ...], metadata: bytes, expect: int | None) -> EntriesHandle:
         now, total = self._clock.now(), len(entries)
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
         placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
         outcome, start, stop = placed
-        return EntriesHandle((placed_era(outcome, start), 0, stop - start, now))
+        return EntriesHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
 
     # --- flushing ----------------------------------------------------------------------------------------------
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, chain, compress, count, repeat
-from operator import itemgetter
+from operator import itemgetter, mul
 from typing import Final, NamedTuple, cast
 
 import pyarrow as pa
@@ -22,11 +22,18 @@ Headers = Mapping[str, bytes]
 Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
 """Nanoseconds, operation, key, value, headers."""
 
-Call = tuple[int, int, bytes, tuple[bytes, ...], int]
-"""A whole ``produce`` call in one row: microseconds, :data:`CALL`, its metadata, its entries, and about their bytes."""
+Call = tuple[int, int, bytes, bytes | tuple[bytes, ...], int]
+"""A whole ``produce`` call in one row: nanoseconds, :data:`CALL` or :data:`ENTRY`, its metadata, its entries, and
+about their bytes."""
 
 CALL: Final = 255
-"""Stands where a row has its operation."""
+"""Stands where a row has its operation: a call, with its entries in a tuple."""
+
+ENTRY: Final = 254
+"""Stands there, too: a call with one entry, as it is. A tuple around it would be one more for the garbage collector."""
+
+_CALLS: Final = frozenset((CALL, ENTRY))
+_TIME, _OP, _METADATA, _CONTENT, _SIZE = (itemgetter(place) for place in range(5))
 
 SKIPPED: Final = cast("Row", ())
 """Stands where a ticket was found without its row; false, unlike any row."""
@@ -100,7 +107,7 @@ def fitting_page(record: int, batch_bytes: int) -> int:
 
 def has_calls(rows: list[Row | Call]) -> bool:
     """Whether any of the rows is a whole call."""
-    return CALL in map(itemgetter(1), rows)
+    return not _CALLS.isdisjoint(map(_OP, rows))
 
 
 class Piece(NamedTuple):
@@ -111,6 +118,10 @@ class Piece(NamedTuple):
     """What its calls attached, counted from its own first record."""
     widths: list[int]
     """How many records each row is."""
+    entries: list[bytes] | None
+    """Its records' values, if all its rows are calls."""
+    times: memoryview
+    """Of each row, in microseconds."""
     apart: bool
     """Whether they begin a new batch, since the one that is being filled has no room for them."""
 
@@ -122,42 +133,57 @@ class Room(NamedTuple):
     space: int
 
 
-def cut_calls(rows: list[Row | Call], room: Room, most: Room) -> list[Piece]:
+def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[Piece]:
     """Rows in pieces, each for one batch: one ends with the call that uses up the room for metadata, or before the one
     that would not fit; none is empty, and no call is cut.
 
-    The batch that is being filled has ``room`` left, an empty one ``most``. Works on whole columns: nothing here is
-    done for each row in Python.
+    The batch that is being filled has ``room`` left, an empty one ``most``. Times are cut to ``tick`` microseconds.
+    Works on whole columns: nothing here is done for each row in Python.
     """
-    are_calls = [op == CALL for op in map(itemgetter(1), rows)]
-    pure = all(are_calls)
-    calls = cast("list[Call]", rows) if pure else [cast("Call", row if row[1] == CALL else _NO_CALL) for row in rows]
-    times = list(map(itemgetter(0), calls))
-    payloads = list(map(itemgetter(2), calls))
-    widths = list(map(len, map(itemgetter(3), calls)))
-    sizes = list(map(itemgetter(4), calls))
-    attached = [0, *accumulate([len(payload) + RANGE_BYTES for payload in payloads] if pure else _attached(calls))]
-    filled = [0, *accumulate(sizes)]
+    ops = bytes(map(_OP, rows))
+    narrow = ops.count(ENTRY) == len(rows)
+    pure = narrow or ops.count(ENTRY) + ops.count(CALL) == len(rows)
+    calls = cast("list[Call]", rows) if pure else [cast("Call", row if row[1] in _CALLS else _NO_CALL) for row in rows]
+    payloads, contents, sizes = list(map(_METADATA, calls)), list(map(_CONTENT, calls)), list(map(_SIZE, calls))
+    times = memoryview(_microseconds(map(_TIME, calls), tick).buffers()[1]).cast("q")
+    widths = [1] * len(rows) if narrow else [len(row[3]) if row[1] == CALL else 1 for row in calls]
+    # Beside what its payload takes, each range takes as much as any other.
+    attached = [0, *accumulate(map(len, payloads) if pure else _attached(calls))]
+    beside = RANGE_BYTES if pure else 0
+    filled = [] if sum(sizes) <= room.space else [0, *accumulate(sizes)]
     pieces: list[Piece] = []
     at, apart = 0, False
     while at < len(rows):
-        full = min(bisect_left(attached, attached[at] + room.metadata, at + 1), len(rows))
-        # What is larger than a whole batch is one of its own.
-        space = room.space if room.space < most.space else max(room.space, sizes[at])
-        unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
+        used = attached[at] + beside * at + room.metadata
+        full = bisect_left(range(len(rows)), used, at + 1, key=lambda place: attached[place] + beside * place)
+        unfit = len(rows)
+        if filled:
+            # What is larger than a whole batch is one of its own.
+            space = room.space if room.space < most.space else max(room.space, sizes[at])
+            unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
         end = min(full, unfit)
         if end > at:
-            starts = tuple(accumulate(widths[at : end - 1], initial=0))
-            ranges = MetadataRanges(starts, tuple(times[at:end]), tuple(payloads[at:end]))
-            if not pure:
-                ranges = _chosen(ranges, are_calls[at:end])
-            pieces.append(Piece(rows[at:end], ranges, widths[at:end], apart))
+            starts = range(end - at) if narrow else accumulate(widths[at : end - 1], initial=0)
+            ranges = MetadataRanges(tuple(starts), tuple(times[at:end].tolist()), tuple(payloads[at:end]))
+            entries = None
+            if narrow:
+                entries = cast("list[bytes]", contents[at:end])
+            elif pure:
+                entries = list(chain.from_iterable(map(as_tuple, contents[at:end])))
+            else:
+                ranges = _chosen(ranges, [op in _CALLS for op in ops[at:end]])
+            pieces.append(Piece(rows[at:end], ranges, widths[at:end], entries, times[at:end], apart))
         at, room, apart = end, most, unfit < full
     return pieces
 
 
-_NO_CALL: Final = cast("Call", (0, 0, b"", (b"",), 0))
+_NO_CALL: Final = cast("Call", (0, 0, b"", b"", 0))
 """Stands where a single record is among calls: as wide, and nothing attached."""
+
+
+def as_tuple(content: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The entries of a call, however a row has them."""
+    return (content,) if isinstance(content, bytes) else content
 
 
 def _attached(calls: list[Call]) -> list[int]:
@@ -174,18 +200,17 @@ def _chosen(ranges: MetadataRanges, which: list[bool]) -> MetadataRanges:
 
 def page_of_calls(piece: Piece) -> pa.RecordBatch:
     """The records of a piece as one record batch."""
-    if len(piece.ranges) < len(piece.rows):
+    if piece.entries is None:
         return page_of(_flat(piece.rows))
-    calls = cast("list[Call]", piece.rows)
-    values = list(chain.from_iterable(map(itemgetter(3), calls)))
-    times: Iterable[int] = piece.ranges.times
-    if len(values) > len(calls):
-        times = chain.from_iterable(map(repeat, times, piece.widths))
+    count = len(piece.entries)
+    times: memoryview | bytes = piece.times
+    if count > len(piece.rows):
+        times = b"".join(map(mul, map(itemgetter(0), struct.iter_unpack("8s", times)), piece.widths))
     return record_batch(
-        timestamps=_numbers(pa.int64(), array("q", times)),
-        ops=_numbers(pa.int8(), bytes(len(values))),
-        keys=pa.nulls(len(values), pa.binary()),
-        values=values,
+        timestamps=_numbers(pa.int64(), times),
+        ops=_numbers(pa.int8(), bytes(count)),
+        keys=pa.nulls(count, pa.binary()),
+        values=piece.entries,
     )
 
 
@@ -193,9 +218,9 @@ def _flat(rows: list[Row | Call]) -> list[Row]:
     """Each record as a row of its own."""
     found: list[Row] = []
     for row in rows:
-        if row[1] == CALL:
-            time, _, _, entries, _ = cast("Call", row)
-            found += [(time * 1000, int(Op.PUT), None, entry, None) for entry in entries]
+        if row[1] in _CALLS:
+            time, _, _, content, _ = cast("Call", row)
+            found += [(time, int(Op.PUT), None, entry, None) for entry in as_tuple(content)]
         else:
             found.append(cast("Row", row))
     return found
@@ -204,9 +229,8 @@ def _flat(rows: list[Row | Call]) -> list[Row]:
 def page_of(rows: list[Row]) -> pa.RecordBatch:
     """The rows as one record batch."""
     headers = list(map(itemgetter(4), rows))
-    nanoseconds = _numbers(pa.int64(), array("q", [row[0] for row in rows]))
     return record_batch(
-        timestamps=pc.divide(nanoseconds, 1000),
+        timestamps=_microseconds(map(_TIME, rows)),
         ops=_numbers(pa.int8(), bytes(map(itemgetter(1), rows))),
         keys=list(map(itemgetter(2), rows)),
         values=list(map(itemgetter(3), rows)),
@@ -214,7 +238,13 @@ def page_of(rows: list[Row]) -> pa.RecordBatch:
     )
 
 
-def _numbers(kind: pa.DataType, data: array[int] | bytes) -> pa.Array:
+def _microseconds(nanoseconds: Iterable[int], tick: int = 1) -> pa.Array:
+    given = list(nanoseconds)
+    ticks = pc.divide(_numbers(pa.int64(), struct.pack(f"={len(given)}q", *given)), 1000 * tick)
+    return ticks if tick == 1 else pc.multiply(ticks, tick)
+
+
+def _numbers(kind: pa.DataType, data: memoryview | bytes) -> pa.Array:
     """The numbers in a buffer, as they lie there: ``pa.array`` would walk through them one by one."""
     buffer = pa.py_buffer(data)
     return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])

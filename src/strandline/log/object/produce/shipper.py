@@ -77,6 +77,10 @@ class Shipper(Protocol[D, L]):
         """
 
     @property
+    def tick(self) -> int:
+        """To how many microseconds the ingestion times of calls are kept: attached ones are multiples of it."""
+
+    @property
     def crowded(self) -> bool:
         """Whether others list too, as far as was seen lately. Then a producer leaves them room for theirs."""
 

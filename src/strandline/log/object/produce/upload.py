@@ -170,6 +170,7 @@ class ObjectShipper:
     """One writer's way into an own log; see :class:`~strandline.log.object.produce.shipper.Shipper`."""
 
     opaque: Final = False
+    tick: Final = 1
 
     def __init__(
         self, lister: Lister, *, writer: WriterId, born: int, compression: Compression, sole: bool = False
