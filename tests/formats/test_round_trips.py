@@ -1,6 +1,7 @@
 """Values survive their bytes, and the bytes are the ones that were written down."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -88,6 +89,18 @@ def test_a_page_has_the_same_bytes_whoever_compresses_it(compression, monkeypatc
     here = b"".join(encode_page(page, compression))
     monkeypatch.setattr("strandline.formats.arrow.block._SINGLE_THREADED", 0)
     assert b"".join(encode_page(page, compression)) == here
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_a_page_that_waits_takes_no_more_memory_than_its_bytes(compression):
+    chance = random.Random(1)
+    values = [chance.randbytes(200) for _ in range(3000)]
+    page = record_batch(timestamps=range(3000), ops=[0] * 3000, keys=values, values=values)
+    encode_page(page, compression)
+    before = pa.total_allocated_bytes()
+    kept = [encode_page(page, compression) for _ in range(8)]
+    arrow = pa.total_allocated_bytes() - before
+    assert arrow <= 1.05 * sum(len(part) for parts in kept for part in parts)
 
 
 @pytest.mark.parametrize("compression", list(Compression))

@@ -89,7 +89,8 @@ def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, RECORD_SCHEMA, options=_IN_THIS_THREAD[compression]) as writer:
             writer.write_batch(batch)
-        return [memoryview(sink.getvalue()).cast("B")[len(_SCHEMA_MESSAGE) : -len(END)]]
+        # A copy: Arrow's own buffer is up to twice as long as what is in it, and pages wait to be uploaded.
+        return [bytes(memoryview(sink.getvalue())[len(_SCHEMA_MESSAGE) : -len(END)])]
     target = _Gatherer()
     with pa.ipc.new_stream(pa.PythonFile(target, mode="w"), RECORD_SCHEMA, options=_OPTIONS[compression]) as writer:
         writer.write_batch(batch)
