@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import strandline as sl
 from strandline.errors import CorruptData, NotReady, StorageError
+from strandline.followers.stores.memory import MemoryStore
 from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.formats.node.state import KIND, VERSION, decode_node, encode_node
+from strandline.kv.log import LogKeyValue
 from strandline.model.node import NodeState
+from strandline.model.records import Op
 from strandline.node.api import Primary, Replica
+from strandline.node.lead.committed_log import Current
 from strandline.node.messages import Reached
 from tests.node.parts import TERM, Cluster, records
 
@@ -136,6 +142,32 @@ class TestAReplica:
         pair.start("b")
         assert shown(pair, "b") is None
 
+    def test_that_was_closed_lets_a_full_watch_remove_no_key_while_its_primary_is_away(self, pair):
+        committed(pair, b"1", b"2", b"3")
+        store = MemoryStore()
+        sl.follow(pair.nodes["b"].reading(), store, until="end")
+        pair.stop("b")
+        pair.stop("a")
+        pair.start("b")
+        bucket, halt, applied = LogKeyValue(pair.nodes["b"].reading()), threading.Event(), []
+
+        def apply(updates):
+            applied.extend((update.op, update.key, update.value) for update in updates)
+            halt.set()
+
+        sl.watch_applied(bucket, apply, resume=None, store=store, reader=bucket, stop=halt)
+        assert applied == [(Op.PUT, b"k", b"3")]
+        assert store.get(b"k") == b"3"
+
+    def test_that_was_killed_gives_no_watch_an_empty_bucket(self, pair):
+        committed(pair, b"1", b"2", b"3")
+        pair.kill("b")
+        pair.cut |= {"a"}
+        bucket = LogKeyValue(Current(pair.start("b")._shown))  # as one that was opened while the node still knew
+        for look in (bucket.keys, bucket.listing, bucket.watch):
+            with pytest.raises(NotReady):
+                look()
+
 
 class TestAPrimary:
     def test_that_was_closed_shows_alone_what_its_policy_had_reached(self, pair):
@@ -179,6 +211,17 @@ class TestAPrimary:
         assert shown(trio, "a") is None
         trio.start("c")
         trio.until(lambda: shown(trio, "a") == 20)
+
+    def test_of_a_quorum_that_was_closed_shows_alone_what_its_policy_had_reached(self, trio):
+        committed(trio, *[b"%d" % number for number in range(14)])
+        trio.kill("c")
+        committed(trio, *[b"%d" % number for number in range(14, 20)])
+        trio.kill("b")
+        trio.append(b"not committed")
+        trio.stop("a")
+        trio.start("a")
+        trio.until(lambda: trio.nodes["a"].is_primary)
+        assert shown(trio, "a") == 20
 
     def test_that_takes_over_shows_nothing_less_than_the_one_before_had_acknowledged(self, trio):
         committed(trio, b"1")
