@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
+from tests.certificates import make_certificates
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, NoServer, S3Server, Server, fresh_prefix
 
@@ -109,3 +111,11 @@ def kafka_server() -> Iterator[KafkaServer]:
         pytest.skip(str(missing))
     with server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates and keys of nodes and of who connects to them."""
+    folder = tmp_path_factory.mktemp("certificates")
+    make_certificates(folder)
+    return folder

@@ -280,8 +280,29 @@ class TestOneNode:
             assert "no token" in run("node", "topology", primary.url).stderr
             assert "a leads in term 1" in run("node", "topology", primary.url, "--token", mine).stdout
 
+    def test_certificates_have_the_roles_that_the_command_names_and_any_other_is_a_client_s(
+        self, tmp_path, start, run, certificate_folder
+    ):
+        def shown(name):
+            given = {"--ca": "ca.pem", "--cert": f"{name}.pem", "--key": f"{name}.key"}
+            return [word for option, file in given.items() for word in (option, certificate_folder / file)]
+
+        process = start(
+            "node", "run", tmp_path / "a", "--name", "a", "--listen", "127.0.0.1:0", "--lead", "--create", "--json",
+            "--quiet", *shown("node"), "--client-ca", certificate_folder / "ca.pem", "--identity", "replica-2=admin",
+        )  # fmt: skip
+        url = json.loads(process.stdout.readline())["url"]
+        for name in ("replica-1", "by-other-name"):  # the latter is replica-2
+            assert "a leads in term 1" in run("node", "topology", url, *shown(name)).stdout
+        refused = run("node", "unregister", url, "c", "--yes", *shown("replica-1"))
+        assert (refused.exit_code, "'replica-1' may not do this" in refused.stderr) == (1, True)
+        done = run("node", "unregister", url, "c", "--yes", *shown("by-other-name"))
+        assert (done.exit_code, "Replica 'c' was not registered" in done.stdout) == (0, True)
+
 
 WRONG = [
+    (["--lead", "--identity", "ops=admin"], 1, "--identity names certificates: it needs --client-ca"),
+    (["--lead", "--identity", "ops=king", "--client-ca", "/nowhere/ca"], 1, "names no identity"),
     (["--lead", "--policy", "most"], 1, "no commit policy"),
     ([], 1, "nobody to follow"),
     (["--lead", "--automatic"], 1, "only with a lease and the policy quorum"),

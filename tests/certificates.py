@@ -1,4 +1,4 @@
-"""What tests of nodes share: certificates, made anew each time."""
+"""Certificates for tests of nodes, made anew each time."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ def _sign(folder: Path, name: str, names: str | None, authority: str = "ca") -> 
     _openssl(folder, "x509", "-req", *given, *by, *_DAYS)
 
 
-@pytest.fixture(scope="session")
-def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_certificates(folder: Path) -> None:
     """Authorities (``ca``, ``other-ca``), a node for loopback, replicas, and a stranger: of each a .pem and a .key."""
     if shutil.which("openssl") is None:
         pytest.skip("no server: openssl is not installed, and certificates cannot be made")
-    folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ca", "other-ca"):
         out = ("-keyout", f"{authority}.key", "-out", f"{authority}.pem")
         _openssl(folder, "req", "-x509", *_CURVE, *out, *_DAYS, "-subj", f"/CN={authority}")
@@ -38,4 +36,3 @@ def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _sign(folder, "replica-1", None)
     _sign(folder, "by-other-name", "DNS:replica-2,DNS:more")
     _sign(folder, "stranger", None, "other-ca")
-    return folder
