@@ -484,7 +484,8 @@ def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log
 # --- what is durable -------------------------------------------------------------------------------------------------
 
 
-def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_behind_it(log, sink, tmp_path):
+@pytest.mark.parametrize("before", ["_settle", "_make_durable"])
+def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_behind_it(log, sink, before):
     from strandline.storage.disk import LocalDisk
 
     synced = []
@@ -495,12 +496,13 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_beh
             super().sync_file(path)
 
     class Crowded(DeltaSink):
-        """Another job commits right behind each of our commits, before they are synced."""
+        """Another job commits right behind each of our commits, before they are looked at or synced."""
 
-        def _make_durable(self, *arguments):
-            properties_changed(self)
-            super()._make_durable(*arguments)
+    def crowd(sink, *arguments):
+        properties_changed(sink)
+        getattr(DeltaSink, before)(sink, *arguments)
 
+    setattr(Crowded, before, crowd)
     crowded = Crowded(sink.url, mode=sink.mode, disk=Watching())
     follow(log, crowded, "s", until="end", batching=Batching(records=10))
     folder = Path(sink.url, "_delta_log")
