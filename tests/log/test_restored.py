@@ -28,7 +28,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING
 from strandline.model.records import Op, record_batch
-from strandline.testing.clock import ManualClock
+from strandline.testing.clock import ManualClock, SeededChance
 
 Opener = Callable[[str], Any]
 
@@ -126,6 +126,32 @@ def test_every_cursor_behind_what_only_the_other_history_had_is_refused(restored
 def test_a_newcomer_at_a_snapshot_s_cursor_of_the_other_history_is_refused(restored: Restored) -> None:
     with pytest.raises(Diverged):
         follow(restored.log, MemoryStore(), start=restored.cursors[0], until="end")
+
+
+@pytest.mark.parametrize("behind_by", [30, 3600, 365 * 86400])
+def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_told_apart(
+    tmp_path: Path, behind_by: int
+) -> None:
+    """Both histories go on at a time that the log has reached already, so that neither can write its clock's time."""
+    now = 1_700_000_000_000_000
+
+    def opened(clock: int, seed: int) -> Any:
+        return closing(WalLog.open(str(tmp_path / "log"), clock=ManualClock(now=clock), chance=SeededChance(seed)))
+
+    with opened(now, 1) as log:
+        put(log, b"a", b"b")
+    shutil.copytree(tmp_path / "log", tmp_path / "backup")
+    store = MemoryStore()
+    with opened(now - behind_by * 1_000_000, 2) as log:
+        put(log, b"c", b"d", b"e")
+        follow(log, store, until="end")
+    shutil.rmtree(tmp_path / "log")
+    shutil.move(tmp_path / "backup", tmp_path / "log")
+    with opened(now - behind_by * 1_000_000 + 1_000_000, 3) as log:
+        put(log, b"w", b"x", b"y", b"z")
+        with pytest.raises(Diverged, match="restored from a copy"):
+            follow(log, store, until="end")
+    assert store.get(b"z") is None
 
 
 @pytest.mark.parametrize("restored", [KINDS[0]], indirect=True)

@@ -72,6 +72,7 @@ class WalLog(WalShowing):
         boot: UUID,
         disk: Disk,
         clock: Clock,
+        chance: Chance,
     ) -> None:
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
@@ -94,7 +95,15 @@ class WalLog(WalShowing):
                 index.saw(writer, state)
             index.passed(frame)
         self._journal = Journal(
-            folder, found.log_id, place, index, roll_bytes=roll_bytes, rolled=self._catalog.add, disk=disk, clock=clock
+            folder,
+            found.log_id,
+            place,
+            index,
+            roll_bytes=roll_bytes,
+            rolled=self._catalog.add,
+            disk=disk,
+            clock=clock,
+            chance=chance,
         )
         if found.kept.start > place.next:  # it was told to begin elsewhere, and had no time to
             self._journal.begin_file(found.kept.start)
@@ -179,6 +188,7 @@ class WalLog(WalShowing):
                 boot=boot_id() if boot is None else boot,
                 disk=disk,
                 clock=clock,
+                chance=chance,
             )
             log._held = held.pop_all()
         call_in_child(log, WalLog._after_fork)

@@ -22,11 +22,14 @@ from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.cursor import SECOND
 from strandline.model.head import WriterId, WriterState
 from strandline.model.times import DAY, TOLERANCE
-from strandline.storage.clock import Clock
+from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 
 _LOGGER: Final = logging.getLogger(__name__)
 _PLAIN: Final = Compression.NONE
+
+_MOST_STEP: Final = 4096
+"""Milliseconds."""
 
 INDEX_FRAMES: Final = 64
 INDEX_BYTES: Final = 1 << 20
@@ -55,22 +58,34 @@ class FrameTimes:
     A clock that was ahead would hold all later frames in the future. So what is ahead of this machine's clock for a
     whole day is given up, and frames say the time again; readers know that what is ahead of the present is wrong. Not
     before: if the clock is behind instead, and set right, frames would be older than they are, and be forgotten.
+
+    Until then frames take the last one's time, but for the first of them, which adds a few seconds by chance: its time
+    tells a frame from the one in its place in another history of the log, and a log that was restored from a copy while
+    its clock was behind would write the same time as the log that was copied.
     """
 
-    def __init__(self, where: str, clock: Clock) -> None:
-        """Of the log at ``where``."""
+    def __init__(self, where: str, clock: Clock, chance: Chance) -> None:
+        """Of the log at ``where``, which was opened now."""
         self._where = where
         self._clock = clock
+        self._step = 1 + int(_MOST_STEP * chance.jitter())
         self._ahead_since: float | None = None
 
     def next(self, last: int, now: int, given: int | None) -> int:
         """When a frame is written behind one of the time ``last``: now, or as it was given."""
         wanted = now if given is None else given
-        if wanted >= last or last <= now + TOLERANCE // 1000:
+        if wanted >= last:
             self._ahead_since = None
-            return max(last, wanted)
-        # What is ahead of our clock is given up at once if a primary has given it up.
-        return wanted if given is not None or self._is_believed(last - now) else last
+            self._step = self._step if given is not None else 0
+            return wanted
+        if last <= now + TOLERANCE // 1000:
+            self._ahead_since = None
+        elif given is not None or self._is_believed(last - now):
+            return wanted  # what is ahead of our clock is given up at once if a primary has given it up
+        if given is not None:
+            return last
+        step, self._step = self._step, 0
+        return last + step
 
     def _is_believed(self, ahead: int) -> bool:
         if self._ahead_since is None:
@@ -112,6 +127,7 @@ class Journal:
         rolled: Callable[[int], None],
         disk: Disk,
         clock: Clock,
+        chance: Chance,
     ) -> None:
         """Go on at this place. ``rolled`` is told of each new file when it is durable."""
         self._folder = folder
@@ -125,7 +141,7 @@ class Journal:
         self._new = False
         """Whether the name of the file is not durable yet."""
         self.place = place
-        self._times = FrameTimes(folder, clock)
+        self._times = FrameTimes(folder, clock, chance)
         self._path = f"{folder}/{data_name(place.first)}"
         self._file = disk.open_append(self._path)
 
