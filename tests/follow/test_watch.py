@@ -32,6 +32,15 @@ def test_a_watch_batches_for_ten_milliseconds_a_hundred_updates_and_queues_256()
     assert (WATCHING.window, WATCHING.records, WATCHING.queue) == (0.01, 100, 256)
 
 
+def test_a_watch_that_is_told_how_many_updates_make_a_batch_keeps_its_window_of_ten_milliseconds():
+    stage = Stage(numbered(0, 1), 0.01, lambda: check(), 60, batching=Batching(records=4))
+
+    def check():
+        assert stage.keys == [[b"k0"]]
+
+    assert stage.run() == at(1)
+
+
 def test_the_window_since_the_first_update_flushes():
     stage = Stage(numbered(0, 1), 0.5, numbered(1, 1), 0.4, lambda: check([]), 0.1, lambda: check([[b"k0", b"k1"]]))
 

@@ -219,6 +219,18 @@ def test_nothing_is_set_back_while_the_store_s_clock_disagrees():
     assert world.log.collect().trimmed_records == 0
 
 
+def test_a_store_whose_clock_is_behind_sets_back_nothing_that_machines_listed_by_the_right_time():
+    world = World(retention="age:7d")  # whose store is a year behind all machines
+    right = world.machine(YEAR)
+    world.append(right, 3)
+    listed = right.head().listed
+    right.collect()
+    assert right.head().listed == listed
+    world.pass_by(60)
+    assert right.collect().clocks.skew == pytest.approx(YEAR, abs=1)
+    assert right.bounds() == Bounds(0, 3)
+
+
 # --- where there is one clock only -----------------------------------------------------------------------------
 
 
