@@ -28,7 +28,7 @@ def test_a_small_demo_is_exact_while_the_naive_twin_is_not(tmp_path: Path) -> No
     home = tmp_path / "demo"
     command = [sys.executable, "-m", "strandline.cli", "demo", "--records", "50000", "--keys", "5000"]
     done = subprocess.run(
-        [*command, "--dir", str(home), "--json"], capture_output=True, text=True, check=False, timeout=550
+        [*command, "--dir", str(home), "--json"], capture_output=True, text=True, check=False, timeout=550, cwd=tmp_path
     )
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
@@ -42,6 +42,7 @@ def test_a_small_demo_is_exact_while_the_naive_twin_is_not(tmp_path: Path) -> No
     assert pinning == ["stalled-report"]
     assert "EXACT" in Path(facts["report"]).read_text()
     assert left_over(home) == []
+    assert list(tmp_path.iterdir()) == [home], "it writes into a folder of its own"
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])

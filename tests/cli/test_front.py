@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,15 +63,21 @@ def test_progress_without_a_terminal_is_plain_lines_or_none(capsys: pytest.Captu
     assert capsys.readouterr().err == ""
 
 
-def test_quickstart_prints_its_code_kills_a_follower_half_way_and_ends_exact() -> None:
+def test_quickstart_prints_its_code_kills_a_follower_half_way_and_ends_exact(tmp_path: Path) -> None:
+    here, temporary = tmp_path / "here", tmp_path / "temporary"
+    here.mkdir()
+    temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "strandline.cli", "quickstart"], capture_output=True, text=True, check=False, timeout=600
-    )
+        [sys.executable, "-m", "strandline.cli", "quickstart"],
+        capture_output=True, text=True, check=False, timeout=600, cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "def follow_and_kill(url: str, table: str) -> int:" in done.stdout
     assert "SIGKILL; the table is at offset" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("EXACT after ")
     assert done.stderr == ""
+    assert f"changes to {temporary}/strandline-quickstart-" in done.stdout, "it writes into a folder of its own"
+    assert sorted(tmp_path.rglob("*")) == [here, temporary], "and leaves nothing there, nor anywhere else"
 
 
 def test_quickstart_as_json_reports_a_kill_in_the_middle_and_how_long_it_took() -> None:
