@@ -84,6 +84,22 @@ def test_a_follower_that_is_busy_with_one_batch_for_longer_than_the_limit_keeps_
     assert (log.slot("busy").position, log.slot("busy").invalid) == (1, None)
 
 
+@pytest.mark.parametrize("clock", [ManualClock(auto=False)])
+def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_a_minute(log, clock, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_TICK", 0.01)
+    sink, stop = Slow(), threading.Event()
+    sink.go_on.set()
+    thread = threading.Thread(target=follow, args=(log, sink, "idle"), kwargs={"stop": stop, "clock": clock})
+    thread.start()
+    try:
+        wait_for(lambda: [slot.position for slot in log.slots()] == [1] or clock.advance(1), seconds=120)
+        survives(log, clock, "idle")
+    finally:
+        stop.set()
+        wait_for(lambda: not thread.is_alive() or clock.advance(1), seconds=120)
+    assert log.slot("idle").invalid is None
+
+
 def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collecting(log, clock):
     with sl.Consumer(log, slot="queue", collect_every=None, clock=clock) as consumer:
         batch = consumer.next_batch()
