@@ -69,7 +69,8 @@ def test_quickstart_prints_its_code_kills_a_follower_half_way_and_ends_exact(tmp
     temporary.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "strandline.cli", "quickstart"],
-        capture_output=True, text=True, check=False, timeout=600, cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True, text=True, check=False, timeout=600,
+        cwd=here, env={**os.environ, "TMPDIR": str(temporary)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "def follow_and_kill(url: str, table: str) -> int:" in done.stdout

@@ -33,11 +33,12 @@ def test_a_watch_batches_for_ten_milliseconds_a_hundred_updates_and_queues_256()
 
 
 def test_a_watch_that_is_told_how_many_updates_make_a_batch_keeps_its_window_of_ten_milliseconds():
-    stage = Stage(numbered(0, 1), 0.01, lambda: check(), 60, batching=Batching(records=4))
+    stage = Stage(batching=Batching(records=4))
 
     def check():
         assert stage.keys == [[b"k0"]]
 
+    stage.script = iter([numbered(0, 1), 0.01, check, 60])
     assert stage.run() == at(1)
 
 
