@@ -29,6 +29,7 @@ from strandline.node.lead.replica_registry import Progress
 from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.options import PrimaryOptions
 from strandline.node.replicate.log_copy import KIND
+from strandline.storage.clock import CLOCK
 from tests.node.parts import Cluster, records
 
 ONE = Caller("r1", 1)
@@ -467,8 +468,11 @@ class TestCommitting:
         handle._handle.result()
         primary.step_down("somebody else leads")
         assert handle.done()
+        began = CLOCK.monotonic()
         with pytest.raises(Fenced, match="nobody knows whether they survive"):
             handle.result(120.0)
+        assert not primary._wait_committed(5, 120.0)
+        assert CLOCK.monotonic() - began < 120.0, "what is done does not block"
 
 
 class TestFlow:

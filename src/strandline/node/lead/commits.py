@@ -70,6 +70,7 @@ class Commits:
         self._end = end
         self._lines: dict[CommitPolicy, _Line] = {}
         self._lock = threading.Lock()
+        self._is_over = False
 
     def _line(self, policy: CommitPolicy) -> _Line:
         line = self._lines.get(policy)
@@ -99,6 +100,9 @@ class Commits:
         if self._end() >= upto and self._reached(line) >= upto:
             self.remove(waiter)
             waiter.wake(done=True)
+        elif self._is_over:
+            self.remove(waiter)
+            waiter.wake(done=False)
         return waiter
 
     def remove(self, waiter: Waiter) -> None:
@@ -130,8 +134,9 @@ class Commits:
                 waiter.wake(done=True)
 
     def give_up(self) -> None:
-        """Wake everybody: this node is no primary any more, and each finds that out."""
+        """Wake everybody, and keep nobody waiting from now on: this node is no primary any more, as each finds out."""
         with self._lock:
+            self._is_over = True
             waiting = [row[2] for line in self._lines.values() for row in line.queue]
             for line in self._lines.values():
                 line.queue.clear()
