@@ -22,6 +22,8 @@ from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
 from strandline.model.slots import InvalidReason
+from strandline.node.lead import replica_slots as replicas
+from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.flow import FlowLimits
 from strandline.node.lead.policies import AckN, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
@@ -64,7 +66,23 @@ def fill(primary, count=10):
         primary.append(records(f"{number}".encode()))
 
 
+def kept(cluster):
+    """For which replicas the primary keeps a snapshot."""
+    return sorted(path.name for path in (cluster.folder / "a" / "snapshots").glob("*"))
+
+
 class TestRegistering:
+    def test_so_many_can_register_and_one_that_is_known_always_may(self, primary, monkeypatch):
+        monkeypatch.setattr(replicas, "MOST_REPLICAS", 2)
+        for caller in (ONE, TWO, ONE):
+            primary.register(caller)
+        for refused in (primary.register, lambda caller: primary.resume(caller, None)):
+            with pytest.raises(Overloaded, match=r"2 replicas are registered, .* unregister those"):
+                refused(Caller("r3", 1))
+        assert [state.name for state in primary.log.slots()] == ["r1", "r2"]
+        primary.unregister(TWO)
+        primary.register(Caller("r3", 1))
+
     def test_a_new_replica_pins_the_log_where_it_ends_now(self, primary):
         fill(primary)
         registration = primary.register(ONE, region="eu")
@@ -523,6 +541,70 @@ class TestSnapshots:
         again = cluster.start("a", lead=True).primary
         again.register(ONE)
         assert again.begin_snapshot(ONE, KIND) == offer
+
+    def test_one_that_nobody_brings_over_goes_with_its_pin_after_a_while_and_is_taken_anew(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE)
+        primary.log.invalidate_slot("r1", InvalidReason.IDLE_TIMEOUT)
+        offer = primary.begin_snapshot(ONE, KIND)
+        fill(primary)
+        cluster.clock.advance(PIN_SECONDS - 1)
+        list(primary.chunks(ONE, offer.name, "log.json", 0))
+        cluster.clock.advance(PIN_SECONDS - 1)
+        primary.tick()
+        assert (primary.log.floor(), kept(cluster)) == (10, ["r1"]), "it was asked for meanwhile"
+        cluster.clock.advance(2)
+        primary.tick()
+        primary.tick()
+        assert (primary.log.floor(), kept(cluster)) == (None, [])
+        with pytest.raises(NotFound, match="begin another"):
+            list(primary.chunks(ONE, offer.name, "log.json", 0))
+        assert primary.begin_snapshot(ONE, KIND) != offer
+        assert primary.log.floor() == 20
+
+    def test_one_that_is_left_by_a_primary_that_was_killed_goes_too(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE)
+        primary.begin_snapshot(ONE, KIND)
+        cluster.kill("a")
+        again = cluster.start("a", lead=True).primary
+        cluster.clock.advance(PIN_SECONDS + 1)
+        again.tick()
+        again.tick()
+        assert ([state.name for state in again.log.slots()], kept(cluster)) == (["r1"], [])
+
+    def test_one_that_takes_long_to_be_sealed_keeps_its_pin(self, alone, monkeypatch):
+        cluster, primary = alone
+        fill(primary)
+        primary.register(ONE)
+        seal = primary._offers._exports[KIND]
+
+        def slow(folder):
+            for _ in range(4):
+                cluster.clock.advance(PIN_SECONDS / 2)
+                primary.tick()
+            return seal(folder)
+
+        monkeypatch.setattr(primary._offers, "_exports", {KIND: slow})
+        offer = primary.begin_snapshot(ONE, KIND)
+        assert primary.begin_snapshot(ONE, KIND) == offer
+
+    def test_so_many_are_kept_at_a_time_and_whoever_comes_next_is_told_to_wait(self, alone):
+        cluster, primary = alone
+        fill(primary)
+        many = [Caller(f"r{number}", 1) for number in range(MOST_SNAPSHOTS + 1)]
+        for caller in many:
+            primary.register(caller)
+        for caller in many[:-1]:
+            primary.begin_snapshot(caller, KIND)
+        with pytest.raises(Overloaded, match="8 replicas bootstrap at this moment"):
+            primary.begin_snapshot(many[-1], KIND)
+        assert len(kept(cluster)) == MOST_SNAPSHOTS
+        primary.begin_snapshot(many[0], KIND)
+        primary.end_snapshot(many[0], at(primary, 10))
+        primary.begin_snapshot(many[-1], KIND)
 
     def test_no_other_file_can_be_asked_for(self, primary):
         fill(primary)

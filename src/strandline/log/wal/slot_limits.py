@@ -10,6 +10,7 @@ from strandline.log.retention import judge
 from strandline.log.slots import retained_first
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.slots import WalSlots
+from strandline.model.cursor import SECOND
 from strandline.model.retention import NO_LIMITS, SlotLimits
 from strandline.model.slots import NEWCOMER_SECONDS, InvalidReason, SlotState
 from strandline.storage.clock import Clock
@@ -31,12 +32,14 @@ class WalKeeping(WalReading):
         """
         return self._slots.create(name, position, retained_from)
 
-    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+    def create_newcomer_slot(
+        self, name: str, position: int, *, retained_from: int | None = None, seconds: float = NEWCOMER_SECONDS
+    ) -> SlotState:
         """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
 
         A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
         """
-        return self._slots.create(name, position, retained_from, lifetime=NEWCOMER_SECONDS)
+        return self._slots.create(name, position, retained_from, lifetime=seconds)
 
     def claim_slot(self, name: str, holder: str) -> Slot:
         """Durably become the slot's holder."""
@@ -79,7 +82,7 @@ class WalKeeping(WalReading):
         for state in self._slots.expire_silent():
             _LOGGER.warning(
                 "Slot %r of %s was dropped: its consumer has not claimed it, and was not seen for %g minutes.",
-                state.name, self.folder, NEWCOMER_SECONDS / 60,
+                state.name, self.folder, ((state.expires or 0) - state.last_seen) / SECOND / 60,
             )  # fmt: skip
         return _enforce(self, self._slots, limits)
 

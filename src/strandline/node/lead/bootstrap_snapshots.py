@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, final
 
-from strandline.errors import CorruptData, InvalidInput, NotFound
+from strandline.errors import CorruptData, InvalidInput, NotFound, Overloaded
 from strandline.formats.checksum import crc32c
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
@@ -19,6 +20,14 @@ from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_num
 
 CHUNK_BYTES: Final = 1 << 20
 
+MOST_SNAPSHOTS: Final = 8
+"""So many are kept at a time: each is a whole copy of the log."""
+
+PIN_SECONDS: Final = 3600.0
+"""After so many seconds without a call for it a snapshot is given up, with its pin."""
+
+_LOGGER = logging.getLogger(__name__)
+
 Export = Callable[[str], Snapshot]
 """Seals a snapshot in a folder that is absent or empty."""
 
@@ -28,7 +37,8 @@ class Offers:
     """Sealed snapshots by replica. Each is pinned by a slot of its own, from before it was taken until it is over.
 
     So what follows a snapshot is still there when it has been brought over, however long that takes; the replica's own
-    slot stays as it is, invalid if it was, until the bootstrap is complete.
+    slot stays as it is, invalid if it was, until the bootstrap is complete. A replica that does not come back leaves
+    nothing for good: the slot expires, and the snapshot goes with it.
     """
 
     def __init__(self, home: Home, log: WalLog, exports: Mapping[str, Export]) -> None:
@@ -38,9 +48,14 @@ class Offers:
         self._exports = exports
         self._kept: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
+        self._sealing: str | None = None
+        """The replica whose snapshot is being taken."""
 
     def begin(self, replica: str, kind: str) -> SnapshotOffer:
-        """The snapshot for a replica: the one that it has begun, if that is still good, or a new one."""
+        """The snapshot for a replica: the one that it has begun, if that is still good, or a new one.
+
+        ``Overloaded`` while as many others are kept as there may be.
+        """
         if kind not in self._exports:
             raise InvalidInput(
                 f"This primary has no snapshots of kind {kind!r}, only {', '.join(sorted(self._exports))}: bootstrap "
@@ -51,6 +66,7 @@ class Offers:
             if kept is None:
                 kept = self._found(replica)
             if kept is None or kept.kind != kind or not self._is_pinned(replica, kept.cursor):
+                self._check_room(replica)
                 kept = self._take(replica, kind)
             self._kept[replica] = kept
         manifest = self._home.disk.read(f"{kept.folder}/{MANIFEST}")
@@ -74,12 +90,27 @@ class Offers:
     def _pin(self, replica: str) -> SlotState | None:
         return next((slot for slot in self._log.slots() if slot.name == replica + BOOTSTRAP_SUFFIX), None)
 
+    def _check_room(self, replica: str) -> None:
+        others = [slot for slot in self._log.slots() if slot.pins and slot.name.endswith(BOOTSTRAP_SUFFIX)]
+        count = sum(slot.name != replica + BOOTSTRAP_SUFFIX for slot in others)
+        if count >= MOST_SNAPSHOTS:
+            raise Overloaded(
+                f"{count} replicas bootstrap at this moment, and this primary keeps no more snapshots than that: try "
+                "again when one of them is done. One that does not come back is given up after "
+                f"{PIN_SECONDS / 60:g} minutes, or when it is unregistered."
+            )
+
     def _take(self, replica: str, kind: str) -> Snapshot:
-        end = self._log.bounds().next
-        if self._pin(replica) is None:
-            self._log.create_slot(replica + BOOTSTRAP_SUFFIX, end)
-        else:
-            self._log.reset_slot(replica + BOOTSTRAP_SUFFIX, end)
+        self._sealing = replica
+        try:
+            return self._seal(replica, kind)
+        finally:
+            self._sealing = None
+
+    def _seal(self, replica: str, kind: str) -> Snapshot:
+        if self._pin(replica) is not None:
+            self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
+        self._log.create_newcomer_slot(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, seconds=PIN_SECONDS)
         folder = self._home.path(SNAPSHOTS, replica)
         self._home.disk.make_folders(folder)
         taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._home.disk)))
@@ -103,15 +134,34 @@ class Offers:
         """Its bootstrap is going on: keep the pin from being taken for one that nobody needs."""
         pin = self._pin(replica)
         if pin is not None and pin.pins:
-            self._log.claim_slot(pin.name, replica).touch()
+            self._log.touch_slot(pin.name, pin.epoch)
 
     def end(self, replica: str) -> None:
         """The bootstrap is over, or given up; nothing kept is fine."""
         with self._lock:
-            self._kept.pop(replica, None)
-            self._home.disk.remove_folder(self._home.path(SNAPSHOTS, replica))
-            if self._pin(replica) is not None:
-                self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
+            self._end(replica)
+
+    def _end(self, replica: str) -> None:
+        self._kept.pop(replica, None)
+        self._home.disk.remove_folder(self._home.path(SNAPSHOTS, replica))
+        if self._pin(replica) is not None:
+            self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
+
+    def sweep(self) -> None:
+        """Give up the snapshots whose pins have expired; one that is being taken keeps its pin. Waits for nobody."""
+        sealing = self._sealing
+        if sealing is not None:
+            self.touch(sealing)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for row in self._home.disk.scan(self._home.path(SNAPSHOTS)):
+                pin = self._pin(row.name)
+                if row.is_folder and (pin is None or not pin.pins):
+                    _LOGGER.warning("The snapshot for replica %s was not asked for any more, and is removed.", row.name)
+                    self._end(row.name)
+        finally:
+            self._lock.release()
 
 
 def _name(snapshot: Snapshot) -> str:

@@ -390,6 +390,7 @@ class PrimaryRole:
         """Judge who is silent, and forget what nobody needs; called about once a poll interval."""
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
+        self._offers.sweep()
         self.log.sweep(self.options.retention, self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry

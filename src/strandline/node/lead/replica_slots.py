@@ -6,9 +6,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import final
+from typing import Final, final
 
-from strandline.errors import Fenced, NotFound, SlotInvalid
+from strandline.errors import Fenced, NotFound, Overloaded, SlotInvalid
 from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Cursor
@@ -19,6 +19,9 @@ from strandline.node.lead.replica_registry import Progress, Registry
 from strandline.storage.clock import Clock
 
 _LOGGER = logging.getLogger(__name__)
+
+MOST_REPLICAS: Final = 256
+"""So many can be registered at a time."""
 
 
 @final
@@ -73,8 +76,16 @@ class Replicas:
     # --- who they are ------------------------------------------------------------------------------------------
 
     def register(self, name: str, *, region: str | None, at: int) -> int | None:
-        """Know a replica, and pin the log for a new one; returns where its slot stands, or None if it is invalid."""
+        """Know a replica, and pin the log for a new one; returns where its slot stands, or None if it is invalid.
+
+        ``Overloaded`` for a new one if there are as many as there may be: names that somebody made up pin the log, too.
+        """
         with self._lock:
+            if name not in self.now.replicas and len(self.now.replicas) >= MOST_REPLICAS:
+                raise Overloaded(
+                    f"{len(self.now.replicas)} replicas are registered, and a primary keeps the log for no more than "
+                    f"that: {name!r} was not added. Let the administrator unregister those that are gone."
+                )
             state = self.slot(name)
             if state is None:
                 state = self._log.create_slot(name, at)
