@@ -282,7 +282,7 @@ def interrupted(built, to, *, goes_on):
         if goes_on:
             with sim_open(disk) as log:
                 if log.bounds().next == to:
-                    log.append_batch(records(b"new"), term=4, writer=(WRITER, (to >= 4) + (to >= 9))).result()
+                    log.append_batch(records(b"new"), term=4, writer=WRITER, number=(to >= 4) + (to >= 9)).result()
             notes.append("appended")
 
     def check(disk, notes):

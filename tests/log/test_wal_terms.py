@@ -180,7 +180,7 @@ class TestBatches:
             values = [b"%d" % number for number in range(9)]
             table = pa.Table.from_batches([records(*values[:8]), records(values[8])])
             table = table.replace_schema_metadata({"mine": "x"})
-            log.append_batch(table, writer=(WRITER, 0), term=3, timestamp=12_345).result()
+            log.append_batch(table, writer=WRITER, number=0, term=3, timestamp=12_345).result()
             for value in (b"d", b"e"):
                 handle = log.append_value(value)
             handle.result()
@@ -211,8 +211,9 @@ class TestBatches:
             for span in log.plan(log.start()):
                 found = span.batch()
                 table = pa.Table.from_batches(found.batches)
+                writer, number = found.append or (None, None)
                 copy.append_batch(
-                    table, writer=found.append, expect=found.first, term=found.term, timestamp=found.timestamp
+                    table, writer=writer, number=number, expect=found.first, term=found.term, timestamp=found.timestamp
                 ).result()
             assert [span.frame[2:] for span in copy.plan(copy.start())] == [
                 span.frame[2:] for span in log.plan(log.start())

@@ -170,7 +170,7 @@ class Node:
 
     def append(self, records, *, append, policy, timeout):
         self.note("append", append, policy, timeout)
-        receipt = self.log.append_batch(records, writer=append).result(120)
+        receipt = self.log.append_batch(records, writer=append and append[0], number=append and append[1]).result(120)
         return Commit(receipt, self.outcome, self.log.end())
 
     def reading(self):

@@ -52,7 +52,7 @@ def mark_in(value: bytes) -> Mark:
 def append(log: RemoteLog, writer: WriterId, number: int, *, count: int = 1, size: int = 50, **options: Any) -> Commit:
     """Append a numbered batch whose records tell whose they are."""
     values = [value_of(Mark(str(writer), number, index), size) for index in range(count)]
-    return log.append(pa.table({"value": pa.array(values, pa.binary())}), append=(writer, number), **options)
+    return log.append(pa.table({"value": pa.array(values, pa.binary())}), writer=writer, number=number, **options)
 
 
 def new_writer() -> WriterId:

@@ -52,9 +52,9 @@ class TestPrimary:
     def test_a_repeated_append_is_found_again_with_its_bookmark(self, primary):
         batch = pa.table({"value": pa.array([b"1"], pa.binary())})
         writer = sl.log.WriterId(primary.reading().log_id)
-        first = primary.append(batch, append=(writer, 0))
+        first = primary.append(batch, writer=writer, number=0)
         primary.append_values([b"2"])
-        again = primary.append(batch, append=(writer, 0))
+        again = primary.append(batch, writer=writer, number=0)
         assert values(primary.reading()) == [b"1", b"2"]
         assert again.bookmark.next >= first.bookmark.next
 
@@ -182,9 +182,9 @@ class TestReplica:
     def test_an_append_that_is_repeated_on_the_new_primary_has_the_bookmark_of_the_first(self, primary, replica):
         batch = pa.table({"value": pa.array([b"1"], pa.binary())})
         writer = sl.log.WriterId(primary.reading().log_id)
-        first = primary.append(batch, append=(writer, 0))
+        first = primary.append(batch, writer=writer, number=0)
         replica.reading(after=first.bookmark, timeout=WAIT)
-        again = replica.promote().append(batch, append=(writer, 0))
+        again = replica.promote().append(batch, writer=writer, number=0)
         assert again.bookmark == first.bookmark
         assert values(replica.reading(after=again.bookmark)) == [b"1"]
 

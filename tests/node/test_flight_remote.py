@@ -55,11 +55,12 @@ def test_every_outcome_comes_through(node, remote, outcome):
 
 
 def test_a_numbered_append_again_is_a_no_op(node, remote):
-    append = (WriterId(node.log.log_id), 0)
-    assert remote.append(TABLE, append=append).receipt == remote.append(TABLE, append=append).receipt
+    writer = WriterId(node.log.log_id)
+    first = remote.append(TABLE, writer=writer, number=0)
+    assert remote.append(TABLE, writer=writer, number=0).receipt == first.receipt
     assert remote.bounds() == Bounds(0, 2)
     with pytest.raises(OutOfOrder):
-        remote.append(TABLE, append=(append[0], 5))
+        remote.append(TABLE, writer=writer, number=5)
 
 
 def test_an_append_in_many_messages_is_still_one(node, remote, monkeypatch):

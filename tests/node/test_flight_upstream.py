@@ -89,7 +89,7 @@ def test_a_report_comes_through(node, upstream):
 def test_a_feed_gives_the_batches_as_they_were_written(node, upstream):
     writer = WriterId(node.log.log_id)
     table = records(b"a", b"b")
-    node.log.append_batch(table, writer=(writer, 0), term=1, timestamp=77).result(120)
+    node.log.append_batch(table, writer=writer, number=0, term=1, timestamp=77).result(120)
     node.log.append_batch(records(b"c"), term=2, timestamp=78).result(120)
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     first, second = taken(feed, 2)

@@ -312,7 +312,7 @@ def go_its_own_way(cluster: ClusterOfProcesses, name: str, writer: WriterId, num
     """Let a stopped replica's copy gain a record that its primary never wrote."""
     with WalLog.open(cluster.data(name), create=False, background=False) as log:
         own = pa.table({"value": pa.array([value_of(Mark(str(writer), number, 0), 50)], pa.binary())})
-        log.append_batch(own, writer=(writer, number), term=log.term).result()
+        log.append_batch(own, writer=writer, number=number, term=log.term).result()
 
 
 class TestACopyThatDiverged:

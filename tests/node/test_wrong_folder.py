@@ -174,7 +174,7 @@ class TestTakingOver:
             assert (reading.log_id, reading.bounds()) == (log_id, Bounds(2, 8))
             assert primary.running.node.primary.log.slots() == slots
             assert reading.plan(end) == []
-            again = primary.append(records(b"7"), append=(WRITER, 7))
+            again = primary.append(records(b"7"), writer=WRITER, number=7)
             assert (again.receipt.first, reading.bounds().next) == (7, 8), "its writer is known"
             assert primary.append_values([b"8"]).ensure().first == 8
         changed = {name for name, data in things.state_of(wal).items() if before.get(name) != data}

@@ -149,7 +149,7 @@ class Tiers:
         hot = self.hot()
         self.times.append(self.clock.now())
         if isinstance(hot, WalLog):
-            hot.append_batch(batch, writer=(writer, number), term=term).result(120)
+            hot.append_batch(batch, writer=writer, number=number, term=term).result(120)
         else:
             hot.append(batch, writer=writer, number=number).result(120)
         self.clock.advance(5)

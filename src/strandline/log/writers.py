@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from typing import Final
+from uuid import UUID
 
-from strandline.errors import OutOfOrder, WriterExpired
+from strandline.errors import InvalidInput, OutOfOrder, WriterExpired
+from strandline.model.arguments import shown, whole_number
 from strandline.model.head import WriterId, WriterState
 
 MAX_WRITERS: Final = 512
 """How many writers a log remembers; the ones that were silent the longest are forgotten first."""
+
+
+def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int] | None:
+    """Who appends, and which of its appends it is; None for an append that is not numbered. One alone is refused.
+
+    >>> numbered(None, None) is None
+    True
+    >>> numbered(None, 7)
+    Traceback (most recent call last):
+    strandline.errors.InvalidInput: A numbered append has a writer and a number: pass both, or neither.
+    """
+    if (writer is None) != (number is None):
+        raise InvalidInput("A numbered append has a writer and a number: pass both, or neither.")
+    if writer is None or number is None:
+        return None
+    if not isinstance(writer, UUID):
+        raise InvalidInput(f"A writer is a WriterId, which is a UUID, not {shown(writer)}.")
+    return writer, whole_number(number, "The number of an append")
 
 
 def check_number(writer: WriterId, number: int, last: WriterState | None, *, forgotten: bool = False) -> None:

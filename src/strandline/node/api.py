@@ -9,6 +9,7 @@ from typing import Any, Final, Self, final
 import pyarrow as pa
 
 from strandline.errors import NotReady
+from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
@@ -152,18 +153,19 @@ class Primary(_Face):
         self,
         records: RecordSource,
         *,
-        append: tuple[WriterId, int] | None = None,
+        writer: WriterId | None = None,
+        number: int | None = None,
         policy: str | CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
         """Append a batch, whole or not at all, and wait for the policy; whether that was in time, the answer says.
 
         ``commit.ensure()`` makes a time-out an error, ``commit.bookmark`` lets a replica show what was written. A
-        ``policy`` may ask for more than the node's own, never for less. ``append`` is a writer and its number: again
-        is a no-op. ``Fenced`` if this node does not lead any more: the records may be lost then. ``Overloaded`` while
+        ``policy`` may ask for more than the node's own, never for less. The same ``writer`` and ``number`` again is a
+        no-op. ``Fenced`` if this node does not lead any more: the records may be lost then. ``Overloaded`` while
         replicas are further behind than the flow limits allow.
         """
-        return self._role.append(records, append=append, policy=_policy(policy), timeout=timeout)
+        return self._role.append(records, append=numbered(writer, number), policy=_policy(policy), timeout=timeout)
 
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
@@ -175,11 +177,12 @@ class Primary(_Face):
         self,
         records: RecordSource,
         *,
-        append: tuple[WriterId, int] | None = None,
+        writer: WriterId | None = None,
+        number: int | None = None,
         policy: str | CommitPolicy | None = None,
     ) -> CommitHandle:
         """Append without waiting: ``handle.result(timeout)`` does, and gives the commit."""
-        return self._role.submit(records, append=append, policy=_policy(policy))
+        return self._role.submit(records, append=numbered(writer, number), policy=_policy(policy))
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Know a replica, and keep for it all that comes from now on; returns where its slot stands.

@@ -28,6 +28,7 @@ from strandline.log.wal.write.committer import Committer
 from strandline.log.wal.write.encode import check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.write.groups import Group, Item, WalHandle
 from strandline.log.wal.write.journal import IndexWriter, Journal, Written
+from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import shown
 from strandline.model.batch import LogBatch
@@ -209,14 +210,14 @@ class WalLog(WalShowing):
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> WalHandle:
         """Append a batch as one frame, whole or not at all; the same writer and number again is a no-op."""
-        check_numbers(number=number)
-        return self.append_batch(batch, writer=(writer, number), expect=expect)
+        return self.append_batch(batch, writer=writer, number=number, expect=expect)
 
     def append_batch(
         self,
         batch: RecordSource,
         *,
-        writer: tuple[WriterId, int] | None = None,
+        writer: WriterId | None = None,
+        number: int | None = None,
         expect: int | None = None,
         term: int | None = None,
         timestamp: int | None = None,
@@ -228,9 +229,10 @@ class WalLog(WalShowing):
         below the log's: nothing was appended.
         """
         check_numbers(expect=expect, term=term, timestamp=timestamp)
+        append = numbered(writer, number)
         content = encoded(batch, now=self._clock.now())
         self._begin_at(expect or 0)
-        return self._committer.add_batch(content, writer=writer, expect=expect, term=term, timestamp=timestamp)
+        return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
     def append_copy(self, batch: LogBatch) -> WalHandle:
         """Append a batch that another log of this identity has, as it is there: offset, term, time, writer and number.

@@ -13,6 +13,7 @@ import pyarrow as pa
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
+from strandline.log.writers import numbered
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -56,7 +57,8 @@ class RemoteLog:
         self,
         records: RecordSource,
         *,
-        append: tuple[WriterId, int] | None = None,
+        writer: WriterId | None = None,
+        number: int | None = None,
         policy: str | None = None,
         timeout: float = 5.0,
     ) -> Commit:
@@ -67,7 +69,7 @@ class RemoteLog:
         """
         url = self._channel.url
         table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
-        command = write_command(AppendCommand(append, policy, timeout))
+        command = write_command(AppendCommand(numbered(writer, number), policy, timeout))
         with asking(url, "an append"):
             data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
         if data is None:

@@ -132,8 +132,9 @@ class PrimaryRole:
         asked = self.options.policy if policy is None else strengthened(self.options.policy, policy)
         check_possible(asked, self._standing())
         self._slow_down()
+        writer, number = append or (None, None)
         try:
-            handle = self.log.append_batch(records, writer=append, term=self.term)
+            handle = self.log.append_batch(records, writer=writer, number=number, term=self.term)
         except LogClosed:
             self.gate.check("nothing was written")  # it stepped down in between
             raise
