@@ -7,6 +7,7 @@ import json
 import random
 import struct
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from strandline.compat.spool.format import decode_slots, encode_slots, read_spoo
 from strandline.compat.spool.legacy_frame import LegacyEnding, encode_record_frame
 from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
+from strandline.followers.delta.history import Application, parse_commit
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
@@ -44,6 +46,8 @@ from strandline.formats.node.wire import (
     encode_note,
 )
 from strandline.formats.object.batch import decode_batch
+from strandline.formats.object.clock_note import decode_note as decode_clock_note
+from strandline.formats.object.clock_note import encode_note as encode_clock_note
 from strandline.formats.object.head import (
     decode_cut,
     decode_entries,
@@ -85,6 +89,8 @@ from strandline.formats.wal.frame import (
 )
 from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
+from strandline.log.contract import Receipt
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
@@ -104,6 +110,35 @@ from strandline.model.segments import (
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId, Stamped
+from strandline.model.times import Doubt
+from strandline.node.flight.json_messages import (
+    answer,
+    read_commit,
+    read_registration,
+    read_report,
+    read_resume,
+    read_status,
+    read_topology,
+    write_commit,
+    write_registration,
+    write_report,
+    write_resume,
+    write_status,
+    write_topology,
+)
+from strandline.node.flight.security import Tokens
+from strandline.node.messages import (
+    Commit,
+    Member,
+    NotRequired,
+    Reached,
+    Registration,
+    Report,
+    Rewind,
+    Status,
+    TimedOut,
+    Topology,
+)
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
@@ -442,6 +477,49 @@ _TICKETS = tuple(
 )
 
 
+_TOPOLOGY = Topology(
+    UUID(int=7), "a", 3, 2, 9, "quorum(a,b)", 5, 4, (Member("b", "eu", 5, 5, None, 0, 1, 1, 2, True, False),), 1
+)
+_ANSWERS: dict[str, tuple[Any, ...]] = {
+    "topology": (read_topology, write_topology(_TOPOLOGY)),
+    "registration": (read_registration, write_registration(Registration(_TOPOLOGY, 3))),
+    "resume": (
+        read_resume,
+        *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
+    ),
+    "report": (read_report, write_report(Report("a", 1, 1, 5, 4, "it is ill"))),
+    "status": (read_status, write_status(Status("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
+    "commit": (
+        read_commit,
+        *(
+            write_commit(Commit(Receipt(3, 2), outcome, _CURSOR))
+            for outcome in (NotRequired(), Reached(5), TimedOut(4, "ack_n(1)", 2.5))
+        ),
+    ),
+}
+"""What a node answers to who asks: how it is read, and what it may be."""
+
+_DELTA_COMMIT = json.dumps(
+    [
+        {"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": 1}, "strandline.cursor": "x"}},
+        {"txn": {"appId": Application(UUID(int=7), "default").cursor, "version": 5}},
+        {"add": {"path": "part-0.parquet", "dataChange": True}},
+        {"remove": {"path": "part-1.parquet", "dataChange": False}},
+    ]
+).encode()
+
+
+def _in_lines(data: bytes) -> bytes:
+    """An array in JSON as a line for each of its values, as Delta has them."""
+    try:
+        return b"\n".join(json.dumps(action).encode() for action in json.loads(data))
+    except (ValueError, TypeError, RecursionError):
+        return data
+
+
+_TOKENS = b"# who\na replica correct-horse-battery\nops client,admin sha256:" + 64 * b"0" + b"\n"
+
+
 def _text(name: str, decode: Callable[[bytes], object], *seeds: bytes) -> Target:
     return Target(name, mutated(seeds, is_text=True), decoding(decode))
 
@@ -542,4 +620,19 @@ TARGETS = (
     _checked("rewind", lambda data: decode_rewinding(data, "x"), encode_rewinding(_REWINDING)),
     _checked("cold", lambda data: ColdCodec().decode(data, "x"), ColdCodec().encode(_COLD)),
     _checked("node", lambda data: decode_node(data, "x"), encode_node(_NODE)),
+    _text("clock-note", decode_clock_note, encode_clock_note(Doubt(5, None)), encode_clock_note(Doubt(None, 7))),
+    *(
+        _text(f"node-{name}", lambda data, read=read: read(answer(data, "x")), *told)
+        for name, (read, *told) in _ANSWERS.items()
+    ),
+    Target(
+        "delta-commit",
+        mutated((_DELTA_COMMIT,), _in_lines, is_text=True),
+        decoding(lambda data: parse_commit(3, data, Application(UUID(int=7), "default"))),
+    ),
+    Target(
+        "tokens",
+        mutated((_TOKENS,)),
+        decoding(_refusing(lambda data: Tokens.parse(data.decode(errors="replace"), "x"))),
+    ),
 )

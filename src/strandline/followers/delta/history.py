@@ -92,7 +92,7 @@ def parse_commit(version: int, data: bytes, application: Application) -> Commit:
     """A commit file as a value. Only what the sink wrote itself is taken for its own."""
     try:
         return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptData(
             f"The commit file of version {version} cannot be read ({error!r}): restore it from a copy."
         ) from error
