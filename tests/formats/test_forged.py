@@ -46,6 +46,21 @@ def test_a_buffer_of_negative_length_does_not_pay_for_a_bomb() -> None:
     assert pa.default_memory_pool().max_memory() - before < 64 << 20
 
 
+@pytest.mark.parametrize("compression", list(Compression), ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_a_value_that_ends_behind_its_bytes_is_found_before_anybody_looks_at_it(
+    column: str, compression: Compression
+) -> None:
+    good = record_batch(timestamps=[1, 2], ops=[0, 0], keys=[b"a", b"b"], values=[b"a", b"b"])
+    # The column as a whole ends where it should, so that only a look at every offset finds it.
+    offsets = pa.py_buffer(b"".join(end.to_bytes(4, "little") for end in (0, 1000, 3)))
+    lying = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abc")])
+    arrays = [lying if field.name == column else good.column(field.name) for field in RECORD_SCHEMA]
+    data = batch_bytes(compression, pa.RecordBatch.from_arrays(arrays, schema=RECORD_SCHEMA))
+    with pytest.raises(CorruptData, match="offset for slot 1 out of bounds"):
+        decode_batch(data, "it")
+
+
 def test_there_was_never_a_version_0_of_the_head() -> None:
     data = head_bytes()
     with pytest.raises(CorruptData, match="no format version 0"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -134,3 +135,12 @@ def test_a_footer_with_more_structures_than_groups_is_refused() -> None:
     footer = data[len(data) - footer_size(data, "it") :]
     forged = reseal_tail(good[: len(good) - footer_size(good, "it")] + footer)
     refused(forged, "footer cannot be read")
+
+
+def test_a_header_s_name_that_is_no_text_is_found_before_anybody_looks_at_it() -> None:
+    names = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(struct.pack("<ii", 0, 2)), pa.py_buffer(b"\xff\xfe")]
+    )
+    headers = pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), names, pa.array([b"v"]))
+    data = forged_segment(table(1, headers=headers), compression="zstd", use_dictionary=["op"])
+    refused(data, "Invalid UTF8")
