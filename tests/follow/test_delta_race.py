@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.errors import Fenced
 from strandline.followers.run import Batching
+from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
 from strandline.testing.sinks import changes, folded
@@ -65,3 +67,21 @@ def test_of_two_processes_that_create_and_follow_one_table_one_gets_to_the_end(t
             assert [row["offset"] for row in rows] == list(range(12)), f"round {number}"
         else:
             assert sorted((row["key"], row["value"]) for row in rows) == sorted(folded(ROWS).items())
+
+
+@pytest.mark.parametrize("mode", ["append", "latest"])
+def test_who_creates_a_table_that_another_one_fills_at_once_doubles_no_row(tmp_path, monkeypatch, mode):
+    place, create, beginning = str(tmp_path / "table"), DeltaTable.create, Cursor(UUID(int=7), 0)
+
+    def crowded(*arguments, **options):
+        made = create(*arguments, **options)
+        monkeypatch.setattr(DeltaTable, "create", create)
+        sl.DeltaSink(place, mode=mode).apply(changes(0, *ROWS), since=beginning, upto=beginning.at(12))
+        made.update_incremental()  # a handle is as new as the table is when it is made
+        return made
+
+    monkeypatch.setattr(DeltaTable, "create", crowded)
+    with pytest.raises(Fenced, match="Another follower changed"):
+        sl.DeltaSink(place, mode=mode).apply(changes(0, *ROWS), since=beginning, upto=beginning.at(12))
+    assert DeltaTable(place).count() == (12 if mode == "append" else 3)
+    assert sl.DeltaSink(place, mode=mode).cursor(beginning.log_id) == beginning.at(12)
