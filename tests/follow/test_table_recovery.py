@@ -512,6 +512,21 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_beh
     assert_exact(sink, ROWS[:30])
 
 
+def test_the_name_of_a_new_table_is_synced_with_its_first_commit(log, tmp_path):
+    from strandline.storage.disk import LocalDisk
+
+    synced = []
+
+    class Watching(LocalDisk):
+        def sync_folder(self, path):
+            synced.append(path)
+            super().sync_folder(path)
+
+    table = tmp_path / "tables" / "orders"
+    follow(log, DeltaSink(str(table), mode="append", disk=Watching()), "s", until="end")
+    assert {str(folder) for folder in (tmp_path, table.parent, table, table / "_delta_log")} <= set(synced)
+
+
 def test_the_term_of_a_cursor_is_stored_with_it(sink):
     cursor = Cursor(LOG, 2, 7)
     sink.apply(changes(0, (b"a", b"1"), (b"b", b"2")), since=Cursor(LOG, 0, 7), upto=cursor)

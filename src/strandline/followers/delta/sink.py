@@ -42,6 +42,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import remaining, without_key
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.files import make_own_folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -263,6 +264,9 @@ class DeltaSink:
         folder = _local_path(self._url)
         if folder is not None:
             check_new(folder, Kind.DELTA_TABLE, disk=self._disk)
+            # Not left to deltalake: others could read it, and a power cut could take the name of a table that a slot
+            # says was stored.
+            make_own_folder(folder, disk=self._disk)
         else:
             check_new_in_bucket(self._url, Kind.DELTA_TABLE, self._first_bytes)
         with self._named_errors():
