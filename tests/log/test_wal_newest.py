@@ -1,14 +1,16 @@
 """Following a write-ahead log closely: what a primary's feeds and a replica's acknowledgements are made of."""
 
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 from strandline.formats.arrow.block import Compression, encode_page
-from strandline.formats.node.wire import content_checksum
+from strandline.formats.node.wire import content_checksum, decode_note
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.span import whole_batches
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.node.flight.streams import parts as parts_of
 from strandline.testing.disks import RecordingDisk
 from strandline.testing.logs import records, writer_named
 from strandline.testing.logs.parts import SOON
@@ -155,3 +157,34 @@ def test_a_copy_is_written_as_the_pages_that_came_with_it(tmp_path):
         assert first.batches == second.batches == (batch,)
         sizes = {log.plan(log.start())[0].size for log in (one, two)}
         assert len(sizes) == 1
+
+
+def test_a_batch_that_is_read_from_the_disk_brings_its_pages_as_they_are_stored(tmp_path):
+    parts = (records(b"a", b"b"), records(b"c" * 100_000), records(None))
+    with WalLog.open(str(tmp_path / "log")) as log:
+        log.append_copy(LogBatch(0, 3, 77, None, parts)).result(SOON)
+        log.append_copy(LogBatch(4, 3, 77, None, parts[:1])).result(SOON)
+    with WalLog.open(str(tmp_path / "log"), tail_bytes=0) as log:
+        first, second = whole_batches(log.plan(log.start()))
+    assert first.batches == parts
+    stored = [b"".join(page) for page in (*first.pages, *second.pages)]
+    assert stored == [part.serialize().to_pybytes() for part in (*parts, parts[0])]
+
+
+def test_a_page_that_another_arrow_has_laid_out_is_encoded_again_by_who_sends_it(tmp_path):
+    batch = records(b"a", b"b")
+    message = batch.serialize().to_pybytes()
+    _, head = struct.unpack_from("<II", message)
+    body = len(message) - 8 - head
+    told, more = struct.pack("<q", body), struct.pack("<q", body + 64)
+    wide = message.replace(told, more, 1) + bytes(64)  # the first is the length of the body
+    with WalLog.open(str(tmp_path / "log")) as log:
+        log.append_copy(LogBatch(0, 3, 77, None, (batch,), ([wide],))).result(SOON)
+    with WalLog.open(str(tmp_path / "log"), tail_bytes=0) as log:
+        (span,) = log.plan(log.start())
+        found = span.batch()
+    assert span.cached is None
+    assert found.batches == (batch,)
+    ((sent, note),) = parts_of(found, None)
+    assert sent == message
+    assert decode_note(note, "it").content == content_checksum(batch)

@@ -35,7 +35,10 @@ def page_of(part):
 
 def wired(log_batch):
     """Its parts as they arrive."""
-    return [(part, decode_note(note, "a node")) for part, note in parts(log_batch, BEAT)]
+    return [
+        (pa.ipc.read_record_batch(pa.py_buffer(message), RECORD_SCHEMA), decode_note(note, "a node"))
+        for message, note in parts(log_batch, BEAT)
+    ]
 
 
 def assembled(assembler, pairs):

@@ -50,6 +50,8 @@ class ArrowStream(NamedTuple):
 
     batches: list[pa.RecordBatch]
     metadata: dict[bytes, bytes]
+    messages: list[memoryview]
+    """Each of ``batches`` as it is stored, head and body; none of them if they are compressed."""
 
 
 def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: bool = False) -> ArrowStream:
@@ -60,6 +62,7 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
     """
     source = pa.BufferReader(pa.py_buffer(data))
     batches: list[pa.RecordBatch] = []
+    messages: list[memoryview] = []
     # What is stored as it is takes no more than the bytes that are here already.
     limit = budget = unpacked_limit(len(data)) if compressed else len(data)
     schema, width = layout
@@ -69,7 +72,8 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
         if not found.equals(schema):
             raise CorruptData(f"{where} is damaged: it does not hold {schema.names} but {str(found.names)[:200]}.")
         while source.tell() < len(data) - len(END):
-            check_message(data[source.tell() :])
+            start = source.tell()
+            check_message(data[start:])
             message = pa.ipc.read_message(source)
             if message.type != "record batch":
                 raise CorruptData(f"{where} is damaged: it holds a {message.type} message among its records.")
@@ -87,6 +91,7 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
             batch = pa.ipc.read_record_batch(message, schema)
             batch.validate(full=True)
             batches.append(batch)
+            messages.append(data[start : source.tell()])
         rest = bytes(data[source.tell() :])
     except pa.ArrowMemoryError:  # within the limits: the machine has too little, and the bytes may be sound
         raise
@@ -94,7 +99,7 @@ def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: boo
         raise damaged(error, where) from error
     if rest != END:
         raise CorruptData(f"{where} is damaged: it does not end where it should.")
-    return ArrowStream(batches, dict(found.metadata or {}))
+    return ArrowStream(batches, dict(found.metadata or {}), [] if compressed else messages)
 
 
 def damaged(error: Exception, where: str) -> CorruptData:

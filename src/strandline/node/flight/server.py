@@ -266,8 +266,8 @@ class _Service:
 
                 yield write_flight_data(read_schema(asked.columns).serialize())
                 with contextlib.closing(reading(self._served.reading(), asked, live, pace, hold)) as parts:
-                    for batch, note in parts:
-                        yield write_flight_data(batch.serialize(), metadata=note)
+                    for message, note in parts:
+                        yield write_flight_data(message, metadata=note)
             case FileTicket() as asked:
                 caller = _replica(visit, asked)
                 yield write_flight_data(CHUNK_SCHEMA.serialize())
@@ -327,8 +327,8 @@ class _Service:
         with self._door.turnstile.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
             with contextlib.closing(feeding(self._served, asked, caller, live, pace, hold)) as parts:
-                for batch, note in parts:
-                    yield write_flight_data(b"" if batch is None else batch.serialize(), metadata=note)
+                for message, note in parts:
+                    yield write_flight_data(b"" if message is None else message, metadata=note)
 
     def _hear(self, visit: Visit, name: str) -> Iterator[bytes]:
         """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""

@@ -9,8 +9,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from strandline.errors import NotFound, NotReady
+from strandline.formats.arrow.block import Parts, page_checksum
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReadTicket
-from strandline.formats.node.wire import Flag, Note, content_checksum, encode_note
+from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.log.planning import behind, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
@@ -36,7 +37,8 @@ CHUNK_SCHEMA: Final = pa.schema(
 )
 """A file of a snapshot, in pieces: where each begins, its bytes, and their CRC32C."""
 
-Part: TypeAlias = tuple[pa.RecordBatch, bytes]
+Part: TypeAlias = tuple[memoryview, bytes]
+"""Records as an Arrow message, encoded once, and their note."""
 Word: TypeAlias = tuple[None, bytes]
 """A note that goes by itself."""
 Live: TypeAlias = Callable[[], bool]
@@ -79,7 +81,7 @@ def reading(
 
     A follower that nothing comes for gets an empty batch about once a beat. What is read is held until it was sent.
     """
-    nothing = _empty(read_schema(ticket.columns))
+    nothing = _message(_empty(read_schema(ticket.columns)))
     cursor = log.start() if ticket.since is None else ticket.since
     end = ticket.upto if ticket.follow or ticket.upto is not None else log.bounds().next
     while live() and (end is None or cursor.next < end):
@@ -87,7 +89,9 @@ def reading(
         for span in spans:
             with hold(span.size):
                 for batch in _fetched(log, span, cursor, ticket.columns):
-                    yield batch, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content_checksum(batch))
+                    message = _message(batch)
+                    content = page_checksum([message])
+                    yield message, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content)
             cursor = behind(cursor, span)
         if spans:
             pace.said()
@@ -134,7 +138,7 @@ def feeding(
                     told = feed.beat
                     for part, note in parts(batch, told):
                         # What all feeds have in memory together is copied for each that sends it.
-                        with contextlib.nullcontext() if size else hold(part.nbytes):
+                        with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
             beat = feed.beat
             is_news = beat is not None and (beat != told or (pace.is_due() and not batches))
@@ -166,10 +170,16 @@ def parts(batch: LogBatch, beat: Beat | None) -> Generator[Part, None, None]:
         if not part.num_rows:
             continue
         left -= part.num_rows
-        content = content_checksum(part) if checksums is None else checksums[index]
+        message = _message(part, None if batch.pages is None else batch.pages[index])
+        content = page_checksum([message]) if checksums is None else checksums[index]
         flags = 0 if left else Flag.LAST
         note = Note(flags, batch.first, count, batch.term, batch.timestamp, batch.append, word, content)
-        yield part, encode_note(note)
+        yield message, encode_note(note)
+
+
+def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
+    """A batch as an Arrow message: the page that it was read from, if it is in one piece, else encoded now."""
+    return memoryview(page[0] if page is not None and len(page) == 1 else batch.serialize()).cast("B")
 
 
 def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Generator[pa.RecordBatch, None, None]:

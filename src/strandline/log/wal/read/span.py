@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.errors import NotFound
+from strandline.formats.arrow.block import Parts
 from strandline.formats.arrow.stream import ArrowStream
 from strandline.formats.wal.folder import append_of
 from strandline.formats.wal.frame import Frame, FrameScanner, decode_frame
@@ -75,7 +76,7 @@ class WalSpan:
         if block is None:
             raise AssertionError("it was neither kept nor read")
         append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
-        return batch_of(frame, Records(tuple(block.batches), append=append))
+        return batch_of(frame, Records(tuple(block.batches), append=append), _stored_pages(block))
 
     def _read(self) -> ArrowStream:
         frame = self.frame
@@ -108,10 +109,20 @@ class WalSpan:
         )
 
 
-def batch_of(frame: Located, records: Records) -> LogBatch:
-    """The batch of a frame whose records are in memory."""
+def batch_of(frame: Located, records: Records, pages: tuple[Parts, ...] | None = None) -> LogBatch:
+    """The batch of a frame whose records are in memory, with its pages if they are, too."""
     batches = tuple(map(_plain, records.batches()))
-    return LogBatch(frame.first, frame.term, frame.timestamp, records.append, batches, checksums=records.checksums)
+    return LogBatch(frame.first, frame.term, frame.timestamp, records.append, batches, pages, records.checksums)
+
+
+def _stored_pages(block: ArrowStream) -> tuple[Parts, ...] | None:
+    """The pages as they are stored, if Arrow would write as many bytes today; whoever sends them need not encode them.
+
+    A page that was laid out in another way, by another version of Arrow, would not have the checksum that a replica
+    finds: it encodes what has come by itself.
+    """
+    sizes = [pa.ipc.get_record_batch_size(batch) for batch in block.batches]
+    return tuple([[page] for page in block.messages]) if sizes == list(map(len, block.messages)) else None
 
 
 def some_batches(frames: Iterable[Held], size: int) -> list[LogBatch]:
