@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import MaxAge, SlotLimits
+from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock
 
 YEAR = 365 * 86400
@@ -128,3 +130,17 @@ def test_a_log_that_is_ahead_says_so(tmp_path, clock, caplog):
         jump(clock, -YEAR)
         append(log, 2)
     assert caplog.text.count(f"{YEAR} s ahead of this machine's clock") == 1
+
+
+def test_verifying_tells_of_a_log_that_is_ahead_and_calls_it_no_damage(tmp_path, clock):
+    with opened(tmp_path, clock) as log:
+        append(log, 1)
+    assert verify(str(tmp_path), disk=DISK, clock=clock).findings == ()
+    jump(clock, YEAR)
+    with opened(tmp_path, clock) as log:
+        append(log, 1)
+    jump(clock, -YEAR)
+    found = verify(str(tmp_path), disk=DISK, clock=clock)
+    assert found.is_clean
+    (note,) = found.findings
+    assert f"{YEAR:,} s ahead of this machine's clock" in note.message

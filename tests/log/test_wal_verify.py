@@ -97,7 +97,7 @@ def log_id_of(folder: Path) -> UUID:
 def a_frame(folder: Path, *, first: int, term: int = 0, durable: int = 0, count: int = 1, rows: int = 1) -> bytes:
     """A frame as the log would write it at an offset, if it were told to."""
     batch = record_batch(timestamps=[1] * rows, ops=[Op.PUT] * rows, keys=[None] * rows, values=[b"v"] * rows)
-    info = FrameInfo(term, first + 1, count, 10**13, durable, salt_of(log_id_of(folder)))
+    info = FrameInfo(term, first + 1, count, 10**12, durable, salt_of(log_id_of(folder)))
     return b"".join(encode_frame(info, [encode_page(batch, Compression.NONE)]))
 
 

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     PRUNED = "pruned"
     PIECE = "piece"
     STRANGER = "stranger"
+    TIMES = "times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class FileFacts:
     records: int = 0
     durable: int = 0
     """Everything below this offset was durable, by what its frames and its index tell."""
+    written: int = 0
+    """When the last frame that was found was written, in milliseconds; 0 if there is none."""
     problems: list[Problem] = field(default_factory=list)
     index: str | None = None
     """What is wrong with its index; None if nothing is."""
@@ -164,6 +167,7 @@ class FileCheck:
         self._pass(frame)
         facts.next = max(facts.next, first + info.count)
         facts.frames += 1
+        facts.written = info.timestamp
         facts.records += info.count
         size = frame.end - frame.start
         located = Located(facts.path, frame.start, size, first, first + info.count, info.term, info.timestamp)

@@ -45,7 +45,8 @@ from strandline.log.wal.recover.checks import (
 )
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.cold import COLD_FILE, COLD_FOLDER
-from strandline.model.cursor import Bounds
+from strandline.model.cursor import SECOND, Bounds
+from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
 
@@ -244,6 +245,7 @@ class _Look:
                 self._findings += judge_closed(facts, following)
             else:
                 end = self._last(log_id, facts, mark)
+                self._times(facts)
             if facts.index is not None:
                 self._indexes.append(first)
                 index = f"{self._folder}/{index_name(first)}"
@@ -290,6 +292,16 @@ class _Look:
         torn = next((finding.byte for finding in findings if finding.kind is Kind.TAIL), None)
         offsets = [problem.offset for problem in facts.problems if problem.at == torn]
         return offsets[0] if offsets else facts.next
+
+    def _times(self, facts: FileFacts) -> None:
+        """Tell of a last frame that is ahead of the present: one of two clocks is wrong, or was."""
+        ahead = facts.written * 1000 - self._clock.now()
+        if ahead > TOLERANCE:
+            text = (
+                f"The last frame in {facts.path} is {ahead // SECOND:,} s ahead of this machine's clock, which was "
+                "ahead when it was written, or is behind now: set it right. It heals by itself within a day."
+            )
+            self._note(Kind.TIMES, facts.path, text)
 
     def _may_be_gone(self, log_id: UUID, first: int, following: int | None, mark: Mark | None) -> bool:
         """Whether a file that was there may have gone since: pruned, or never finished and removed on opening."""
