@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import itertools
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -46,6 +48,25 @@ class _Tracer:
         elif event == "return":
             self._last.pop(frame, None)
         return self._in_frame
+
+
+@contextlib.contextmanager
+def interrupted_by_a_signal(seconds: float = 0.2) -> Iterator[None]:
+    """A block that blocks, and that a signal interrupts after so many seconds: what it raises ends here."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+        raise AssertionError("it did not block")
+    except Interrupted:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def interruptions(work: Callable[[], object], *, within: str | tuple[str, ...] = "strandline.") -> Iterator[int]:

@@ -15,7 +15,7 @@ from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.storage.clock import CLOCK
 from strandline.testing.logs import records
-from tests.interrupts import interruptions
+from tests.interrupts import interrupted_by_a_signal, interruptions
 from tests.log.wal_tools import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 
 REFUSED = dict.fromkeys(CHANGES, "LogClosed")
@@ -142,21 +142,14 @@ def test_two_that_close_it_at_once_both_return_when_it_is_closed(tmp_path: Path)
         assert again.current == 1
 
 
-def test_closing_that_was_interrupted_keeps_the_lock_while_something_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_closing_that_was_interrupted_keeps_the_lock_while_something_is_written(tmp_path: Path):
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
         disk.hold()
         handle = wal.submit(b"first")
         disk.wait_until_held()
-
-        def interrupted(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "join", interrupted)
-            with pytest.raises(KeyboardInterrupt):
+        for _ in range(2):
+            with interrupted_by_a_signal():
                 wal.close()
         with pytest.raises(Fenced):
             WriteAheadLog.open(tmp_path / "log")

@@ -20,8 +20,10 @@ from strandline.node.messages import Caller, Served
 from strandline.node.node_folder import Home
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.node.service import Front, Jobs
+from strandline.storage.clock import CLOCK
 from strandline.storage.lease import Lease
 from strandline.storage.local import LocalStore
+from tests.interrupts import interrupted_by_a_signal, interruptions
 
 ONE = pa.table({"value": pa.array([b"one"], pa.binary())})
 WAIT = 120.0
@@ -145,6 +147,47 @@ class TestEnding:
             silent.accept()
             b.close()
         assert not b._thread.is_alive()
+
+    def test_interrupted_anywhere_the_folder_is_free_once_it_is_closed_again(self, begin, tmp_path):
+        nodes = [begin("a0", lead=True, create=True)]
+
+        def close() -> None:
+            nodes[-1].close()
+
+        for place in interruptions(close, within="strandline.node"):
+            close()
+            Home.open(str(tmp_path / f"a{place}"), f"a{place}").close()
+            nodes.append(begin(f"a{place + 1}", lead=True, create=True))
+        assert len(nodes) > 2
+
+    def test_interrupted_while_its_thread_is_busy_it_ends_by_itself(self, begin, tmp_path, monkeypatch):
+        a = begin("a", lead=True, create=True)
+        a.wait_until(lambda: a.is_primary, WAIT)
+        is_busy, goes_on = threading.Event(), threading.Event()
+        step = a.node.step
+
+        def busy() -> float:
+            is_busy.set()
+            goes_on.wait(WAIT)
+            return step()
+
+        monkeypatch.setattr(a.node, "step", busy)
+        assert is_busy.wait(WAIT)
+        with interrupted_by_a_signal():
+            a.close()
+        with interrupted_by_a_signal():
+            a.close()
+        with pytest.raises(Fenced):
+            Home.open(str(tmp_path / "a"), "a")
+        goes_on.set()
+        deadline = CLOCK.monotonic() + WAIT
+        while True:
+            try:
+                Home.open(str(tmp_path / "a"), "a").close()
+            except Fenced:
+                assert CLOCK.monotonic() < deadline, "nobody lets go of the folder"
+            else:
+                break
 
     def test_who_asks_a_closed_node_is_told(self, begin):
         a = begin("a", lead=True, create=True)

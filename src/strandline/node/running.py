@@ -59,6 +59,10 @@ class RunningNode:
         self._jobs = Jobs()
         self._closing = threading.Lock()
         self._closed = False
+        self._ended = threading.Event()
+        """Set by the thread as the last thing it does. A join that a signal interrupts takes it for stopped."""
+        self._unclosed: Exception | None = None
+        """What went wrong when it was closed."""
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
         self._front = Front(config.name, self._jobs)
         with contextlib.ExitStack() as opened:
@@ -114,6 +118,15 @@ class RunningNode:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._step_on()
+            if self._stop.is_set():  # one that has failed can still be read, until it is closed
+                self._let_go()
+        finally:
+            self._ended.set()
+
+    def _step_on(self) -> None:
+        """Be the node until it is stopped, or fails."""
         name = self.config.name
         why = f"{name} has stopped."
         try:
@@ -194,24 +207,40 @@ class RunningNode:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop serving, stop, and let go of the folder and the lease; closing twice is fine."""
+        """Stop, stop serving, and let go of the folder and the lease; closing twice is fine.
+
+        If it is interrupted, the node goes on to its end by itself, or is as it was; closing again waits for that.
+        """
+        self._stop.set()
+        self._jobs.bell.set()
+        if not self._ended.wait(_PATIENCE):
+            # A call to another node, or a bootstrap: without its connection it ends by itself.
+            for upstream in list(self._upstreams):
+                upstream.close()
+            self._ended.wait()
+        self._let_go()
+        error, self._unclosed = self._unclosed, None
+        if error is not None:
+            raise error
+
+    def _let_go(self) -> None:
+        """End everything, once. The thread of a node that is stopped calls this: no signal interrupts that one."""
         with self._closing:
             if self._closed:
                 return
+            try:
+                with contextlib.ExitStack() as closing:  # what fails keeps nothing else from being closed
+                    if self._lease is not None:
+                        closing.callback(self._lease.release)
+                    closing.callback(self._close_node)
+                    self.server.close()
+            except Exception as error:  # noqa: BLE001 - who closes it is told
+                self._unclosed = error
             self._closed = True
-            self.server.close()
-            self._stop.set()
-            self._jobs.bell.set()
-            self._thread.join(_PATIENCE)
-            if self._thread.is_alive():
-                # A call to another node, or a bootstrap: without its connection it ends by itself.
-                for upstream in list(self._upstreams):
-                    upstream.close()
-                self._thread.join()
-            with contextlib.suppress(NotReady):
-                self._node.close()
-            if self._lease is not None:
-                self._lease.release()
+
+    def _close_node(self) -> None:
+        with contextlib.suppress(NotReady):
+            self._node.close()
 
     def __enter__(self) -> Self:
         return self

@@ -83,6 +83,8 @@ class Committer(Generic[W]):
         self._asleep = False
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        """Set by the thread as the last thing it does. A join that a signal interrupts takes it for stopped."""
         if background:
             self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
             self._thread.start()
@@ -299,6 +301,14 @@ class Committer(Generic[W]):
                 raise
 
     def _run(self) -> None:
+        try:
+            self._commit_on()
+            self._end()
+        finally:
+            self._ended.set()
+
+    def _commit_on(self) -> None:
+        """Commit group after group, until it is closed and nothing is left."""
         told: Group | None = None
         try:
             while True:
@@ -313,13 +323,12 @@ class Committer(Generic[W]):
                         told = None
                 # Never asleep with a group that is not told: what was queued behind it may just have been refused.
                 if told is None and self._is_over():
-                    break
+                    return
         except BaseException:
             if told is not None:
                 told.settle()
             self._abandon()
             raise
-        self._end()
 
     def _is_over(self) -> bool:
         """Sleep until there is something to do; whether nothing more will come."""
@@ -392,7 +401,7 @@ class Committer(Generic[W]):
                 self._wake.release()
             self._room.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._ended.wait()
             return
         try:
             self.commit_all()
@@ -411,7 +420,7 @@ class Committer(Generic[W]):
     @property
     def running(self) -> bool:
         """Whether its thread may still write."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._ended.is_set()
 
     def after_fork(self, refusal: Callable[[], Exception]) -> None:
         """In a child, where no thread commits and the locks may be held by nobody: refuse everything.
