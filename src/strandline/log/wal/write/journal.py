@@ -68,7 +68,9 @@ class FrameTimes:
         """Of the log at ``where``, which was opened now."""
         self._where = where
         self._clock = clock
-        self._step = 1 + int(_MOST_STEP * chance.jitter())
+        self._chance = chance
+        self._is_first = True
+        """Whether this opening of the log has written no frame by its own clock yet."""
         self._ahead_since: float | None = None
 
     def next(self, last: int, now: int, given: int | None) -> int:
@@ -76,7 +78,7 @@ class FrameTimes:
         wanted = now if given is None else given
         if wanted >= last:
             self._ahead_since = None
-            self._step = self._step if given is not None else 0
+            self._is_first = self._is_first and given is not None
             return wanted
         if last <= now + TOLERANCE // 1000:
             self._ahead_since = None
@@ -84,7 +86,8 @@ class FrameTimes:
             return wanted  # what is ahead of our clock is given up at once if a primary has given it up
         if given is not None:
             return last
-        step, self._step = self._step, 0
+        step = 1 + int(_MOST_STEP * self._chance.jitter()) if self._is_first else 0
+        self._is_first = False
         return last + step
 
     def _is_believed(self, ahead: int) -> bool:
