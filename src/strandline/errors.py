@@ -15,6 +15,20 @@ class StrandlineError(Exception):
 
     retryable: ClassVar[bool] = False
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def printable(text: str) -> str:
+    r"""The text with every sign escaped that a terminal or a log would follow, or that cannot be written at all.
+
+    >>> printable("a\nb \x1b[31m \ud800 é")
+    'a\\nb \\x1b[31m \\ud800 é'
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
 
 class InvalidInput(StrandlineError, ValueError):
     """The caller passed something that can never work; nothing was changed."""

@@ -65,7 +65,7 @@ def without_the_extra():
         ({"start": "middle"}, InvalidInput),
         ({"start": 99}, Diverged),
         ({"start": Cursor(MemoryLog().log_id, 0)}, Diverged),
-        ({"until": "end", "batching": "much"}, AttributeError),
+        ({"until": "end", "batching": "much"}, InvalidInput),
     ],
 )
 def test_what_cannot_be_followed_leaves_neither_a_table_nor_a_slot(log, table, options, error):

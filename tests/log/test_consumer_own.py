@@ -654,10 +654,10 @@ class TestArguments:
         ("options", "said"),
         [
             ({"on_poison": "ignore"}, "'raise' or 'dead-letter', not 'ignore'"),
-            ({"last_acked": -1}, "last_acked=-1 is no batch"),
-            ({"collect_every": 0}, "collect_every=0 is no time"),
-            ({"collect_every": -1.0}, "collect_every=-1.0 is no time"),
-            ({"ack_every": 0}, "ack_every=0 is never reached"),
+            ({"last_acked": -1}, "last_acked is a whole number from 0"),
+            ({"collect_every": 0}, "collect_every is a number of seconds above 0"),
+            ({"collect_every": -1.0}, "collect_every is a number of seconds above 0"),
+            ({"ack_every": 0}, "ack_every is a whole number from 1"),
         ],
     )
     def test_one_that_can_never_work_is_refused_before_anything_is_claimed(

@@ -147,12 +147,6 @@ def test_a_batch_set_aside_while_a_step_is_under_way_is_not_forgotten() -> None:
     assert progress.flush() == Step(2, entry(1))
 
 
-@pytest.mark.parametrize("ack_every", [0, -1])
-def test_never_making_anything_durable_is_refused(ack_every: int) -> None:
-    with pytest.raises(InvalidInput, match="ack_every"):
-        Progress(0, ack_every=ack_every)
-
-
 class ProgressModel(RuleBasedStateMachine):
     """Each batch by itself: handed out, acknowledged, set aside. Durable is a number of its own."""
 

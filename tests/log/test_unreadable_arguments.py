@@ -64,7 +64,7 @@ def test_a_hold_lasts_a_time_that_can_be_written_down(tmp_path, seconds):
         log.hold(0, seconds)
         assert len(sl.open(str(tmp_path / "log")).slots()) == 1
         return
-    with pytest.raises(StrandlineError, match="held for"):
+    with pytest.raises(StrandlineError, match="seconds is a number of seconds above 0"):
         log.hold(0, seconds)
     assert sl.open(str(tmp_path / "log")).slots() == []
 

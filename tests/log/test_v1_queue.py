@@ -105,13 +105,6 @@ def test_a_future_last_acked_is_taken_as_it_is_on_an_empty_queue(store, queue):
     assert other.look(101).length == 1
 
 
-@pytest.mark.parametrize(("holder", "last_acked"), [("", None), ("me", -1)])
-def test_a_claim_that_cannot_be_meant_is_refused(store, queue, holder, last_acked):
-    with pytest.raises(InvalidInput):
-        queue.claim(holder, last_acked)
-    assert manifest_in(store).epoch == 2
-
-
 def test_every_claim_is_a_new_one_because_the_format_knows_no_holder(store, queue):
     queue.claim("me", None)
     V1Queue(opened(store)).claim("me", None)

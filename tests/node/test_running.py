@@ -113,7 +113,7 @@ WRONG = [
     ({**LEASED, "lead": False, "automatic": True, "policy": "ack_n(1)"}, "only with a lease and the policy quorum"),
     ({**LEASED, "lead": False, "automatic": True, "policy": "quorum(a,b,c)"}, "address of b, c is missing"),
     ({"lead": False, "lease": "ftp://x/y"}, "unknown scheme"),
-    ({"listen": ("127.0.0.1", 70000)}, "no port"),
+    ({"listen": ("127.0.0.1", 70000)}, "from 0 up to 65535"),
     ({"listen": ("0.0.0.0", 1)}, "can be reached by other machines"),
     ({"listen": ("0.0.0.0", 1), "insecure": True}, "say under which address"),
     ({"nodes": {"b": "http://b:1"}}, "no address of a node"),

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from strandline.errors import InvalidInput
 from strandline.kv.contract import Ended, Listed
+from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 
 Chunk: TypeAlias = Any
 """What a source gives at once; the engine only passes it on. During a resync it must have ``keys``."""
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Batching:
     """When received records are applied: at so many records or bytes, or so long after the first of them came.
@@ -22,14 +23,10 @@ class Batching:
     ``queue`` updates that it has received and not yet batched; a stop abandons those.
     """
 
-    records: int = 1_000_000
-    bytes: int = 64 << 20
+    records: Positive = 1_000_000
+    bytes: Positive = 64 << 20
     window: float | None = None
-    queue: int = 256
-
-    def __post_init__(self) -> None:
-        if min(self.records, self.bytes, self.queue) < 1 or (self.window or 0) < 0:
-            raise InvalidInput("Batching needs at least one record, one byte, a queue of one, and no negative window.")
+    queue: Positive = 256
 
 
 # --- events ----------------------------------------------------------------------------------------------------

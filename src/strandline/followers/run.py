@@ -38,6 +38,7 @@ from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.planning import behind
+from strandline.model.arguments import checked
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
@@ -53,6 +54,7 @@ _STORED: Final = Stored()
 _NOTHING: Final = Nothing()
 
 
+@checked
 def follow(
     log: Log,
     sink: Sink,

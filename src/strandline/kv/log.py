@@ -28,6 +28,7 @@ from strandline.kv.log_fold import Held, LogFold
 from strandline.kv.log_watch import LogSubscription
 from strandline.log.contract import Log, Receipt
 from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
+from strandline.model.arguments import checked, shown
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_bytes, as_key
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
@@ -47,6 +48,7 @@ Rule: TypeAlias = Callable[[Held | None], None]
 
 
 @bound_to_process()
+@checked
 class LogKeyValue:
     """Keyed values in a log: a record puts, deletes or purges its key. Satisfies the whole bucket contract.
 
@@ -150,7 +152,7 @@ class LogKeyValue:
 
         def rule(found: Held | None) -> None:
             if found is not None:
-                raise AlreadyExists(f"The key {name!r} is present; use update, or put to replace it.")
+                raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
 
         return self._change(Op.PUT, name, value, rule)
 
@@ -307,7 +309,7 @@ def _at_version(key: bytes, expected: KeyVersion) -> Rule:
             return
         else:
             now = f"at version {found[1]}"
-        raise Conflict(f"The key {key!r} is {now}, not at version {expected}: read it again. Nothing was changed.")
+        raise Conflict(f"The key {shown(key)} is {now}, not at version {expected}: read it again. Nothing was changed.")
 
     return rule
 

@@ -17,6 +17,7 @@ from strandline.kv.log_fold import refuse_null_keys
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
+from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op
@@ -35,6 +36,7 @@ class _Piece(NamedTuple):
 
 
 @bound_to_process()
+@checked(own=("__init__",))
 class LogSubscription:
     """A watch of a log. What is out of scope is left out by Arrow; no row is turned into Python here.
 
@@ -59,12 +61,10 @@ class LogSubscription:
         """The identity of the log."""
         return self._log.log_id
 
-    def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
+    def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
         """The next changes, at most so many; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
-        if most < 1:
-            raise InvalidInput(f"Taking at most {most} changes would never make progress; take at least 1.")
         if self._current is not None:
             return self._initial(self._current, most)
         # When nothing was there last time, the log is waited for before it is planned: that looks ever more rarely.

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
 from strandline.kv.contract import Ended, Listed, Listing
+from strandline.model.arguments import Positive, Timeout, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
@@ -29,6 +30,7 @@ class _Kept(NamedTuple):
 
 
 @bound_to_process()
+@checked
 class MemoryKeyValue:
     """Keyed values that end with their process. Satisfies the whole bucket contract; safe in threads.
 
@@ -43,10 +45,8 @@ class MemoryKeyValue:
     [b'up']
     """
 
-    def __init__(self, *, history: int = 1 << 20, chance: Chance = CHANCE) -> None:
+    def __init__(self, *, history: Positive = 1 << 20, chance: Chance = CHANCE) -> None:
         """An empty bucket with a fresh identity."""
-        if history < 1:
-            raise InvalidInput("A bucket keeps at least one change.")
         self._history = history
         self._stream = chance.uuid()
         # Watchers read the kept changes without the lock: the lists only grow, and a change counts when `_next` is past
@@ -98,7 +98,7 @@ class MemoryKeyValue:
         name, value = as_key(key), as_bytes(value)
         with self._lock:
             if name in self._state:
-                raise AlreadyExists(f"The key {name!r} is present; use update, or put to replace it.")
+                raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
             return self._write(Op.PUT, name, value)
 
     def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
@@ -119,7 +119,9 @@ class MemoryKeyValue:
         found = self._state.get(key)
         if found is None or found[1] != expected:
             now = "absent" if found is None else f"at version {found[1]}"
-            raise Conflict(f"The key {key!r} is {now}, not at version {expected}: read it again. Nothing was changed.")
+            raise Conflict(
+                f"The key {shown(key)} is {now}, not at version {expected}: read it again. Nothing was changed."
+            )
 
     def _write(self, op: int, key: bytes, value: bytes | None) -> int:
         version = self._next
@@ -222,7 +224,7 @@ class MemoryKeyValue:
                 )
             return MemorySubscription(self, scope, cursor.next, None)
 
-    def changes(self, scope: Scope, position: int, most: int, timeout: float) -> Updates | Ended | None:
+    def changes(self, scope: Scope, position: int, most: Positive, timeout: Timeout) -> Updates | Ended | None:
         """What a subscription's ``take`` does once the current values are given."""
         if position == self._next and timeout > 0:
             with self._lock:
@@ -253,6 +255,7 @@ class MemoryKeyValue:
 
 
 @bound_to_process()
+@checked
 class MemorySubscription:
     """A watch of a memory bucket."""
 
@@ -273,7 +276,7 @@ class MemorySubscription:
         """The identity of the bucket."""
         return self._bucket.stream
 
-    def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
+    def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
         """The next changes, at most so many; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")

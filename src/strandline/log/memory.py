@@ -9,13 +9,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import InvalidInput, NotFound
+from strandline.errors import NotFound
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, entries_after, known_columns, plan_entries
 from strandline.log.reading import read_between
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
@@ -42,6 +43,7 @@ class MemorySpan:
 
 
 @bound_to_process(keep=("log_id",))
+@checked
 class MemoryLog:
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
@@ -61,8 +63,6 @@ class MemoryLog:
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch, whole or not at all."""
-        if number < 0:
-            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
         batches = conform(batch, now=self._clock.now())
         count, size = sum(page.num_rows for page in batches), sum(page.nbytes for page in batches)
         with self._changed:
@@ -130,7 +130,7 @@ class MemoryLog:
         """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now)."""
         return read_between(self, since, upto, columns)
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor or the time is over."""
         with self._changed:
             return self._changed.wait_for(lambda: self._head.next_offset > past.next, timeout)
@@ -198,6 +198,7 @@ class MemoryLog:
             self._slots[name] = rules.seen(self.slot(name), epoch=epoch, now=self._clock.now())
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class MemorySlot:
     """A claimed slot of a memory log."""

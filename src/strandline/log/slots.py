@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
-from strandline.model.arguments import plain_text, whole_number
+from strandline.model.arguments import text, whole
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
 from strandline.model.head import Pin
 from strandline.model.names import check_plain_name
@@ -22,7 +22,7 @@ def check_name(name: str) -> str:
 
 def check_position(position: int, bounds: Bounds, retained_from: int | None = None) -> int:
     """The position, if a new or rewound slot may stand there; ``retained_from`` is where the cold tier begins."""
-    whole_number(position, "A slot's position")
+    whole().check(position, "A slot's position")
     first = bounds.first if retained_from is None else min(bounds.first, retained_from)
     if position < first:
         raise CursorExpired(
@@ -38,9 +38,7 @@ def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> Slot
 
     ``hot`` says that this holder cannot read the cold tier.
     """
-    if holder == "":
-        raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
-    plain_text(holder, "A slot's holder")
+    text(1).check(holder, "A slot's holder, unique to one running consumer,")
     _check_listed(state)
     if state.holder == holder:
         return state if state.hot is hot else replace(state, hot=hot)

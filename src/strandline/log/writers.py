@@ -6,7 +6,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import InvalidInput, OutOfOrder, WriterExpired
-from strandline.model.arguments import shown, whole_number
+from strandline.model.arguments import shown, whole
 from strandline.model.head import WriterId, WriterState
 
 MAX_WRITERS: Final = 512
@@ -28,7 +28,7 @@ def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int
         return None
     if not isinstance(writer, UUID):
         raise InvalidInput(f"A writer is a WriterId, which is a UUID, not {shown(writer)}.")
-    return writer, whole_number(number, "The number of an append")
+    return writer, int(whole().check(number, "The number of an append"))
 
 
 def check_number(writer: WriterId, number: int, last: WriterState | None, *, forgotten: bool = False) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import kind_of
+from strandline.model.arguments import text as texts
 
 Address: TypeAlias = str | os.PathLike[str]
 """What public calls take where a folder or a store is meant: a path, or an address such as ``s3://bucket/orders``."""
+
+AddressText: TypeAlias = Annotated[str, kind_of(Address)]
+"""The same where it is kept as text."""
+
+_TEXT: Final = texts()
 
 _COLLAPSED: Final = re.compile(r"[a-z][a-z0-9+.-]+:/(?!/)")
 
@@ -38,6 +45,7 @@ def as_address(place: Address) -> str:
     text = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(text, str):
         raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {_kind(place)}.")
+    _TEXT.check(text, "A path or an address")
     if not text or "\0" in text:
         raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
     if not is_text(text, name_of_file="://" not in text):

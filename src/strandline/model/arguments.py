@@ -1,51 +1,308 @@
-"""Arguments of public calls: what can be written and never read again is refused before anything is written."""
+"""Arguments of public calls: checked at the door against the call's own signature, and refused in one sentence.
+
+:func:`checked` reads what a call's parameters may be from their annotations, so that a signature says it once, for the
+reader, for the type checker and for the caller who uses none. Annotations mean what they say, and besides:
+
+- ``int`` is a whole number from 0 up to 2⁶³ - 1 and no truth value, :data:`Positive` one from 1, :data:`Signed` any of
+  64 bits;
+- ``float`` is a time in seconds, from 0 up to :data:`LONGEST`, or less with :func:`seconds`; :data:`Duration` is
+  above 0, and :data:`Timeout` may be below 0, which does not wait;
+- ``str`` is text that can be written as UTF-8, of up to :data:`LONGEST_TEXT` characters; :data:`Named` is not empty,
+  :data:`Prose` of any length, and :data:`Secret` is never repeated;
+- a protocol is anything that has methods of it, and is no text, number or collection.
+
+What is checked is what can be told without looking at records: no element of a sequence of bytes is.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, printable
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 LARGEST_NUMBER: Final = (1 << 63) - 1
+LONGEST: Final = 10**9
+"""Seconds, some thirty years: longer waits overflow what systems count time with."""
+LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
 
 
-def whole_number(value: object, what: str, *, least: int = 0, most: int = LARGEST_NUMBER) -> int:
-    """The value, if it is a whole number within these bounds; ``what`` begins the sentence that refuses it.
+class Kind(NamedTuple):
+    """What an argument may be: whether a value is that, and how a sentence says it."""
 
-    >>> whole_number(True, "A position", most=9)
-    Traceback (most recent call last):
-    strandline.errors.InvalidInput: A position is a whole number from 0 up to 9, not True.
+    admits: Callable[[Any], bool]
+    told: str
+    is_secret: bool = False
+
+    def check(self, value: Any, what: str) -> Any:
+        """The value, if it is of this kind; ``what`` begins the sentence that refuses it."""
+        if not self.admits(value):
+            found = f"a {type(value).__name__} that is not shown" if self.is_secret else shown(value)
+            raise InvalidInput(f"{what} is {self.told}, not {found}.")
+        return value
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
+
+
+def _either(names: Iterable[str]) -> str:
+    *some, last = dict.fromkeys(names)
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+def whole(least: int = 0, most: int = LARGEST_NUMBER) -> Kind:
+    """Whole numbers within these bounds; no truth values."""
+
+    def admits(value: Any) -> bool:
+        return isinstance(value, int) and value is not True and value is not False and least <= value <= most
+
+    return Kind(admits, f"a whole number from {least} up to {most}")
+
+
+def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = None) -> Kind:
+    """Times in seconds within these bounds: no truth value, not NaN."""
+
+    def admits(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and least <= value <= most and (above is None or value > above)
+
+    return Kind(admits, f"a number of seconds {f'from {least}' if above is None else f'above {above}'} up to {most}")
+
+
+def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = False) -> Kind:
+    """Texts of so many characters that can be written as UTF-8."""
+
+    def admits(value: Any) -> bool:
+        is_so_long = isinstance(value, str) and least <= len(value) and (most is None or len(value) <= most)
+        return is_so_long and _is_writable(value)
+
+    lengths = ("" if most is None else f" of up to {most} characters") + (" that is not empty" if least else "")
+    return Kind(admits, f"text{lengths}", is_secret)
+
+
+def anything(told: str) -> Kind:
+    """Whatever it is: the call itself says what it cannot take."""
+    return Kind(lambda _: True, told)
+
+
+def one_of(*values: object) -> Kind:
+    """Exactly one of these."""
+    kinds = tuple(type(value) for value in values)
+    return Kind(lambda value: type(value) in kinds and value in values, _either(map(repr, values)))
+
+
+def instance(kind: type) -> Kind:
+    """Instances of a class; of a protocol, whatever has one of its methods and is nothing of Python's own.
+
+    A caller may leave out what is never asked of his: a reader that only lists is enough for a resync.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInput(f"{what} is a whole number from {least} up to {most}, not {shown(value)}.")
-    return value
+    if not getattr(kind, "_is_protocol", False):
+        return Kind(lambda value: isinstance(value, kind), _a(kind.__name__))
+    bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
+    names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if name[0] != "_"}
+
+    def admits(value: Any) -> bool:  # by its class: reading a property may do something
+        if isinstance(value, type):  # only what its instances alone can do is a plain function of it
+            return all(not inspect.isfunction(inspect.getattr_static(value, name, instance)) for name in names)
+        own, held = type(value), getattr(value, "__dict__", ())
+        is_proxy = hasattr(own, "__getattr__")
+        return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
+
+    return Kind(admits, _a(kind.__name__))
 
 
-def is_number(value: object, *, above: float, most: float) -> bool:
-    """Whether it is a number above the one and up to the other: no truth value, and not NaN."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and above < value <= most
+Positive = Annotated[int, whole(1)]
+Port = Annotated[int, whole(0, 65535)]
+Signed = Annotated[int, whole(-LARGEST_NUMBER - 1)]
+Duration = Annotated[float, seconds(above=0)]
+TIMEOUT: Final = seconds(-LONGEST)
+Timeout = Annotated[float, TIMEOUT]
+Named = Annotated[str, text(1)]
+Prose = Annotated[str, text(most=None)]
+Secret = Annotated[str, text(is_secret=True)]
+
+_PLAIN: Final[dict[Any, Kind]] = {
+    NoneType: one_of(None),
+    bool: one_of(True, False),
+    int: whole(),
+    float: seconds(),
+    str: text(),
+    bytes: Kind(lambda value: isinstance(value, bytes | bytearray | memoryview), "bytes"),
+    PathLike: Kind(lambda value: isinstance(value, PathLike), "a path object"),
+    Callable: Kind(callable, "a function"),
+    type: Kind(inspect.isclass, "a class"),
+}
 
 
-def plain_text(value: object, what: str) -> str:
-    """The value, if it is a text that is not empty and can be written as UTF-8."""
-    if not isinstance(value, str) or not value or not _is_writable(value):
-        raise InvalidInput(f"{what} is a text that is not empty, not {shown(value)}.")
-    return value
+def kind_of(hint: Any) -> Kind | None:  # noqa: PLR0911 - one answer for each form of an annotation
+    """What an annotation admits; None for anything at all.
+
+    >>> kind_of(Literal["now"] | int | None).told
+    "'now', a whole number from 0 up to 9223372036854775807 or None"
+    """
+    if hasattr(hint, "__supertype__"):  # a NewType
+        return kind_of(hint.__supertype__)
+    origin, parameters = get_origin(hint), get_args(hint)
+    if (plain := _PLAIN.get(NoneType if hint is None else origin or hint)) is not None:
+        return plain
+    if origin is Annotated:
+        return next((extra for extra in hint.__metadata__ if isinstance(extra, Kind)), None) or kind_of(parameters[0])
+    if origin is Literal:
+        return one_of(*parameters)
+    if origin in (Union, UnionType):
+        return _union([kind_of(member) for member in parameters])
+    if isinstance(origin, type):
+        return _container(origin, parameters)
+    return instance(hint) if isinstance(hint, type) and hint not in (object, Any) else None
+
+
+def _union(kinds: Sequence[Kind | None]) -> Kind | None:
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
+        return None
+    tests = tuple(kind.admits for kind in known)
+
+    def admits(value: Any) -> bool:
+        for test in tests:  # noqa: SIM110 - any() would take several times as long
+            if test(value):
+                return True
+        return False
+
+    return Kind(
+        admits,
+        _either(kind.told.replace(" or ", ", ") for kind in known),
+        any(kind.is_secret for kind in known),
+    )
+
+
+def _container(origin: type, parameters: tuple[Any, ...]) -> Kind:
+    if origin is tuple and Ellipsis not in parameters:
+        kinds = [kind_of(parameter) for parameter in parameters]
+        told = f"a tuple of {' and '.join(map(_told, kinds))}"
+        return Kind(lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), told)
+    if origin is Mapping:
+        items = [kind_of(Prose if parameter is str else parameter) for parameter in parameters]
+        told = f"a mapping of {' to '.join(map(_told, items))}"
+        return Kind(lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), told)
+    if not issubclass(origin, Iterable):
+        return instance(origin)
+    names = kind_of(str) if parameters == (str,) else None
+
+    def admits(value: Any) -> bool:
+        is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
+        return is_one and (names is None or all(map(names.admits, value)))
+
+    return Kind(admits, f"{_a(origin.__name__.lower())} of {_told(names)}")
+
+
+def _told(kind: Kind | None) -> str:
+    return "values" if kind is None else kind.told
+
+
+def _all(kinds: Iterable[Kind | None], values: Iterable[Any]) -> bool:
+    return all(kind is None or kind.admits(value) for kind, value in zip(kinds, values, strict=True))
+
+
+@overload
+def checked(call: C) -> C: ...
+
+
+@overload
+def checked(*, name: str | None = None, own: Iterable[str] = ()) -> Callable[[C], C]: ...
+
+
+def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = ()) -> Any:
+    """Check what a call is given before it does anything: ``InvalidInput`` that names the argument.
+
+    Of a class: of its constructor and of every public method that it defines.
+
+    Args:
+        call: A function, a method, or a class.
+        name: What users call it, if not what it is defined as.
+        own: Names of methods of the class that check by themselves, since they are called for each record.
+
+    >>> @checked
+    ... def wait(timeout: float | None) -> None: ...
+    >>> wait(float("nan"))
+    Traceback (most recent call last):
+    strandline.errors.InvalidInput: wait: timeout is a number of seconds from 0 up to 1000000000 or None, not nan.
+    """
+    if call is None:
+        return functools.partial(checked, name=name, own=own)
+    if not isinstance(call, type):
+        return _checked(call, name or call.__qualname__)
+    for method, found in list(vars(call).items()):
+        if method in own or (method.startswith("_") and method != "__init__"):
+            continue
+        function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+        if inspect.isfunction(function):
+            door = _checked(function, call.__name__ if method == "__init__" else f"{call.__name__}.{method}")
+            setattr(call, method, type(found)(door) if function is not found else door)
+    return call
+
+
+def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    kinds: dict[str, Kind] = {}
+    positional: list[tuple[str, Kind | None]] = []
+    is_known = False
+
+    @functools.wraps(call)
+    def at_the_door(*args: Any, **options: Any) -> Any:
+        nonlocal is_known
+        if not is_known:  # annotations may name what is defined further down, so not before the first call
+            _learn(call, kinds, positional)
+            is_known = True
+        for (parameter, kind), value in zip(positional, args, strict=False):
+            if kind is not None and not kind.admits(value):
+                kind.check(value, f"{name}: {parameter}")
+        for parameter, value in options.items():
+            if (named := kinds.get(parameter)) is not None and not named.admits(value):
+                named.check(value, f"{name}: {parameter}")
+        return call(*args, **options)
+
+    return at_the_door
+
+
+def _learn(call: Callable[..., Any], kinds: dict[str, Kind], positional: list[tuple[str, Kind | None]]) -> None:
+    hints = inspect.get_annotations(inspect.unwrap(call), eval_str=True)
+    found = []
+    for parameter in inspect.signature(call).parameters.values():
+        kind = kind_of(hints[parameter.name]) if parameter.name in hints else None
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if kind is not None and parameter.kind is not parameter.VAR_POSITIONAL:
+            kinds[parameter.name] = kind
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD or parameter.kind is parameter.POSITIONAL_ONLY:
+            found.append((parameter.name, kind))
+    positional[:] = found
 
 
 def shown(value: object) -> str:
-    """The value in a sentence: short, and without signs that a terminal would follow."""
+    """The value in a sentence: short, without signs that a terminal would follow, and without what may be secret."""
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {len(value)}"
+    is_cut = isinstance(value, str | bytes) and len(value) > _SHOWN
+    if isinstance(value, str) and "://" in value:  # addresses may hold credentials
+        value, is_cut = value[: value.index("://") + 3], True
     try:
-        text = repr(value)
-    except ValueError:  # a number of more digits than Python writes
-        return f"one of the kind {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        found = repr(value[:_SHOWN] if isinstance(value, str | bytes) else value)
+    except Exception:  # noqa: BLE001 - a number of more digits than Python writes, or whatever a class does
+        return f"a {type(value).__name__}"
+    found = printable(found)
+    return f"{found[: _SHOWN + 40]}…" if is_cut or len(found) > _SHOWN + 40 else found
 
 
-def _is_writable(text: str) -> bool:
+def _is_writable(value: str) -> bool:
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True

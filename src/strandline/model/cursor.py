@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Annotated, Final, Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import Positive, checked, shown, whole
+
+LARGEST_FINGERPRINT: Final = (1 << 64) - 1
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """Everything below ``next`` has been applied, nothing at or above it has.
@@ -32,15 +36,7 @@ class Cursor:
     log_id: UUID
     next: int
     term: int = 0
-    fingerprint: int | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        if type(self.next) is not int or type(self.term) is not int:
-            raise InvalidInput(f"A cursor has whole numbers, not next={self.next!r}, term={self.term!r}.")
-        if self.next < 0 or self.term < 0:
-            raise InvalidInput(f"A cursor cannot be negative: next={self.next}, term={self.term}.")
-        if self.fingerprint is not None and not 0 <= self.fingerprint <= LARGEST_FINGERPRINT:
-            raise InvalidInput(f"A fingerprint has 64 bits: {self.fingerprint} does not fit.")
+    fingerprint: Annotated[int, whole(0, LARGEST_FINGERPRINT)] | None = field(default=None, compare=False)
 
     def at(self, offset: int) -> Cursor:
         """The same log and term, another position; whose batch that is behind is not known."""
@@ -64,11 +60,8 @@ class Cursor:
             return cls(UUID(log_id), int(offset), int(term), int(rest[0], 16) if rest else None)
         except ValueError as error:
             raise InvalidInput(
-                f"{text!r} is no cursor; expected 'log-id/term/offset', or 'log-id/term/offset/fingerprint'."
+                f"{shown(text)} is no cursor; expected 'log-id/term/offset', or 'log-id/term/offset/fingerprint'."
             ) from error
-
-
-LARGEST_FINGERPRINT: Final = (1 << 64) - 1
 
 
 def batch_fingerprint(*identity: object) -> int:
@@ -112,6 +105,7 @@ class Bounds:
         return self.next - self.first
 
 
+@checked(own=("allows",))
 @dataclass(frozen=True, slots=True)
 class Limit:
     """How much a plan may hold. Batches are never split by a size: at least one is planned if there is one.
@@ -119,16 +113,10 @@ class Limit:
     ``upto`` is an exact end offset, and does clip.
     """
 
-    records: int | None = None
-    bytes: int | None = None
-    batches: int | None = None
+    records: Positive | None = None
+    bytes: Positive | None = None
+    batches: Positive | None = None
     upto: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("records", "bytes", "batches"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidInput(f"A limit of {name}={value} would never make progress; use at least 1.")
 
     def allows(self, *, records: int, size: int, batches: int) -> bool:
         """Whether a plan of this total size is within the limit."""

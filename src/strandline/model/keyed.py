@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import Prose, Signed, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
-KeyVersion: TypeAlias = int
+KeyVersion: TypeAlias = Signed
 """An opaque token: of two versions in one stream the higher is the newer. Nothing else may be read into it."""
 
-Key: TypeAlias = bytes | str
+Key: TypeAlias = bytes | Prose
 """What callers may name a key or a prefix with; text stands for its UTF-8 bytes."""
 
 
@@ -57,6 +58,7 @@ def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:
     return bytes(value)
 
 
+@checked(own=("__init__",))
 @final
 class Prefix:
     """The keys that begin with any of these bytes; overlapping prefixes count once. Hashable and picklable.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import shown, whole_number
+from strandline.model.arguments import shown, whole
 
 DEFAULT_LAG: Final = 64 << 30
 """How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""
@@ -41,7 +41,7 @@ class MaxAge:
     seconds: int
 
     def __post_init__(self) -> None:
-        whole_number(self.seconds, "How many seconds batches are kept", least=1, most=_MOST)
+        whole(1, _MOST).check(self.seconds, "How many seconds batches are kept")
 
     def __str__(self) -> str:
         unit, length = next((unit, _SECONDS[unit]) for unit in "dhms" if self.seconds % _SECONDS[unit] == 0)
@@ -55,7 +55,7 @@ class MaxBytes:
     bytes: int
 
     def __post_init__(self) -> None:
-        whole_number(self.bytes, "Within how many bytes a log is kept", least=1, most=_MOST)
+        whole(1, _MOST).check(self.bytes, "Within how many bytes a log is kept")
 
     def __str__(self) -> str:
         return f"bytes:{self.bytes}"
@@ -139,7 +139,7 @@ class SlotLimits:
 
     def __post_init__(self) -> None:
         for limit in (self.lag_bytes, self.idle_seconds):
-            whole_number(limit, "A limit of slots, in bytes or seconds, where 0 switches it off,")
+            whole().check(limit, "A limit of slots, in bytes or seconds, where 0 switches it off,")
 
 
 NO_LIMITS: Final = SlotLimits()

@@ -11,6 +11,7 @@ import pyarrow as pa
 from strandline.errors import NotReady
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -33,6 +34,7 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
 @bound_to_process(keep=("name", "url"))
+@checked
 class _Face:
     """What both have: a running node, which closing closes."""
 
@@ -75,6 +77,7 @@ class _Face:
 
 
 @final
+@checked
 class Primary(_Face):
     """A log on this machine that replicas follow: what was committed survives the loss of whom its policy allows.
 
@@ -232,6 +235,7 @@ class Primary(_Face):
 
 
 @final
+@checked
 class Replica(_Face):
     """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
 

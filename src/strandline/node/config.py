@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import as_address, refuse_credentials
+from strandline.model.addresses import AddressText, as_address, refuse_credentials
+from strandline.model.arguments import Duration, Port, checked
 from strandline.model.names import check_replica_name
 from strandline.model.retention import FOREVER, Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
@@ -27,6 +27,7 @@ _ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refus
 _HIGHEST_PORT: Final = 65535
 
 
+@checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """Everything that a node has to know. ``InvalidInput``, with what to do, for what cannot work.
@@ -35,11 +36,11 @@ class NodeConfig:
     2
     """
 
-    folder: str
+    folder: AddressText
     """Its own; made if it is not there."""
     name: str
     """Unique among the nodes of the log. It never changes: slots, voters and tokens go by it."""
-    listen: tuple[str, int] = ("127.0.0.1", 0)
+    listen: tuple[str, Port] = ("127.0.0.1", 0)
     """Host and port; port 0 takes a free one."""
     url: str | None = None
     """Where other nodes reach it; by default where it listens."""
@@ -48,7 +49,7 @@ class NodeConfig:
     """When an append counts; all nodes of a log should say the same."""
     lease: str | None = None
     """The store of the lease, which tells who leads: ``s3://bucket/path``, ``file:///folder``."""
-    lease_seconds: float = 15.0
+    lease_seconds: Duration = 15.0
     nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The other nodes of the log, and where each is reached: they are asked before this one takes over."""
     upstream: str | None = None
@@ -57,7 +58,7 @@ class NodeConfig:
     """Whether it becomes the primary by itself when that is gone."""
     create: bool = False
     """Whether it begins a new log if it has none, and nobody ever led one under this lease."""
-    take_over: str | None = None
+    take_over: AddressText | None = None
     """The folder of a write-ahead log with whose records, writers and slots its log begins, if it has none."""
     lead: bool = False
     """Whether it is the primary by configuration, where there is no lease."""
@@ -68,8 +69,8 @@ class NodeConfig:
     By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any at all.
     """
     flow: FlowLimits = NO_FLOW_LIMITS
-    poll_seconds: float = 1.0
-    timeout: float = TIMEOUT
+    poll_seconds: Duration = 1.0
+    timeout: Duration = TIMEOUT
     """How long a call to another node may take."""
     server: ServerSecurity = field(default_factory=ServerSecurity)
     client: ClientSecurity = field(default_factory=ClientSecurity)
@@ -95,9 +96,7 @@ class NodeConfig:
         for name in self.nodes:
             check_replica_name(name)
         parse_policy(self.policy)
-        host, port = self.listen
-        if not 0 <= port <= _HIGHEST_PORT:
-            raise InvalidInput(f"{port} is no port: use 0 for a free one, or up to {_HIGHEST_PORT}.")
+        host = self.listen[0]
         check_listening(host, self.server, insecure=self.insecure)
         if self.url is not None:
             refuse_credentials(self.url, "show tokens or certificates instead (ServerSecurity, ClientSecurity)")
@@ -109,9 +108,6 @@ class NodeConfig:
             Channel(self.url).close()
             if " " in self.url:
                 raise InvalidInput(f"{self.url!r} is no address of a node: it has a space in it.")
-        for what, seconds in (("poll_seconds", self.poll_seconds), ("lease_seconds", self.lease_seconds)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise InvalidInput(f"{what} is {seconds}: use more than 0.")
 
     def _check_role(self) -> None:
         if self.lease is not None and (self.lead or self.upstream is not None):

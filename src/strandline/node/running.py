@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from strandline.errors import NotReady
+from strandline.model.arguments import checked
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
@@ -37,6 +38,7 @@ _LOOK: Final = 0.02
 
 @bound_to_process(keep=("name",))
 @final
+@checked
 class RunningNode:
     """A node that serves, and leads or follows, from when it is made until it is closed.
 

@@ -16,7 +16,6 @@ from strandline.errors import (
     Contended,
     CorruptData,
     Fenced,
-    InvalidInput,
     NotFound,
     NotReady,
     StorageError,
@@ -24,6 +23,7 @@ from strandline.errors import (
 from strandline.formats.snapshot.manifest import decode_snapshot
 from strandline.formats.snapshot.pointer import PointerCodec
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import Duration, Named, Positive, checked
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.json_values import LARGEST
@@ -95,6 +95,7 @@ class Publication:
 
 
 @bound_to_process()
+@checked
 class Artifacts:
     """Published snapshots below a prefix of a store, with one pointer to the newest, which never goes back.
 
@@ -108,15 +109,13 @@ class Artifacts:
         prefix: str = "",
         *,
         grace: float = GRACE,
-        part: int = PART,
-        workers: int = WORKERS,
+        part: Positive = PART,
+        workers: Positive = WORKERS,
         disk: Disk = DISK,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
         """Use ``store``, or the one at an address; nothing is read or written yet."""
-        if part < 1 or workers < 1:
-            raise InvalidInput(f"Parts of {part} bytes by {workers} workers would never be done; use at least 1.")
         self._store = store_at(store)
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._grace = grace
@@ -135,7 +134,7 @@ class Artifacts:
         """What the pointer names now; None if nothing was ever published here."""
         return self._pointer().current
 
-    def lease(self, holder: str, *, seconds: float = 60.0) -> Lease:
+    def lease(self, holder: Named, *, seconds: Duration = 60.0) -> Lease:
         """The lease that exporters to this place share."""
         path = f"{self._prefix}lease.json"
         return Lease(self._store, path, holder, seconds=seconds, clock=self._clock, chance=self._chance)

@@ -20,6 +20,7 @@ from strandline.errors import (
 from strandline.log.contract import READING, SLOTS, Log, require
 from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.slots import SlotState
 from strandline.model.snapshot import Snapshot
@@ -58,6 +59,7 @@ class StoreKind(Protocol[S_co]):
         """Make a store of a sealed folder, in a folder that is absent or empty, and open it."""
 
 
+@checked
 def bootstrap(
     source: Artifacts | Address,
     dest: Address,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Annotated, Any, Final, Literal, TypeVar, overload
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.compat.v1.log import QueueLog
@@ -16,6 +16,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reader import WalReader
 from strandline.log.wal.read.reading import WalReading
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import anything, checked, whole
 from strandline.model.cold import COLD_FOLDER, ColdTier
 from strandline.model.retention import Retention, SlotLimits
 from strandline.model.segments import TopicPartition
@@ -30,7 +31,8 @@ from strandline.tier.read.tiered_log import TieredLog
 from strandline.tier.supported import check_tierable, hot_log
 
 H = TypeVar("H", ObjectLog, WalLog, WalReader)
-Tierable = ObjectLog | WalReading | WriteAheadLog | TieredLog
+_MOST_PARTITIONS: Final = 10_000
+Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]
 """What can be given where a log is meant that has a cold tier, or gets one."""
 
 
@@ -63,6 +65,7 @@ def open_tiered(
 ) -> QueueLog: ...
 
 
+@checked(name="open")
 def open_tiered(
     place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> ObjectLog | TieredLog | QueueLog:
@@ -77,6 +80,7 @@ def open_tiered(
     return tiered(log, events_options=events_options, **known)
 
 
+@checked
 def tiered(
     log: H,
     *,
@@ -105,12 +109,13 @@ def tiered(
     return TieredLog(hot_log(log), cell, reader)
 
 
+@checked
 def attach(
     log: Tierable,
     store: Address | None = None,
     events: Address | None = None,
     *,
-    partitions: int = PARTITIONS,
+    partitions: Annotated[int, whole(1, _MOST_PARTITIONS)] = PARTITIONS,
     name: str = "",
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
@@ -173,6 +178,7 @@ def follow_events(
         yield manager
 
 
+@checked
 @contextlib.contextmanager
 def tiering(
     log: Tierable,

@@ -16,6 +16,7 @@ from strandline.log.wal.recover.verify import Told, Verification
 from strandline.log.wal.write.encode import check_numbers
 from strandline.log.wal.write.groups import Group, WalHandle
 from strandline.model.addresses import Address
+from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import Op, RecordSource, record_batch
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -62,6 +63,7 @@ class LsnHandle:
 
 
 @final
+@checked
 class WriteAheadLog:
     """A durable log of payloads on this machine's disk: an append that returned is never lost, whatever the power does.
 
@@ -140,7 +142,7 @@ class WriteAheadLog:
     # --- appending ---------------------------------------------------------------------------------------------
 
     def append(
-        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> int:
         """Append a payload; returns its lsn when it is durable.
 
@@ -155,7 +157,7 @@ class WriteAheadLog:
         return self.submit(payload, lsn=lsn, term=term, timestamp=timestamp).result()
 
     def submit(
-        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+        self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> LsnHandle:
         """The same without waiting: the handle's ``result()``, or awaiting it, gives the lsn when it is durable."""
         if lsn is None and term is None and timestamp is None:
@@ -177,13 +179,13 @@ class WriteAheadLog:
         return self.append_batch(batch, term=term)
 
     def append_batch(
-        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> range:
         """Append a table of records as one frame, all or none; returns their lsns when they are durable."""
         return self.submit_batch(batch, lsn=lsn, term=term, timestamp=timestamp).lsns()
 
     def submit_batch(
-        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: int | None = None
+        self, batch: RecordSource, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> LsnHandle:
         """The same without waiting; the result is the last lsn."""
         with _following(lsn) as expect:
@@ -201,17 +203,15 @@ class WriteAheadLog:
         """The highest lsn that is durable; 0 before the first."""
         return self.log.bounds().next
 
-    def read_since(self, lsn: int, max_count: int = 1000) -> list[WalRecord]:
+    def read_since(self, lsn: int, max_count: Positive = 1000) -> list[WalRecord]:
         """Up to ``max_count`` records behind this lsn, in order: all that are durable, if there are fewer.
 
         ``CursorExpired`` if what follows is no longer retained, ``Diverged`` for an lsn above :attr:`current`.
         """
-        if max_count < 1:
-            raise InvalidInput(f"At least one record is read at a time, not {max_count}.")
         cursor = Cursor(self.log.log_id, lsn)
         records: list[WalRecord] = []
         try:
-            for span in self.log.plan(cursor, Limit(records=max_count, upto=lsn + max_count)):
+            for span in self.log.plan(cursor, Limit(records=max_count, upto=min(lsn + max_count, LARGEST_NUMBER))):
                 for batch in span.fetch(_READ):
                     records += _records(span.frame.term, batch)
         except NotFound:
@@ -219,7 +219,7 @@ class WriteAheadLog:
             raise
         return records
 
-    def wait(self, past: int, timeout: float) -> bool:
+    def wait(self, past: int, timeout: Timeout) -> bool:
         """Block until an lsn above ``past`` is durable (True) or the time is over (False)."""
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 

@@ -27,6 +27,7 @@ from strandline.log.object.produce.shipper import ship
 from strandline.log.planning import check_fingerprint
 from strandline.log.reading import Waiter, read_between
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.queue import QueueEntry, QueueManifest
@@ -46,12 +47,13 @@ _PAGE: Final = 512
 """How many batches are asked for their sizes at a time."""
 
 
+@checked(name="open")
 def open_queue(
     place: Address | ObjectStore,
     *,
     manifest: str = "ingest/manifest",
     data: str = "ingest",
-    grace: float = GRACE,
+    grace: Duration = GRACE,
     options: Mapping[str, str] | None = None,
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
@@ -70,6 +72,7 @@ def open_queue(
 
 
 @bound_to_process(keep=("url",))
+@checked
 class QueueLog:
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
@@ -84,13 +87,11 @@ class QueueLog:
         manifest: str,
         data: str,
         *,
-        grace: float = GRACE,
+        grace: Duration = GRACE,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
         """Use :func:`open_queue`."""
-        if grace <= 0:
-            raise InvalidInput(f"grace={grace} leaves no time to list what was uploaded; the default is {GRACE} s.")
         self.store = store
         self.clock = clock
         self._waiter = Waiter()
@@ -211,7 +212,7 @@ class QueueLog:
                 sizes[location] = first.size
         return sizes
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
@@ -251,8 +252,6 @@ class QueueLog:
         The same writer and number again is a no-op as long as the batch is listed; once it was acknowledged, it is
         not recognised. Numbers need not be in order. Timestamps are not kept: the batch's ingestion time is now.
         """
-        if number < 0:
-            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
         now = self.clock.now()
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
@@ -356,6 +355,7 @@ class QueueLog:
         return self.collector(remember=False).run(dry_run=dry_run, on_progress=on_progress)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class QueueSlot:
     """The claimed slot of a queue; see :class:`~strandline.log.contract.Slot`. Advancing acknowledges."""

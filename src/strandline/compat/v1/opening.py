@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.errors import InvalidInput
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.model.addresses import Address
+from strandline.model.arguments import checked
 from strandline.storage.store import ObjectStore
 
 
+@checked(name="open")
 def open_any(
     place: Address | ObjectStore,
     *,
@@ -26,9 +27,4 @@ def open_any(
     >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
     Bounds(first=0, next=0)
     """
-    match format:
-        case None:
-            return open_log(place, **settings)
-        case "queue-v1":
-            return open_queue(place, **settings)
-    raise InvalidInput(f"The format is 'queue-v1' or, for an own log, left out; not {format!r}.")
+    return open_log(place, **settings) if format is None else open_queue(place, **settings)

@@ -46,10 +46,6 @@ class V1Queue:
         The format has no room for the holder: each claim is a new one and raises the epoch. Without ``last_acked`` the
         first listed batch is next, whatever its number. A ``last_acked`` ahead of an *empty* queue is taken as it is.
         """
-        if not holder:
-            raise InvalidInput("A consumer needs a name that is unique to it while it runs.")
-        if last_acked is not None and last_acked < 0:
-            raise InvalidInput(f"last_acked={last_acked} is no batch; None starts at the first that is listed.")
         manifest = self._cell.update(lambda found: edits.claim(found, last_acked))
         self._epoch = manifest.epoch
         return edits.first_listed(manifest) if last_acked is None else last_acked + 1

@@ -28,6 +28,7 @@ from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, q
 from strandline.followers.consumer.progress import Progress, Step
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
 from strandline.log.reading import pauses
+from strandline.model.arguments import Duration, Named, Positive, Prose, Signed, checked
 from strandline.model.cursor import Start
 from strandline.model.queue import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -53,6 +54,7 @@ def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
 
 
 @bound_to_process(own=("next_batch",))
+@checked(own=("next_batch",))
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 
@@ -90,11 +92,11 @@ class Consumer:
         slot: str = DEFAULT_SLOT,
         last_acked: int | None = None,
         start: Start = "retained",
-        holder: str | None = None,
-        ack_every: int = 100,
+        holder: Named | None = None,
+        ack_every: Positive = 100,
         on_poison: OnPoison = "raise",
         dead_letter_limit: int = 16,
-        collect_every: float | None = 300.0,
+        collect_every: Duration | None = 300.0,
         format: Format | None = None,  # noqa: A002 - as in open
         manifest: str = "ingest/manifest",
         data: str = "ingest",
@@ -131,13 +133,6 @@ class Consumer:
             InvalidInput: ``last_acked`` is not listed yet, or an option can never work.
             CursorExpired: What comes after ``last_acked`` is gone.
         """
-        if on_poison not in ("raise", "dead-letter"):
-            raise InvalidInput(f"on_poison is 'raise' or 'dead-letter', not {on_poison!r}.")
-        if last_acked is not None and last_acked < 0:
-            raise InvalidInput(f"last_acked={last_acked} is no batch; None starts at the slot's position.")
-        if collect_every is not None and collect_every <= 0:
-            raise InvalidInput(f"collect_every={collect_every} is no time between two rounds; None switches them off.")
-        Progress(0, ack_every=ack_every)  # refuses what it cannot do before anything is claimed
         self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
         """Who holds the slot."""
         self._queue = queue_at(
@@ -271,8 +266,6 @@ class Consumer:
         What becomes of them is the caller's business: those that get lost are handed out again only to a new consumer.
         """
         self._check_open()
-        if max < 0:
-            raise InvalidInput(f"{max} descriptors cannot be handed out.")
         if max == 0:
             return []
         with self._reading:
@@ -287,7 +280,7 @@ class Consumer:
         ``CursorExpired`` if some of them are gone.
         """
         self._check_open()
-        if not 0 <= first <= last:
+        if first > last:
             raise InvalidInput(f"There are no batches from {first} through {last}.")
         return list(self._queue.between(first, last))
 
@@ -301,7 +294,7 @@ class Consumer:
         self._gauges.fetched(descriptor, self._clock.now())
         return batch
 
-    def batches(self, *, parallel: int = 4, ahead: int = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
+    def batches(self, *, parallel: Positive = 4, ahead: Positive = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
         """All batches behind the read cursor, in order, until there are no more; then it can be called again.
 
         Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are not
@@ -309,8 +302,6 @@ class Consumer:
         given again. One such iterator at a time is useful; what another call has handed out meanwhile is left out.
         """
         self._check_open()
-        if parallel < 1 or ahead < 1:
-            raise InvalidInput(f"Reading ahead needs at least 1 reader and 1 byte, not {parallel} and {ahead}.")
         return self._batches(parallel, ahead)
 
     def _batches(self, parallel: int, ahead: int) -> Iterator[ConsumedBatch]:
@@ -364,7 +355,7 @@ class Consumer:
 
     # --- poison ------------------------------------------------------------------------------------------------
 
-    def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
+    def dead_letter(self, descriptor: Descriptor, reason: Prose) -> str:
         """Set aside a batch that cannot be used, durably, and count it as acknowledged in its turn; returns where.
 
         For whoever fetches by descriptors: :meth:`next_batch` and :meth:`batches` do it themselves if the consumer
@@ -384,7 +375,7 @@ class Consumer:
             raise limit from error
         _LOGGER.warning("Batch %d of %s was set aside as %s: %s", descriptor.sequence, self._queue.url, where, error)
 
-    def _set_aside(self, descriptor: Descriptor, reason: str) -> str:
+    def _set_aside(self, descriptor: Descriptor, reason: Prose) -> str:
         with self._state:
             self._progress.check_aside(descriptor)
         if (before := self._gauges.dead_letters) >= self._dead_letter_limit:
@@ -401,7 +392,7 @@ class Consumer:
 
     # --- acknowledging -----------------------------------------------------------------------------------------
 
-    def ack(self, sequence: int) -> None:
+    def ack(self, sequence: Signed) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.
 
         ``OutOfOrderAck`` naming the next one if this is another. If the durable step fails, nothing has changed and
@@ -413,7 +404,7 @@ class Consumer:
                 step = self._progress.ack(sequence)
             self._do(step)
 
-    def ack_through(self, sequence: int) -> None:
+    def ack_through(self, sequence: Signed) -> None:
         """Acknowledge everything through a batch that was handed out; durable when it returns.
 
         ``OutOfOrderAck`` if it was acknowledged already or not handed out yet. ``Fenced`` and storage errors leave

@@ -37,8 +37,6 @@ def queue_at(
     chance: Chance,
 ) -> Queue:
     """The queue at an address, of an opened log, or the given one. Nothing is claimed yet."""
-    if format not in (None, "queue-v1"):
-        raise InvalidInput(f"The format is 'queue-v1' or, for an own log, None; not {format!r}.")
     if isinstance(place, str | PathLike):
         if format is None:
             place = open_log(place, options=options, clock=clock, chance=chance)
@@ -53,6 +51,4 @@ def queue_at(
                 f"nor start={start!r}. Pass last_acked to begin elsewhere."
             )
         return V1Queue(place)
-    if isinstance(place, Queue):
-        return place
-    raise InvalidInput(f"A consumer is opened on an address, an opened log or a queue, not on {place!r}.")
+    return place

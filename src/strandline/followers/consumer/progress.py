@@ -45,8 +45,6 @@ class Progress:
 
     def __init__(self, first: int, *, ack_every: int = 100) -> None:
         """Begin with everything below ``first`` acknowledged; each ``ack_every`` acknowledgements become durable."""
-        if ack_every < 1:
-            raise InvalidInput(f"ack_every={ack_every} is never reached; use at least 1.")
         self.read = first
         """The sequence to be handed out next."""
         self.acknowledged = first

@@ -38,6 +38,7 @@ from strandline.followers.delta.history import (
 from strandline.log.folders import FIRST_BYTES, Kind
 from strandline.log.new_folder import check_new, check_new_in_bucket
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
+from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import remaining, without_key
@@ -69,6 +70,7 @@ def _deltalake() -> Any:
     return deltalake
 
 
+@checked
 class DeltaSink:
     """A Delta table in step with a log: data and cursor are one commit, keyed by offset, so that nothing doubles.
 
@@ -88,13 +90,11 @@ class DeltaSink:
         url: Address,
         *,
         mode: Mode = "latest",
-        name: str = "default",
+        name: Named = "default",
         options: Mapping[str, str] | None = None,
         disk: Disk = DISK,
     ) -> None:
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
-        if mode not in ("latest", "append"):
-            raise InvalidInput(f"A Delta sink's mode is 'latest' or 'append', not {mode!r}.")
         self._url = as_address(url)
         if not is_text(self._url):
             raise InvalidInput(f"{self._url!a} is not UTF-8, and a table's address has to be: name another folder.")

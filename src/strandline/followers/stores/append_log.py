@@ -9,7 +9,7 @@ from typing import Final, final
 
 import pyarrow as pa
 
-from strandline.errors import Fenced, InvalidInput, NotFound, StorageError
+from strandline.errors import Fenced, NotFound, StorageError
 from strandline.followers.stores.append_log_file import (
     ROW_OVERHEAD,
     Fold,
@@ -25,6 +25,7 @@ from strandline.formats.wal.frame import HEADER_SIZE, read_header
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
@@ -47,6 +48,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @bound_to_process()
 @final
+@checked
 class AppendLogStore(KeyedStore):
     """A :class:`~strandline.model.store.Store` that survives: a write is a frame in a file before readers see it.
 
@@ -105,8 +107,6 @@ class AppendLogStore(KeyedStore):
         ``CorruptData``, with file and byte, for any other damage, and ``Fenced`` while someone else has it open: then
         nothing was changed.
         """
-        if compact_after < 0:
-            raise InvalidInput(f"compact_after is a number of bytes, not {compact_after}.")
         folder = as_folder(folder)
         check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)

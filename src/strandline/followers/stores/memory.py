@@ -9,6 +9,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput
 from strandline.followers.stores.state import KeyedStore
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
 from strandline.model.store import Standing
@@ -17,6 +18,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 @bound_to_process()
 @final
+@checked
 class MemoryStore(KeyedStore):
     """Everything that a :class:`~strandline.model.store.Store` promises, but nothing survives the process.
 

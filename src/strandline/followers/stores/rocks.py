@@ -35,6 +35,7 @@ from strandline.followers.stores.state import change_of
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_new
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 @bound_to_process()
 @final
+@checked(own=("__init__",))
 class RocksStore(RuledStore):
     """A :class:`~strandline.model.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 

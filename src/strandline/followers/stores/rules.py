@@ -10,12 +10,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Diverged, InvalidInput, NotReady
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.sink import remaining
 from strandline.model.store import Standing
 
 
+@checked
 class RuledStore(ABC):
     """The exactly-once rule and the resync of a :class:`~strandline.model.store.Store`; one write at a time."""
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
 from strandline.followers.stores.rules import RuledStore
+from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import without_key
@@ -158,6 +159,7 @@ class Copy:
     standing: Standing
 
 
+@checked
 class KeyedStore(RuledStore):
     """A store with its state in memory, all of :class:`~strandline.model.store.Store` but exporting.
 

@@ -13,6 +13,7 @@ from strandline.followers.events import (
 from strandline.followers.watch.exports import Exports
 from strandline.followers.watch.run import WATCHING, Options, Resume, Watch, awaiting, finishing
 from strandline.kv.contract import Reader, Watcher
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update
 from strandline.model.store import Store
@@ -21,6 +22,7 @@ from strandline.storage.clock import CLOCK, Clock
 T = TypeVar("T")
 
 
+@checked
 def watch_applied(
     watcher: Watcher,
     apply: Callable[[Sequence[Any]], object],
@@ -84,6 +86,7 @@ def watch_applied(
         return Watch(watcher, apply, reader, store, options, stop, clock, finish).run(resume)
 
 
+@checked
 async def watch_applied_async(
     watcher: Watcher,
     apply: Callable[[Sequence[Any]], object],

@@ -10,6 +10,7 @@ from typing import Self
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import checked
 from strandline.model.snapshot import Snapshot
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -28,6 +29,7 @@ class ExportRequest:
 
 
 @bound_to_process()
+@checked
 class Exports:
     """Requests for exports, from any thread, to the one watch that is given this object.
 

@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.followers.watch.run import Options, Resume, Watch, finishing
 from strandline.kv.contract import Reader, Watcher
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.store import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -57,6 +58,7 @@ class WatchState:
 
 
 @bound_to_process(close=("close", "halt"))
+@checked
 class Supervisor:
     """Runs :func:`~strandline.followers.watch.api.watch_applied` again and again until it is told to stop.
 

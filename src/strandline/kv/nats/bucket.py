@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
 from strandline.errors import (
@@ -28,6 +28,7 @@ from strandline.kv.nats.connection import (
     refusal,
 )
 from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
+from strandline.model.arguments import Duration, Positive, checked, shown, whole
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_bytes, as_key
 from strandline.model.records import Op
@@ -46,6 +47,7 @@ _PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 
 @bound_to_process()
+@checked
 class NatsKeyValue:
     """A key-value bucket of NATS JetStream that satisfies the whole bucket contract. Safe in threads.
 
@@ -83,12 +85,12 @@ class NatsKeyValue:
         bucket: str,
         *,
         create: bool = False,
-        history: int = 8,
-        ttl: float | None = None,
-        max_bytes: int | None = None,
-        replicas: int = 1,
-        timeout: float = 5.0,
-        prefetch: int = 1024,
+        history: Annotated[int, whole(1, _MOST_HISTORY)] = 8,
+        ttl: Duration | None = None,
+        max_bytes: Positive | None = None,
+        replicas: Positive = 1,
+        timeout: Duration = 5.0,
+        prefetch: Positive = 1024,
         options: Mapping[str, Any] | None = None,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
@@ -105,10 +107,6 @@ class NatsKeyValue:
         """
         if not _BUCKET.fullmatch(bucket):
             raise InvalidInput(f"{bucket!r} cannot name a NATS bucket: use letters, digits, '_' and '-'.")
-        if not 1 <= history <= _MOST_HISTORY:
-            raise InvalidInput(f"A NATS bucket keeps 1 to {_MOST_HISTORY} values for each key, not {history}.")
-        if prefetch < 1:
-            raise InvalidInput(f"A watch that may prefetch {prefetch} changes would never get any; use at least 1.")
         servers = [url] if isinstance(url, str) else list(url)
         link = Link(servers, timeout=timeout, clock=clock, options=options or {})
         try:
@@ -121,7 +119,7 @@ class NatsKeyValue:
             raise
         return made
 
-    def _create(self, *, history: int, ttl: float | None, max_bytes: int | None, replicas: int) -> None:
+    def _create(self, *, history: int, ttl: Duration | None, max_bytes: int | None, replicas: int) -> None:
         config: dict[str, Any] = {
             "name": self._stream,
             "subjects": [f"{self._subjects}>"],
@@ -191,10 +189,10 @@ class NatsKeyValue:
             except Conflict:
                 found = self._last(name)
             if found is not None and found.value is not None:
-                raise AlreadyExists(f"The key {name.decode()!r} is present; use update, or put to replace it.")
+                raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
             # The marker of a removed key: it is replaced if nobody else does so first.
             last = 0 if found is None or found.version is None else found.version
-        raise Contended(f"The key {name.decode()!r} is created and removed again and again; try later.")
+        raise Contended(f"The key {shown(name)} is created and removed again and again; try later.")
 
     def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
         """Set the value if the key is at this version, else ``Conflict``."""
@@ -210,12 +208,12 @@ class NatsKeyValue:
         if found is None or found.value is None or found.version != expected:
             now = "absent" if found is None or found.value is None else f"at version {found.version}"
             raise Conflict(
-                f"The key {key.decode()!r} is {now}, not at version {expected}: read it again. Nothing was changed."
+                f"The key {shown(key)} is {now}, not at version {expected}: read it again. Nothing was changed."
             )
         return self._publish(key, value, {_EXPECTED: str(expected), **headers})
 
     def _publish(self, key: bytes, value: bytes, headers: dict[str, str] | None = None) -> int:
-        what = f"Writing the key {key.decode()!r}"
+        what = f"Writing the key {shown(key)}"
         link, data = self._link, as_bytes(value)
         try:
             answer = link.run(link.request(self._subjects + key.decode(), data, headers), what)
@@ -230,7 +228,7 @@ class NatsKeyValue:
 
     def _last(self, key: bytes) -> Update | None:
         """The last change of a key, be it a value or a marker."""
-        what = f"Reading the key {key.decode()!r}"
+        what = f"Reading the key {shown(key)}"
         # Of the leader and not of any replica, so that what was written is read.
         question = self._link.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subjects + key.decode()})
         answer = self._link.run(question, what)

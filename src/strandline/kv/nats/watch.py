@@ -12,6 +12,7 @@ from strandline.errors import Gap, InvalidInput, NotFound, StrandlineError, Tran
 from strandline.kv.contract import Ended, Listed
 from strandline.kv.nats.connection import Link, StreamState
 from strandline.kv.nats.feed import Feed, Forgotten, Message
+from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Updates
 from strandline.model.records import Op
@@ -71,6 +72,7 @@ class _Chunk:
 
 
 @bound_to_process()
+@checked(own=("__init__",))
 class NatsSubscription:
     """A watch of a NATS bucket.
 
@@ -137,14 +139,12 @@ class NatsSubscription:
 
     # --- taking -------------------------------------------------------------------------------------------------
 
-    def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
+    def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
         """The next changes, at most so many; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
-        if most < 1:
-            raise InvalidInput(f"A watch cannot give at most {most} changes; ask for one or more.")
         try:
             return self._take(most, self._clock.monotonic() + timeout)
         except Forgotten as error:

@@ -35,11 +35,12 @@ from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.shipper import ship
 from strandline.log.object.produce.upload import Lister, ObjectShipper
-from strandline.log.object.slots import Hold, ObjectSlot, SlotKeeper
+from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.planning import entries_after
 from strandline.log.reading import Waiter, read_between
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
@@ -65,6 +66,7 @@ from strandline.storage.urls import local_folder, store_at
 _IDENTITY: Final = "log.json"
 
 
+@checked(name="open")
 def open_log(
     place: Address | ObjectStore,
     *,
@@ -133,6 +135,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
 
 
 @bound_to_process(keep=("log_id", "url"))
+@checked
 class ObjectLog:
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
@@ -253,7 +256,7 @@ class ObjectLog:
         entries = entries_after(since, bounds.first, lambda offset: entries_from(head, offset, self._chunks))
         return plan_spans(self._store, entries, since.next, limit)
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
         return self._waiter.wait(self, past, timeout, self._clock)
 
@@ -281,8 +284,6 @@ class ObjectLog:
         compression: str = "lz4",
     ) -> Handle:
         """Append a batch, whole or not at all; repeating it with the same writer and number is a no-op."""
-        if number < 0:
-            raise InvalidInput(f"A writer's numbers begin at 0, not {number}.")
         codec, batches = Compression.named(compression), conform(batch, now=self._clock.now())
         head = self.head()
         born = head.next_sequence if number == 0 and writer not in head.writers else 0
@@ -355,7 +356,7 @@ class ObjectLog:
         """Remove a slot; what only it needed may be trimmed from now on."""
         self._keeper.drop(name)
 
-    def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
+    def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
         return self._keeper.hold(position, seconds, retained_from=retained_from)
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, InvalidInput, NotFound, SlotInvalid
+from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, SlotInvalid
 from strandline.formats.object.identity import SlotCodec
 from strandline.log import slots as rules
 from strandline.log.object.head.edits import bounds_of, pin_slot, repin_slot, settle_slot, unlist_slot
 from strandline.log.object.head.index import Chunks, entries_from
 from strandline.log.planning import entries_after
-from strandline.model.arguments import is_number, shown
+from strandline.model.arguments import checked, seconds
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, Pin
 from strandline.model.slots import SlotState
@@ -29,7 +29,7 @@ _HOLD: Final = "hold-"
 _RESETS: Final = 8
 """How often a reset begins again because the slot moved meanwhile."""
 
-_LONGEST_HOLD: Final = 100 * 366 * 86400
+HoldSeconds = Annotated[float, seconds(most=100 * 366 * 86400, above=0)]
 """A hold is for one reading; its end has to fit the times of a slot."""
 
 _NOT_LISTED: Final = Pin(0, 0)
@@ -222,11 +222,6 @@ class SlotKeeper:
 
     def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
-        if not is_number(seconds, above=0, most=_LONGEST_HOLD):
-            raise InvalidInput(
-                f"Nothing can be held for {shown(seconds)} seconds: say a number up to {_LONGEST_HOLD:,}, or create a "
-                "slot."
-            )
         name = f"{_HOLD}{self._chance.uuid().hex}"
         self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)
@@ -281,6 +276,7 @@ class SlotKeeper:
         cell.update(self._op(), lambda slot: rules.seen(slot, epoch=epoch, now=self._clock.now()))
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Hold:
     """An expiring slot: what lies at or above its position stays for its time, also if nobody ever comes back.
@@ -312,6 +308,7 @@ class Hold:
         self.release()
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ObjectSlot:
     """A claimed slot of an object log; see :class:`~strandline.log.contract.Slot`."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Self, final
 from uuid import UUID
 
-from strandline.errors import InvalidInput, LogClosed
+from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import Kind
 from strandline.log.new_folder import check_missing, check_new
@@ -30,7 +30,7 @@ from strandline.log.wal.write.groups import Group, Item, WalHandle
 from strandline.log.wal.write.journal import IndexWriter, Journal, Written
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
-from strandline.model.arguments import shown
+from strandline.model.arguments import checked
 from strandline.model.batch import LogBatch
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -49,6 +49,7 @@ PENDING_BYTES: Final = 64 << 20
 
 @bound_to_process(keep=("log_id", "folder", "disk", "clock"))
 @final
+@checked
 class WalLog(WalShowing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
@@ -165,7 +166,6 @@ class WalLog(WalShowing):
         by who commits; it must not raise.
         """
         folder = as_folder(folder)
-        _check_options(roll_bytes, tail_bytes, pending_bytes)
         (check_new if create else check_missing)(folder, Kind.WAL, disk=disk)
         if create:
             make_own_folder(folder, disk=disk)
@@ -344,8 +344,6 @@ class WalLog(WalShowing):
         reads. Slots that break a limit are invalidated first; with ``beyond_slots`` those that need more are, too, and
         it goes on.
         """
-        if type(upto) is not int:
-            raise InvalidInput(f"A log is pruned up to a whole number, not {shown(upto)}; nothing was changed.")
         self.enforce(limits)
         with self._pruning:
             self._slots.check_open()
@@ -442,8 +440,3 @@ class WalLog(WalShowing):
             self._tail.after_fork()
             self._published.after_fork(self._is_elsewhere)
             self._journal.close()
-
-
-def _check_options(*sizes: int) -> None:
-    if min(sizes) < 0:
-        raise InvalidInput("roll_bytes, tail_bytes and pending_bytes are numbers of bytes, not negative.")

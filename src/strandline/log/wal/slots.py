@@ -14,6 +14,7 @@ from strandline.formats.wal.folder import Kept, encode_kept
 from strandline.log import slots as rules
 from strandline.log.retention import invalidate
 from strandline.log.wal.names import KEPT, NEW
+from strandline.model.arguments import checked
 from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.slots import InvalidReason, SlotState
@@ -286,6 +287,7 @@ class WalSlots:
         self._start, self._slots, self._dirty = start, dict(slots), False
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class WalSlot:
     """A claimed slot of a write-ahead log. Satisfies :class:`~strandline.log.contract.Slot`."""

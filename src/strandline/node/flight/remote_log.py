@@ -14,6 +14,8 @@ from strandline.errors import CorruptData, TransientStorageError
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.writers import numbered
+from strandline.model.addresses import AddressText
+from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -31,11 +33,17 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 @bound_to_process()
 @final
+@checked
 class RemoteLog:
     """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads."""
 
     def __init__(
-        self, url: str, *, security: ClientSecurity | None = None, timeout: float = TIMEOUT, clock: Clock = CLOCK
+        self,
+        url: AddressText,
+        *,
+        security: ClientSecurity | None = None,
+        timeout: float = TIMEOUT,
+        clock: Clock = CLOCK,
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``; connects when it is first used."""
         self._channel = Channel(url, security=security, timeout=timeout)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import Fenced, InvalidInput
+from strandline.model.arguments import Secret, checked
 from strandline.node.messages import Caller
 from strandline.storage.disk import DISK, Disk
 
@@ -145,6 +146,7 @@ def is_token(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
     """How a node knows whom it talks to. Certificates and keys are PEM."""
@@ -203,6 +205,7 @@ class ServerSecurity:
         return Grant(identity, self.identities.get(identity, _USUAL))
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
     """How a caller makes itself known, and the node that it calls. Certificates and keys are PEM."""
@@ -211,7 +214,7 @@ class ClientSecurity:
     """Who must have signed the node's certificate; None for whom the system trusts."""
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
+    token: Secret | None = field(default=None, repr=False)
     hostname: str | None = None
     """The name in the node's certificate, if that is not the one in its address."""
     insecure: bool = False

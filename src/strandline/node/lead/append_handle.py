@@ -6,6 +6,7 @@ from typing import final
 
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.write.groups import WalHandle
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.leadership import Gate
@@ -19,6 +20,7 @@ _DOUBT = "the records are durable here and nobody knows whether they survive; ap
 
 
 @final
+@checked
 class CommitHandle:
     """Says what became of an append. The gate is asked when it is durable, here and where the policy wants it."""
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from strandline.errors import InvalidInput
+from strandline.model.arguments import checked
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
     """How many records the slowest healthy replica may be behind; 0 switches it off.
@@ -21,8 +23,8 @@ class FlowLimits:
     longest: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.slow_at < 0 or self.longest < 0 or (self.refuse_at and self.refuse_at < max(1, self.slow_at)):
-            raise InvalidInput("Flow limits are not negative, and writers are slowed before they are refused.")
+        if self.refuse_at and self.refuse_at < self.slow_at:
+            raise InvalidInput("FlowLimits: refuse_at is 0 or not below slow_at; writers are slowed before refused.")
 
     @property
     def is_on(self) -> bool:

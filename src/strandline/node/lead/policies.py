@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from strandline.errors import InvalidInput, NotReady
+from strandline.model.arguments import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,7 @@ def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:
 _SHAPE: Final = re.compile(r"(local|ack_n|quorum|regions)(?:\(([^()]*)\))?")
 
 
+@checked
 def parse_policy(text: str) -> CommitPolicy:
     """The policy that a configuration names; anything else is ``InvalidInput``.
 

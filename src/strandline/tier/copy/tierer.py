@@ -13,11 +13,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from strandline.errors import AlreadyExists, InvalidInput, NotFound, StrandlineError
+from strandline.errors import AlreadyExists, NotFound, StrandlineError
 from strandline.log.contract import Log, Slot
 from strandline.log.planning import behind
+from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, Retention, parse_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
@@ -59,12 +60,13 @@ class Round:
 
 
 @bound_to_process(close=("close", "release"))
+@checked
 class Tierer:
     """Keeps the cold tier of one log in step with it. One thread uses it; of several tierers, one holds the slot."""
 
     def __init__(
         self,
-        log: Log,
+        log: Annotated[Log, anything("a log")],
         registry: Registry,
         store: ObjectStore,
         *,
@@ -73,7 +75,7 @@ class Tierer:
         broker: int = 0,
         slot: str = TIER_SLOT,
         holder: str | None = None,
-        target: int = TARGET_BYTES,
+        target: Annotated[int, whole(1, 1 << 30)] = TARGET_BYTES,
         linger: float = LINGER,
         retention: str | Retention = FOREVER,
         grace: float = GRACE,
@@ -88,10 +90,6 @@ class Tierer:
         names this one tierer, and no other that ever runs; it is made up if it is not given. ``announced`` is told what
         expires before anybody is asked whether he needs it.
         """
-        if not 1 <= target <= 1 << 30:
-            raise InvalidInput(f"Segments of {target} bytes cannot be made: use 1 to {1 << 30}.")
-        if min(linger, grace) < 0:
-            raise InvalidInput("Neither the time that records wait nor the grace of objects can be negative.")
         check_tierable(log)
         self.partition = TopicPartition(name, log.log_id, partition)
         self._log = log

@@ -12,6 +12,7 @@ from strandline.formats.segment.events import metadata_partition
 from strandline.log.topic.common import check_partition
 from strandline.log.topic.contract import Topic
 from strandline.model.addresses import Address, as_address
+from strandline.model.arguments import checked
 from strandline.model.segments import (
     PartitionDelete,
     SegmentEvent,
@@ -48,6 +49,7 @@ _PAUSE: Final = 0.01
 
 
 @bound_to_process()
+@checked
 class MetadataManager:
     """Follows the segment events of the assigned metadata partitions, and answers from all of them or not at all.
 

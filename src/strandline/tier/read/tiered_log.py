@@ -16,10 +16,11 @@ from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineE
 from strandline.log.contract import Handle, Log, Slot
 from strandline.log.heartbeat import Limited, SlotToucher
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.slots import Hold
+from strandline.log.object.slots import Hold, HoldSeconds
 from strandline.log.planning import Gathering, behind
 from strandline.log.reading import read_between
 from strandline.log.slots import position_of
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -58,6 +59,7 @@ class NewcomerSlots(Protocol):
 
 @bound_to_process(keep=("log_id",))
 @final
+@checked
 class TieredLog:
     """A log whose older records are in segments. Satisfies :class:`~strandline.log.contract.Log`; safe in threads.
 
@@ -244,7 +246,7 @@ class TieredLog:
             first = agreed
         return found if found and self._old().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False)."""
         return self._hot.wait(past, timeout)
 
@@ -298,7 +300,7 @@ class TieredLog:
         hot = self._hot
         return self._pin(position, lambda first: hot.reset_slot(name, position, retained_from=first), lambda _: None)
 
-    def hold(self, position: int, seconds: float) -> Hold:
+    def hold(self, position: int, seconds: HoldSeconds) -> Hold:
         """Pin everything from ``position`` on for some time, in whichever tier; raises as creating a slot does."""
         hot = self._hot
         if not isinstance(hot, ObjectLog):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 
 from strandline.log.contract import Receipt
+from strandline.model.arguments import TIMEOUT
 from strandline.storage.fork_check import Origin, call_in_child
 
 
@@ -25,6 +26,12 @@ class Outcome(Future[Receipt]):
         self.set_running_or_notify_cancel()
         self._origin = Origin("The producer of these records", advice="the parent is told what became of them")
         call_in_child(self, Outcome._after_fork)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until it is known, or raise why nothing was appended."""
+        if timeout is not None:
+            TIMEOUT.check(timeout, "result: timeout")
+        return super().result(timeout)
 
     def _after_fork(self) -> None:
         # Another thread may have held the lock, and those who are to be called are the parent's.

@@ -30,6 +30,7 @@ from strandline.log.object.produce.rows import (
 )
 from strandline.log.object.produce.shipper import Shipper
 from strandline.log.object.produce.workers import Bell
+from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
 from strandline.storage.clock import Clock
@@ -53,6 +54,7 @@ _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 
 @bound_to_process(own=("append", "produce"))
+@checked(own=("append", "produce"))
 class Producer:
     """Appends records. A handle that resolves means: durable, and listed in the log, once.
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
 from strandline.log.object.produce.shipper import RANGE_BYTES
+from strandline.model.arguments import shown
 from strandline.model.head import MetadataRanges
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 
@@ -267,7 +268,7 @@ def header_bytes(headers: Headers) -> int:
 def check_timestamp(timestamp: int) -> None:
     """Refuse what is no time in microseconds."""
     if type(timestamp) is not int or not -_MAX_TIME <= timestamp <= _MAX_TIME:
-        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {timestamp!r}.")
+        raise InvalidInput(f"A timestamp is a whole number of microseconds since 1970, not {shown(timestamp)}.")
 
 
 def check_opaque(batches: list[pa.RecordBatch]) -> None:
@@ -282,7 +283,7 @@ def check_opaque(batches: list[pa.RecordBatch]) -> None:
 def check_rare(op: int, headers: Headers | None) -> Headers | None:
     """Refuse an operation or headers that no record has; returns headers that the caller cannot change any more."""
     if op not in (Op.PUT, Op.DELETE, Op.PURGE):
-        raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {op!r}.")
+        raise InvalidInput(f"Operations are {Op.PUT:d}, {Op.DELETE:d} and {Op.PURGE:d}, not {shown(op)}.")
     if not headers:
         return None
     try:

@@ -16,6 +16,7 @@ from strandline.log.wal.read.tail import Held
 from strandline.log.wal.read.watermark import View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.slots import SlotState
 from strandline.storage.clock import CLOCK, Clock, boot_id
@@ -28,6 +29,7 @@ _LOOKS: Final = 8
 
 @bound_to_process(keep=("log_id", "folder", "disk"))
 @final
+@checked
 class WalReader(WalReading):
     """A log as other processes on the machine see it: up to the mark that its writer publishes after each sync.
 
@@ -79,7 +81,7 @@ class WalReader(WalReading):
     def _frames(self, since: int, end: int) -> Iterator[Held]:
         return map(Held, self._catalog.frames(since, end))
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until something past the cursor is durable (True) or the time is over (False), looking now and then."""
         return self._waiter.wait(self, past, timeout, self._clock)
 

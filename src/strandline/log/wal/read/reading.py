@@ -18,6 +18,7 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import WalSpan
 from strandline.log.wal.read.tail import Held
 from strandline.log.wal.read.watermark import View
+from strandline.model.arguments import Signed, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
@@ -27,6 +28,7 @@ from strandline.storage.disk import Disk
 R = TypeVar("R")
 
 
+@checked
 class WalReading(ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
 
@@ -129,7 +131,7 @@ class WalReading(ABC):
 
     # --- terms -------------------------------------------------------------------------------------------------
 
-    def term_at(self, offset: int) -> int | None:
+    def term_at(self, offset: Signed) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
 
         That of the last one before the log's start is known, too, unless it is of term 0.

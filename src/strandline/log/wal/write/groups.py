@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from strandline.formats.arrow.block import Parts
 from strandline.log.contract import Receipt
+from strandline.model.arguments import TIMEOUT
 from strandline.model.head import WriterId
 from strandline.storage.fork_check import call_in_child
 
@@ -131,6 +132,8 @@ class Group:
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until it is durable, or raise why it is not; ``TimeoutError`` if neither yet."""
+        if timeout is not None:
+            TIMEOUT.check(timeout, "result: timeout")
         if not self.done:
             if self.source.pump is not None:
                 self.source.pump()

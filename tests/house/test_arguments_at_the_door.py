@@ -1,0 +1,383 @@
+"""Every public call with hostile arguments: refused in one sentence that names the argument, or accepted as documented.
+
+Calls are found by inspection, so that a new one is tried as soon as it is public. What is written down here is how one
+gets an instance of each public class, and what a valid argument of each annotation looks like: a public class, or an
+annotation, that is not in these tables fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline import compat, kv, node, snapshots, tier
+from strandline import log as logs
+from strandline.compat.v1.log import open_queue
+from strandline.errors import InvalidInput, StrandlineError
+from strandline.followers.run import follow
+from strandline.kv.memory import MemorySubscription
+from strandline.log.object.log import open_log
+from strandline.log.object.slots import Hold, ObjectSlot
+from strandline.log.topic.memory import MemoryTopic
+from strandline.model.arguments import LONGEST, shown
+from strandline.model.segments import TopicPartition
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.disk import DISK
+from strandline.storage.urls import open_store
+
+LONG = "\x1b[31m\n" * 1000
+HOSTILE: list[Any] = [
+    None, True, "", "x", "\ud800", -1, 0, 1.5, 2**63, 2**64, -(2**200), math.nan, math.inf, -math.inf,
+    b"", b"\0", [], [None], {}, {"a": None}, (), object(), LONG, lambda *_: None, int,
+]  # fmt: skip
+SECONDS_LIMIT = 60
+"""So long may all calls of one class take together; a hang is noticed then."""
+
+PUBLIC = {name: getattr(room, name) for room in (sl, compat, kv, logs, node, snapshots, tier) for name in room.__all__}
+GIVEN = {"Receipt", "Bounds", "Snapshot", "Update", "Op", "WriterId"}
+"""Public names of what the package gives, which nobody makes."""
+
+SERVERS = {"Primary", "Replica", "RunningNode", "NatsKeyValue", "RemoteLog", "MetadataManager", "Tierer", "Supervisor"}
+"""What talks to servers or starts threads: tried only with what is refused before anything of that happens."""
+
+CHECKS_ITSELF = {
+    "Limit.allows",
+    "Prefix",
+    "Producer.append",
+    "Producer.produce",
+    "WriteAheadLog.append_many",
+    "Tierer(log)",
+    "attach(log)",
+    "tiered(log)",
+    "tiering(log)",
+}
+"""What refuses by sentences of its own: it is called for each record, or says more than a signature can."""
+
+
+class Place:
+    """A log with two records, and whatever else arguments can be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.number = 0
+        self.log = sl.open("memory://" + uuid.uuid4().hex, create=True)
+        with self.log.producer() as producer:
+            producer.produce([b"1", b"2"]).result(30)
+        self.cursor = self.log.start()
+        self.table = pa.table({"key": [b"k"], "value": [b"v"]})
+
+    def fresh(self) -> Path:
+        self.number += 1
+        return self.folder / str(self.number)
+
+    def instance(self, name: str) -> Any:
+        """An instance of a public class; one that was never opened, of what talks to servers."""
+        if name in SERVERS:
+            return object.__new__(PUBLIC[name])
+        return instances(self)[name]()
+
+
+def instances(place: Place) -> dict[str, Callable[[], Any]]:
+    """How one gets an instance of each public class."""
+    return {
+        "AppendLogStore": lambda: sl.AppendLogStore.open(place.fresh()),
+        "Artifacts": lambda: snapshots.Artifacts(f"memory://{uuid.uuid4().hex}"),
+        "Batching": sl.Batching,
+        "ClientSecurity": node.ClientSecurity,
+        "Consumer": lambda: sl.Consumer(place.log, collect_every=None),
+        "Cursor": lambda: place.cursor,
+        "DeltaSink": lambda: sl.DeltaSink(place.fresh()),
+        "Exports": sl.Exports,
+        "FlowLimits": node.FlowLimits,
+        "Hold": lambda: place.log.hold(0, 60),
+        "Limit": logs.Limit,
+        "LogKeyValue": lambda: kv.LogKeyValue(place.log),
+        "MemoryKeyValue": kv.MemoryKeyValue,
+        "MemoryLog": logs.MemoryLog,
+        "MemoryStore": sl.MemoryStore,
+        "MemorySubscription": lambda: kv.MemoryKeyValue().watch(),
+        "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),
+        "ObjectLog": lambda: place.log,
+        "ObjectSlot": lambda: claimed(place.log),
+        "Prefix": lambda: kv.EVERYTHING,
+        "Producer": place.log.producer,
+        "QueueLog": lambda: sl.open(f"memory://{uuid.uuid4().hex}", format="queue-v1"),
+        "RocksStore": lambda: sl.RocksStore.open(place.fresh()),
+        "ServerSecurity": node.ServerSecurity,
+        "TieredLog": lambda: with_cold_tier(place),
+        "WalReader": lambda: logs.WalReader(written(place).log.folder),
+        "WriteAheadLog": lambda: written(place),
+    }
+
+
+FUNCTIONS = {"follow": follow, "open of a log": open_log, "open of a queue": open_queue}
+"""Functions that are not found under their own names: a room is called the same, or another takes their settings."""
+FURTHER: dict[str, type] = {"Hold": Hold, "ObjectSlot": ObjectSlot, "MemorySubscription": MemorySubscription}
+"""What public calls give, and is called in turn."""
+
+
+def claimed(log: Any) -> Any:
+    if "door" not in {state.name for state in log.slots()}:
+        log.create_slot("door", 0)
+    return log.claim_slot("door", "me")
+
+
+def with_cold_tier(place: Place) -> Any:
+    with contextlib.suppress(StrandlineError):
+        tier.attach(place.log, f"memory://{uuid.uuid4().hex}")
+    return tier.tiered(place.log)
+
+
+def written(place: Place) -> Any:
+    wal = compat.WriteAheadLog.open(place.fresh(), background=False)
+    wal.append(b"1")
+    return wal
+
+
+def stopped() -> threading.Event:
+    stop = threading.Event()
+    stop.set()
+    return stop
+
+
+def examples(place: Place) -> dict[str, Callable[[], Any]]:
+    """What can be given where a parameter is annotated so."""
+    return {
+        "Address": lambda: str(place.fresh()),
+        "Cursor": lambda: place.cursor,
+        "Disk": lambda: DISK,
+        "Clock": lambda: CLOCK,
+        "Chance": lambda: CHANCE,
+        "Key": lambda: b"k",
+        "Limit": logs.Limit,
+        "Annotated": lambda: place.log,
+        "Log": lambda: place.log,
+        "ObjectStore": lambda: open_store("memory://"),
+        "Prefix": lambda: kv.EVERYTHING,
+        "RecordSource": lambda: place.table,
+        "Scope": lambda: kv.EVERYTHING,
+        "Sink": sl.MemoryStore,
+        "Start": lambda: "retained",
+        "Store": sl.MemoryStore,
+        "UUID": lambda: place.log.log_id,
+        "Watcher": kv.MemoryKeyValue,
+        "WriterId": uuid.uuid4,
+        "bool": lambda: False,
+        "bytes": lambda: b"v",
+        "int": lambda: 0,
+        "Positive": lambda: 1,
+        "Signed": lambda: 0,
+        "Timeout": lambda: 0.0,
+        "Duration": lambda: 1.0,
+        "HoldSeconds": lambda: 1.0,
+        "float": lambda: 0.0,
+        "str": lambda: "a",
+        "Named": lambda: "a",
+        "Prose": lambda: "a",
+        "AddressText": lambda: str(place.fresh()),
+        "Callable": lambda: lambda *_: None,
+        "Mapping": dict,
+        "Sequence": list,
+        "Iterable": list,
+        "tuple": lambda: ("127.0.0.1", 0),
+        "pa.Table": lambda: place.table,
+        "Tierable": lambda: place.log,
+        "H": lambda: place.log,
+        "Place": lambda: place.log,
+        "StoreKind": lambda: sl.AppendLogStore,
+        "Artifacts": lambda: snapshots.Artifacts("memory://"),
+        "Descriptor": lambda: sl.Consumer(place.log, slot="seen", collect_every=None).next_descriptors(1)[0],
+        "Exportable": sl.MemoryStore,
+        "pa.Array": lambda: pa.array([b"k"]),
+        "KeyVersion": lambda: 0,
+        "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),
+        "Registry": lambda: object.__new__(tier.MetadataManager),
+        "RunningNode": lambda: object.__new__(node.RunningNode),
+        "Topic": lambda: MemoryTopic(1),
+        "TopicPartition": lambda: TopicPartition("a", place.log.log_id, 0),
+        "StopEvent": stopped,
+        "threading.Event": stopped,
+    }
+
+
+NEVER_SEEN = object()
+ENDS = {"stop", "until"}
+"""Arguments that let a call end which would go on for ever: given unless they are what is tried."""
+BLOCKS = {*ENDS, "timeout", "pause"}
+"""Arguments by which a call may last: tried only with what is refused."""
+
+
+def valid(parameter: inspect.Parameter, place: Place) -> Any:
+    known = examples(place)
+    for part in re.split(r" \| (?![^\[]*\])", str(parameter.annotation)):
+        if (make := known.get(part.partition("[")[0])) is not None:
+            return make()
+    return NEVER_SEEN
+
+
+def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer for each kind of value
+    """Whether a signature says that such a value may be given, going by its text alone."""
+    names = set(re.findall(r"[A-Za-z_.]+", annotation))
+    texts = {"str", "Address", "AddressText", "Place", "Start", "Named", "Prose", "Secret", "Key", "Resume", "Literal"}
+    times = {"float", "Timeout", "Duration", "HoldSeconds"}
+    numbers = {*times, "int", "Start", "Positive", "Signed", "KeyVersion", "Port"}
+    if names & {"Any", "object"} and "Mapping" not in names and "Callable" not in names:
+        return True
+    match value:
+        case None:
+            return "None" in names or "Resume" in names
+        case bool():
+            return "bool" in names
+        case str():
+            is_text = bool(names & texts) and "Literal" not in names and value != "\ud800"
+            return is_text and (len(value) < 4096 or bool(names & {"Prose", "Key"}))
+        case int() | float():
+            is_whole = isinstance(value, int) or bool(names & times)
+            least = -LONGEST if names & {"Signed", "Timeout", "KeyVersion"} else 0
+            most = 2**64 - 1 if "LARGEST_FINGERPRINT" in names else 2**63 - 1 if isinstance(value, int) else LONGEST
+            return bool(names & numbers) and is_whole and least <= value <= most
+        case bytes():
+            return bool(names & {"bytes", "Key"})
+        case list():
+            return bool(names & {"Sequence", "Iterable", "list"}) and (value == [] or "str" not in names)
+        case dict():
+            return "Iterable" in names or ("Mapping" in names and (value == {} or "Any" in names))
+        case tuple():
+            return bool(names & {"Sequence", "Iterable"})
+        case type():
+            return bool(names & {"Callable", "Told", "type"})
+    return callable(value) and bool(names & {"Callable", "Told"})
+
+
+def doors() -> Iterator[tuple[str, str, str]]:
+    """Every public call: the class that it belongs to (or itself), its name, and its method's name (or "")."""
+    for name, thing in PUBLIC.items():
+        if inspect.isfunction(thing):
+            yield name, name, ""
+        elif inspect.isclass(thing) and name not in GIVEN and not getattr(thing, "_is_protocol", False):
+            yield from methods(name, thing)
+    for name in FUNCTIONS:
+        yield name, name, ""
+    for name, thing in FURTHER.items():
+        yield from methods(name, thing)
+
+
+def methods(name: str, thing: type) -> Iterator[tuple[str, str, str]]:
+    if name in PUBLIC and not (inspect.getdoc(thing.__init__) or "").startswith("Use :"):
+        yield name, name, "__init__"
+    for method in dir(thing):
+        found = inspect.getattr_static(thing, method)
+        if not method.startswith("_") and inspect.isfunction(getattr(found, "__func__", found)):
+            yield name, f"{name}.{method}", method
+
+
+DOORS: dict[str, list[tuple[str, str]]] = {}
+for _owner, _call, _method in doors():
+    DOORS.setdefault(_owner, []).append((_call, _method))
+
+
+def how_to_call(owner: str, call: str, method: str, place: Place) -> Callable[..., Any]:
+    if not method:
+        return FUNCTIONS.get(call) or PUBLIC[call]
+    kind = FURTHER.get(owner) or PUBLIC[owner]
+    if method == "__init__":
+        return kind
+    found = inspect.getattr_static(kind, method)
+    return getattr(kind if isinstance(found, classmethod | staticmethod) else place.instance(owner), method)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one for one in inspect.signature(function).parameters.values() if one.kind in named]
+
+
+def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> BaseException | None:
+    try:
+        given = function(**arguments)
+        if inspect.iscoroutine(given):
+            asyncio.run(asyncio.wait_for(given, 0.01))
+        elif isinstance(given, Iterator):
+            next(given, None)
+        elif hasattr(given, "close") and not isinstance(given, logs.ObjectLog):
+            given.close()
+    except BaseException as error:  # noqa: BLE001 - which one it is, is the question
+        return error
+    return None
+
+
+def fault(  # noqa: PLR0911 - one answer for each case
+    call: str, parameter: inspect.Parameter, value: Any, error: BaseException | None
+) -> str | None:
+    """What is wrong with how a call took an argument; None if nothing is."""
+    what = f"{call}({parameter.name}={shown(value)})"
+    checks_itself = bool({call, f"{call}({parameter.name})"} & CHECKS_ITSELF)
+    if checks_itself and isinstance(error, TypeError) and "is not iterable" in str(error):
+        return None
+    if admits(str(parameter.annotation), value):
+        if error is None or isinstance(error, TimeoutError):
+            return None
+        if not isinstance(error, StrandlineError):
+            return f"{what}: {type(error).__name__}: {str(error)[:120]!r}"
+    elif error is None:
+        return None if checks_itself else f"{what} was accepted, and is no {parameter.annotation}"
+    elif not isinstance(error, InvalidInput) or (not checks_itself and f": {parameter.name} is " not in str(error)):
+        return f"{what}: {type(error).__name__}: {str(error)[:200]!r}"
+    sentence = str(error)
+    if not sentence.isprintable() or not sentence.endswith(".") or len(sentence) > 600:
+        return f"{what} is refused by what is no sentence: {sentence[:200]!r} ({len(sentence)} characters)"
+    return None
+
+
+def try_all(owner: str, place: Place, found: list[str]) -> None:
+    try:
+        for call, method in DOORS[owner]:
+            found += tried(owner, call, method, place)
+    except BaseException as error:  # noqa: BLE001 - this is a thread's end
+        found.append(f"{owner}: {error!r}")
+
+
+def tried(owner: str, call: str, method: str, place: Place) -> Iterator[str]:
+    function = how_to_call(owner, call, method, place)
+    parameters = parameters_of(function)
+    for parameter in parameters:
+        for value in HOSTILE:
+            if (owner in SERVERS or parameter.name in BLOCKS) and admits(str(parameter.annotation), value):
+                continue
+            arguments = {
+                other.name: valid(other, place)
+                for other in parameters
+                if (other.default is other.empty or other.name in ENDS) and other is not parameter
+            }
+            if missing := [name for name, given in arguments.items() if given is NEVER_SEEN]:
+                yield (f"{call}: say in examples() what {missing} can be")
+                continue
+            error = outcome(function, arguments | {parameter.name: value})
+            if trouble := fault(call, parameter, value, error):
+                yield trouble
+
+
+@pytest.mark.parametrize("owner", DOORS)
+def test_a_hostile_argument_is_refused_at_the_door_or_accepted_as_documented(
+    owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Place(tmp_path)
+    found: list[str] = []
+    worker = threading.Thread(target=try_all, args=(owner, place, found), daemon=True)
+    worker.start()
+    worker.join(SECONDS_LIMIT)
+    assert not worker.is_alive(), f"a call of {owner} hangs"
+    assert not found, "\n".join(found)
+    assert [value for batch in place.log.read() for value in batch["value"].to_pylist()][:2] == [b"1", b"2"]
