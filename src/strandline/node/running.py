@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, final
 
 from strandline.errors import NotReady
-from strandline.model.arguments import checked
+from strandline.model.arguments import Timeout, checked
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
@@ -187,7 +187,7 @@ class RunningNode:
         known = self._node.home.state.trouble
         return None if known is None else known.reason
 
-    def wait_until(self, is_so: Callable[[], bool], timeout: float) -> bool:
+    def wait_until(self, is_so: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until something is so (True), or the time is over, or the node has failed or is closed (False)."""
         deadline = self.clock.monotonic() + timeout
         while not is_so():

@@ -54,7 +54,7 @@ def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
 
 
 @bound_to_process(own=("next_batch",))
-@checked(own=("next_batch",))
+@checked
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 

@@ -6,7 +6,7 @@ from typing import final
 
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.write.groups import WalHandle
-from strandline.model.arguments import checked
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.leadership import Gate
@@ -58,7 +58,7 @@ class CommitHandle:
         is_decided = isinstance(self._policy, Local) or not self._gate.is_open
         return is_decided or self._commits.reached(self._policy) >= self._upto()
 
-    def result(self, timeout: float) -> Commit:
+    def result(self, timeout: Timeout) -> Commit:
         """Block until it is durable here, and until the policy is satisfied or the time is over."""
         outcome: Outcome = NotRequired()
         if not isinstance(self._policy, Local):

@@ -12,7 +12,7 @@ from strandline.formats.segment.events import metadata_partition
 from strandline.log.topic.common import check_partition
 from strandline.log.topic.contract import Topic
 from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import checked
+from strandline.model.arguments import Timeout, checked
 from strandline.model.segments import (
     PartitionDelete,
     SegmentEvent,
@@ -182,7 +182,7 @@ class MetadataManager:
         return self._state.ask(self.metadata_partition(partition), question)
 
     def current(
-        self, partition: TopicPartition, question: Callable[[SegmentCache], T], *, timeout: float = PATIENCE
+        self, partition: TopicPartition, question: Callable[[SegmentCache], T], *, timeout: Timeout = PATIENCE
     ) -> T:
         """The answer from everything that was published before this call.
 
