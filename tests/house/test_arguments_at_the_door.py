@@ -33,6 +33,7 @@ from strandline.log.object.slots import Hold, ObjectSlot
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.arguments import LONGEST, shown
 from strandline.model.segments import TopicPartition
+from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 from strandline.storage.urls import open_store
@@ -381,3 +382,33 @@ def test_a_hostile_argument_is_refused_at_the_door_or_accepted_as_documented(
     assert not worker.is_alive(), f"a call of {owner} hangs"
     assert not found, "\n".join(found)
     assert [value for batch in place.log.read() for value in batch["value"].to_pylist()][:2] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("option", _KNOWN)
+def test_an_option_of_the_data_source_is_refused_in_one_sentence_or_meant(option: str) -> None:
+    for value in ("", "x", "-1", "1e9", "nan", "inf", str(2**63), "9" * 5000, "\ud800", LONG):
+        error = outcome(lambda: parse_options({"path": "file:///orders", option: value}), {})  # noqa: B023 - called at once
+        assert error is None or isinstance(error, InvalidInput)
+        assert error is not None or (option == "path" and len(value) < 100) or (option, value) == ("logFormat", "")
+        assert str(error).isprintable()
+        assert len(str(error)) < 600
+
+
+@pytest.mark.parametrize("timeout", ["x", math.nan, math.inf, True], ids=repr)
+def test_the_time_to_wait_for_a_handle_is_checked_before_it_is_waited(timeout: Any, tmp_path: Path) -> None:
+    producer = sl.open("memory://" + uuid.uuid4().hex, create=True).producer(linger=60)
+    with producer, pytest.raises(InvalidInput, match="timeout is a number of seconds"):
+        producer.append(value=b"1").result(timeout)
+    with compat.WriteAheadLog.open(tmp_path / "log") as wal, pytest.raises(InvalidInput, match="timeout is a number"):
+        wal.submit(b"1").result(timeout)
+
+
+def test_what_may_be_secret_is_not_repeated() -> None:
+    for call in (
+        lambda: node.ClientSecurity(token="hidden\ud800"),
+        lambda: sl.open("s3://key:hidden@bucket/\ud800"),
+        lambda: sl.open("memory://x", options={"aws_secret_access_key": "hidden", "region": None}),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            call()
+        assert "hidden" not in str(refused.value)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from strandline.errors import InvalidInput
+from strandline.model.addresses import as_address
+from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit
 from strandline.model.retention import parse_seconds
 
@@ -33,6 +36,7 @@ _KNOWN: Final = (
 )
 
 QUEUE_V1: Final = "queue-v1"
+_DIGITS: Final = len(str(LARGEST_NUMBER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +83,9 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     for name in given:
         if name not in known and not name.startswith(STORAGE_PREFIX):
             raise InvalidInput(_unknown(name, known))
-    url = given.get("path", "")
-    if not url:
+    if not given.get("path"):
         raise InvalidInput("The source 'strandline' needs the log's address: .load('s3://bucket/log').")
+    url = as_address(given["path"])
     if url.startswith("memory:"):
         raise InvalidInput(
             f"{url} lives in one process's memory, and Spark reads in others: use a file:// or bucket address."
@@ -113,13 +117,12 @@ def _hold(given: Mapping[str, str]) -> int | None:
         raise InvalidInput(
             "hold is for own logs: a queue has one slot, its consumer's, and only that keeps its batches."
         )
-    plain = text.strip()
-    try:
-        seconds = int(plain) if plain.isdecimal() else parse_seconds(plain)
-    except InvalidInput:
-        seconds = 0
-    if seconds < 1:
-        raise InvalidInput(f"hold is a time of at least a second, such as 900, '15m' or '1h', not {text!r}.")
+    seconds = _whole(text)
+    if seconds is None:
+        with contextlib.suppress(InvalidInput):
+            seconds = parse_seconds(text.strip())
+    if not seconds:
+        raise InvalidInput(f"hold is a time of at least a second, such as 900, '15m' or '1h', not {shown(text)}.")
     return seconds
 
 
@@ -132,13 +135,13 @@ def _queue(given: Mapping[str, str]) -> QueuePaths | None:
             return None
         case "queue-v1":
             return QueuePaths(**paths)
-    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an own log, left out; not {given['logformat']!r}.")
+    raise InvalidInput(f"logFormat is '{QUEUE_V1}' or, for an own log, left out; not {shown(given['logformat'])}.")
 
 
 def _unknown(name: str, known: Mapping[str, str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {known[near[0]]!r}?" if near else f"it has {', '.join(_KNOWN)} and {STORAGE_PREFIX}*."
-    return f"The source has no option {name!r}; {hint}"
+    return f"The source has no option {shown(name)}; {hint}"
 
 
 def _position(given: Mapping[str, str], name: str, default: Position) -> Position:
@@ -153,14 +156,14 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
             return 0  # if that was trimmed it is refused
         case "latest":
             return "latest"
-    if text.isdecimal():
-        return int(text)
+    if (offset := _whole(text)) is not None:
+        return offset
     try:
         return Cursor.parse(text)
     except InvalidInput as error:
         raise InvalidInput(
             f"{name} is 'earliest' (what is retained), 'beginning' (the very first record), 'latest', an offset or a "
-            f"cursor ('log-id/term/offset'), not {text!r}."
+            f"cursor ('log-id/term/offset'), not {shown(text)}."
         ) from error
 
 
@@ -168,9 +171,16 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name.lower())
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidInput(f"{name} is a whole number of at least 1, not {text!r}.")
-    return int(text)
+    if not (number := _whole(text)):
+        raise InvalidInput(f"{name} is a whole number of at least 1, not {shown(text)}.")
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """The number that a text writes, if a log counts so far."""
+    plain = text.strip()
+    number = int(plain) if plain.isdecimal() and len(plain) <= _DIGITS else -1
+    return number if 0 <= number <= LARGEST_NUMBER else None
 
 
 def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -182,4 +192,4 @@ def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
             return True
         case "false":
             return False
-    raise InvalidInput(f"{name} is 'true' or 'false', not {text!r}.")
+    raise InvalidInput(f"{name} is 'true' or 'false', not {shown(text)}.")

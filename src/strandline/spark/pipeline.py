@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput
 from strandline.followers.committer import Committer, begin
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object import ObjectLog
+from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import Sink, without_key
@@ -37,8 +38,9 @@ _STOP_SECONDS: Final = 120.0
 _TRIGGER: Final = {"processingTime": "1 second"}
 
 
+@checked(name="spark.follow")
 def follow(
-    spark: SparkSession,
+    spark: Annotated[SparkSession, anything("a SparkSession")],
     log: ObjectLog | TieredLog | str,
     sink: Sink,
     *,
@@ -158,6 +160,7 @@ class Following:
         """How far the sink has got, by its own word."""
         return self._batches.stored()
 
+    @checked
     def await_termination(self, timeout: float | None = None) -> bool:
         """Block until the pipeline has ended (True) or the seconds are over (False); raise what ended it."""
         try:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
@@ -19,6 +19,7 @@ from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, S
 from strandline.log.object import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.planning import known_columns
+from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import patiently
@@ -45,8 +46,9 @@ _STRICT: Final = {
 }
 
 
+@checked(name="spark.read")
 def read(
-    spark: SparkSession,
+    spark: Annotated[SparkSession, anything("a SparkSession")],
     log: ObjectLog | TieredLog | str,
     *,
     since: Start | None = None,

@@ -13,6 +13,7 @@ from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.addresses import Address
+from strandline.model.arguments import shown
 from strandline.model.cursor import Start
 from strandline.storage.clock import Chance, Clock
 
@@ -51,4 +52,6 @@ def queue_at(
                 f"nor start={start!r}. Pass last_acked to begin elsewhere."
             )
         return V1Queue(place)
+    if not isinstance(place, Queue):
+        raise InvalidInput(f"Consumer: place is an address, an opened log or a queue, not {shown(place)}.")
     return place
