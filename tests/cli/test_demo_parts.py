@@ -317,7 +317,7 @@ Caused by: java.io.IOException: No space left on device
     [
         (JAVA, "Caused by: java.io.IOException: No space left on device."),
         ("Traceback (most recent call last):\n  File 'x'\nValueError: wrong\n", "ValueError: wrong."),
-        ("Traceback\nstrandline.model.errors.Gap: There is a gap.\n\tat a.b(c)\n", "There is a gap."),
+        ("Traceback\nstrandline.errors.Gap: There is a gap.\n\tat a.b(c)\n", "There is a gap."),
         ("one\ntwo\n", "two."),
         ("", "it printed nothing."),
     ],

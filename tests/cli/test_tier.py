@@ -170,7 +170,9 @@ def test_wrong_options_are_wrong_usage(run: Run, cold: sl.log.ObjectLog) -> None
     assert run("tier", "run", cold.url, "--retention", "sometimes").exit_code == 2
     assert run("tier", "serve", cold.url, "--interval", "often").exit_code == 2
     assert run("tier", "attach", cold.url, "--partitions", 0).exit_code == 2
-    one_sentence(run("tier", "run", cold.url, "--target", "2GiB"), 1, "cannot be made")
+    one_sentence(
+        run("tier", "run", cold.url, "--target", "2GiB"), 1, "error: target is a whole number from 1 up to 1073741824"
+    )
 
 
 def test_snapshots_of_the_events_are_kept_where_it_is_told(run: Run, cold: sl.log.ObjectLog, tmp_path: Path) -> None:

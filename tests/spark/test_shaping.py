@@ -65,7 +65,7 @@ def test_small_batches_are_joined_and_one_huge_value_stands_alone():
 
 def test_our_error_is_found_in_the_text_of_sparks():
     text = (
-        "[FOREACH_BATCH] Traceback...\nstrandline.model.errors.NotFound: There is nothing at x.\n\n"
+        "[FOREACH_BATCH] Traceback...\nstrandline.errors.NotFound: There is nothing at x.\n\n"
         "The above exception was the direct cause of the following exception:\n\n"
         "strandline.errors.CorruptData: s3://b/x is damaged. Restore it.\n\tat org.apache.spark"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -56,9 +57,14 @@ def err() -> Console:
     return _Terminal(stderr=True, highlight=False, markup=False, emoji=False, width=width)
 
 
+_CALL: Final = re.compile(r"^[A-Za-z_.]+: (?=\w+ is )")
+"""What a refused argument's sentence begins with: the name of the call."""
+
+
 def error(reason: BaseException | str) -> None:
     """One error, as one line on standard error."""
-    _say("error", "bold red", " ".join(str(reason).split()) or type(reason).__name__)
+    sentence = _CALL.sub("", " ".join(str(reason).split()))  # commands have options, and no calls
+    _say("error", "bold red", sentence or type(reason).__name__)
 
 
 def warning(text: str) -> None:
