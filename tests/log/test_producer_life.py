@@ -19,6 +19,7 @@ from strandline.model.cursor import Bounds
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import content, records
 from strandline.testing.plain import PlainStore
+from tests.interrupts import interrupted_by_a_signal
 from tests.log.producing import NEVER, REFUSED, SOON, Gate, failure_of
 
 
@@ -46,6 +47,45 @@ def assert_ended(threads: list[threading.Thread]) -> None:
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive()
+
+
+class TestInterruptedClosing:
+    def test_ends_at_once_and_closing_again_waits_until_everything_is_listed(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        with log.producer() as first:
+            first.append(value=b"all that this imports is there now")
+        gate = Gate(line)
+        producer = log.producer(linger=NEVER)
+        handle = producer.append(value=b"a")
+        for _ in range(2):
+            with interrupted_by_a_signal():
+                producer.close()
+        assert not handle.done()
+        opener = threading.Timer(0.2, gate.open)
+        opener.start()
+        producer.close()
+        assert handle.result(0) == Receipt(1, 1)
+        producer.close()
+        assert_ended(threads_of(producer))
+
+    def test_raises_what_failed_when_it_is_closed_again_and_then_no_more(
+        self, log: ObjectLog, line: FaultyStore
+    ) -> None:
+        with log.producer() as first:
+            first.append(value=b"all that this imports is there now")
+        gate = Gate(line)
+        producer = log.producer(linger=NEVER)
+        handle = producer.append(value=b"a")
+        with interrupted_by_a_signal():
+            producer.close()
+        line.fail_next("put", "put_if", path_prefix="batches/", after=True, times=9, error=REFUSED)
+        gate.open()
+        with pytest.raises(StorageError):
+            producer.close()
+        with pytest.raises(StorageError):
+            handle.result(SOON)
+        producer.close()
 
 
 class TestAsyncio:

@@ -10,6 +10,7 @@ from uuid import UUID
 from strandline.errors import ExpectationFailed, ProducerClosed
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.buffer import CLOSED, Buffer, Failure
+from strandline.log.object.produce.handles import Outcome
 from strandline.log.object.produce.outbox import Outbox, Sent
 from strandline.log.object.produce.workers import Bell
 from strandline.storage.clock import CLOCK, Clock
@@ -51,6 +52,9 @@ class Committer:
         self._clock = clock
         self._ready = ready
         self._dropped = False
+        self._last: Outcome | None = None
+        self._is_closing = False
+        """Whether closing was begun and it is not known yet that everything is listed; ``_last`` is the last of it."""
         self._pace = Pace()
         self._rested_at = 0.0
         self._hurry = Bell()
@@ -92,27 +96,38 @@ class Committer:
         return [outcome.result() for outcome in outcomes]
 
     def close(self) -> None:
-        """List everything, then end the threads; raises what could not be listed, and forgets it."""
+        """List everything, then end the threads; raises what could not be listed, and forgets it.
+
+        If it is interrupted, that goes on, and closing again waits for it.
+        """
         buffer = self._buffer
         with buffer.lock:
-            if buffer.closed is not None:
+            if buffer.closed is None:
+                failure = buffer.failure
+                buffer.finish()
+                self._last = self._outbox.last if failure is None else None
+                self._is_closing = True
+                buffer.closed = CLOSED
+            elif not self._is_closing:
                 return
-            failure, last = buffer.failure, None
-            buffer.finish()
-            buffer.closed = CLOSED
-            if failure is None:
-                last = self._outbox.last
         buffer.wake.set()
         self._hurry.set()
         self._ready.set()
         try:
-            _wait_for(last, None)
-            if buffer.failure is not None:
-                raise buffer.failure.held_back()
-        finally:
-            for thread in self._threads:
-                thread.join()
-            self._outbox.join()
+            _wait_for(self._last, None)
+        except Exception:
+            self._join()
+            raise
+        # Not if it is interrupted: whoever wants to leave need not wait for the store.
+        self._join()
+        if buffer.failure is not None:
+            raise buffer.failure.held_back()
+
+    def _join(self) -> None:
+        self._is_closing, self._last = False, None
+        for thread in self._threads:
+            thread.join()
+        self._outbox.join()
 
     def drop(self) -> None:
         """Have everything fail that is not listed, and the threads end. Takes no lock: see :class:`Bell`."""

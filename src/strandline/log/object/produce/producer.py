@@ -242,7 +242,10 @@ class Producer:
         return self._committer.retry(timeout)
 
     def close(self) -> None:
-        """Flush, then stop. Raises what could not be made durable, and gives it up: flush first to be able to retry."""
+        """Flush, then stop. Raises what could not be made durable, and gives it up: flush first to be able to retry.
+
+        If it is interrupted, by Ctrl-C for example, the producer's threads go on; closing again waits for them.
+        """
         try:
             self._committer.close()
         finally:
