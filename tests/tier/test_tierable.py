@@ -10,6 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import InvalidInput, NotFound, Unsupported
+from strandline.kv.log import LogKeyValue
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import COLD_FILE
@@ -130,3 +131,16 @@ def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(
         sl.follow(primary.reading(), MemorySink(), "billing", until="end")  # type: ignore[arg-type]
     sink = MemorySink()
     assert sl.follow(primary.reading(), sink, until="end").next == 1  # type: ignore[arg-type]
+
+
+def test_what_is_no_log_is_not_read_as_keyed_values_and_what_only_reads_is_not_written_to(
+    primary: sl.node.Primary,
+) -> None:
+    with sl.node.RemoteLog(primary.url) as remote:
+        for log in (remote, primary):
+            with pytest.raises(
+                Unsupported, match=rf"^A {type(log).__name__} cannot be read as keyed values: it has no "
+            ):
+                LogKeyValue(log)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="cannot be written to: it has no append"):
+        LogKeyValue(primary.reading()).put("key", b"value")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from strandline.errors import (
 from strandline.kv.contract import Listing
 from strandline.kv.log_fold import Held, LogFold
 from strandline.kv.log_watch import LogSubscription
-from strandline.log.contract import Log, Receipt
+from strandline.log.contract import READING, Log, Receipt, require
 from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown
 from strandline.model.cursor import Cursor, Limit
@@ -70,6 +70,7 @@ class LogKeyValue:
 
     def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
         """The bucket in ``log``. ``base`` is a store made from a snapshot of it; nobody may move it meanwhile."""
+        require(log, "read as keyed values", *READING)
         self._log = log
         self._clock = clock
         self._chance = chance
@@ -165,6 +166,7 @@ class LogKeyValue:
         self._change(Op.DELETE, key, None, _at_version(as_key(key), expected))
 
     def _change(self, op: Op, key: Key, value: bytes | None, rule: Rule | None = None) -> int:
+        require(self._log, "written to", "append")
         change = _Change(op, _plain(as_key(key)), None if op is not Op.PUT else _plain(value), rule)
         with self._turn:
             self._waiting.append(change)
