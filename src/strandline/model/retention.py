@@ -87,26 +87,12 @@ def parse_retention(text: str) -> Retention:
             return MaxAge(parse_seconds(quantity))
         case "bytes":
             return MaxBytes(parse_bytes(quantity))
-    raise InvalidInput(f"{text!r} is no retention policy: use 'forever', 'consumed', 'age:7d' or 'bytes:100GiB'.")
+    raise InvalidInput(f"{shown(text)} is no retention policy: use 'forever', 'consumed', 'age:7d' or 'bytes:100GiB'.")
 
 
 def as_retention(policy: str | Retention) -> Retention:
-    """The policy, given as a value or as text; anything else is :class:`InvalidInput`."""
-    if isinstance(policy, str):
-        return parse_retention(policy)
-    if not isinstance(policy, Retention):
-        raise InvalidInput(
-            f"A retention policy is a text such as 'age:7d', or a value of strandline.model.retention, not "
-            f"{shown(policy)}."
-        )
-    return policy
-
-
-def as_limits(limits: SlotLimits) -> SlotLimits:
-    """The limits; anything else is :class:`InvalidInput`."""
-    if not isinstance(limits, SlotLimits):
-        raise InvalidInput(f"Limits of slots are SlotLimits of strandline.model.retention, not {shown(limits)}.")
-    return limits
+    """The policy, given as a value or as text."""
+    return parse_retention(policy) if isinstance(policy, str) else policy
 
 
 def parse_seconds(text: str) -> int:

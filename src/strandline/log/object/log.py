@@ -49,7 +49,6 @@ from strandline.model.retention import (
     NO_LIMITS,
     Retention,
     SlotLimits,
-    as_limits,
     as_retention,
     default_limits,
 )
@@ -87,9 +86,7 @@ def open_log(
     unless it creates.
     """
     policy = None if retention is None else as_retention(retention)
-    if limits is not None:
-        as_limits(limits)
-    elif policy is not None:
+    if limits is None and policy is not None:
         limits = default_limits(policy)
     store = store_at(place, options)
     try:
@@ -389,7 +386,7 @@ class ObjectLog:
     def set_retention(self, retention: str | Retention, limits: SlotLimits | None = None) -> None:
         """Change what the log may forget, durably; the next collection goes by it."""
         policy = as_retention(retention)
-        within = default_limits(policy) if limits is None else as_limits(limits)
+        within = default_limits(policy) if limits is None else limits
         wanted = replace(self._identity, retention=policy, limits=within)
         for attempt in range(self._retries.attempts):
             found = self._store.get(_IDENTITY)

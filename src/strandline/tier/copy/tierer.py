@@ -20,7 +20,7 @@ from strandline.log.contract import Log, Slot
 from strandline.log.planning import behind
 from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.retention import FOREVER, Retention, parse_retention
+from strandline.model.retention import FOREVER, Retention, as_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
 from strandline.model.slots import TIER_SLOT
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -94,7 +94,7 @@ class Tierer:
         self.partition = TopicPartition(name, log.log_id, partition)
         self._log = log
         self._ledger = Ledger(registry, store, self.partition, broker=broker, on_progress=on_progress, clock=clock)
-        policy = parse_retention(retention) if isinstance(retention, str) else retention
+        policy = as_retention(retention)
         self._expiry = Expiry(log, self._ledger, policy, slot=slot, announced=announced, clock=clock)
         self._name = slot
         self._holder = holder or f"tierer-{chance.uuid()}"
