@@ -28,7 +28,7 @@ from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, q
 from strandline.followers.consumer.progress import Progress, Step
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
 from strandline.log.reading import pauses
-from strandline.model.arguments import Duration, Named, Positive, Prose, Signed, checked
+from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start
 from strandline.model.queue import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -54,7 +54,7 @@ def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
 
 
 @bound_to_process(own=("next_batch",))
-@checked
+@checked(own=("next_batch",))  # a call around it could be interrupted with the batch in its hands
 class Consumer:
     """Takes batches in order from a slot of a log, or from a queue of version 1, and acknowledges them.
 
@@ -176,7 +176,7 @@ class Consumer:
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def next_batch(self, timeout: float | None = 0.0) -> ConsumedBatch | None:
+    def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
         """The next batch behind the read cursor; None if none is listed within ``timeout`` seconds.
 
         By default it does not wait; ``timeout=None`` waits until there is a batch. It polls, ever more rarely, up to
@@ -187,6 +187,8 @@ class Consumer:
         batch, and :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
         """
         self._origin.check()
+        if timeout is not None:
+            TIMEOUT.check(timeout, "Consumer.next_batch: timeout")
         if _is_handed_to_asyncio(inspect.currentframe()):
             raise InvalidInput(
                 "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "
@@ -207,7 +209,7 @@ class Consumer:
             self._clock.sleep(pause)
         return None
 
-    async def next_batch_async(self, timeout: float | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109 - as above
+    async def next_batch_async(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:  # noqa: ASYNC109 - as above
         """The same without blocking the event loop. A call that is cancelled leaves the cursor where it was.
 
         The batch is read in another thread, and handed out only when the caller is given it.
