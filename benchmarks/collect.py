@@ -54,7 +54,7 @@ class Side:
         self.seconds: list[float] = []
         self.asked: list[int] = []
         for _ in range(3):
-            self.log.collect(grace=0)
+            self.log.trim(grace=0)
 
     def round(self, *, trim: bool) -> None:
         row = record_batch(timestamps=[1], ops=[0], keys=[b"k"], values=[b"v" * 100])
@@ -67,7 +67,7 @@ class Side:
             slot.advance(self.log.start().at(self.position))
         self.store.asked.clear()
         began = time.perf_counter()
-        self.log.collect(grace=0)
+        self.log.trim(grace=0)
         self.seconds.append(time.perf_counter() - began)
         self.asked.append(self.store.asked.total())
 

@@ -214,7 +214,7 @@ def _catching_up(folder: str) -> list[Result]:
             ratios.append(bare_seconds / ours)
             rates.append(size / ours / 1e6)
             bare_rates.append(size / bare_seconds / 1e6)
-            primary.prune(primary.log.bounds().next)
+            primary.trim(primary.log.bounds().next)
     beside = (
         f"{median(rates):,.0f} MB/s, bare stream {median(bare_rates):,.0f} MB/s, {_CATCH_UP} MiB, {_spread(ratios)}"
     )
@@ -247,7 +247,7 @@ def _following(folder: str) -> list[Result]:
             followed = time.perf_counter() - began
             ratios.append(appended / followed)
             rates.append((primary.log.bounds().next - first) / appended)
-            primary.prune(primary.log.bounds().next)
+            primary.trim(primary.log.bounds().next)
     beside = f"{median(rates):,.0f} records/s of 1 KiB appended durably, {_spread(ratios)}"
     return [Result("replica_live", median(ratios), "of appends", ">= 0.7", beside)]
 

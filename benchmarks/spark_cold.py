@@ -32,7 +32,7 @@ def fill(folder: Path, records: int) -> sl.log.ObjectLog:
     sl.tier.attach(log)
     with sl.tier.tiering(log, linger=0) as tierer:
         tierer.run_once(everything=True)
-    log.collect(grace=0)
+    log.trim(grace=0)
     assert log.bounds().first == records
     return log
 

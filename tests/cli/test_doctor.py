@@ -229,9 +229,9 @@ def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
     clock.advance(2 * 86400)
     assert statuses(log_said(store, clock)) == {"collection": Status.WARNING}
     for _ in range(2):
-        log.collect()
+        log.trim()
         clock.advance(31)
-    log.collect()
+    log.trim()
     lines = log_said(store, clock)
     assert statuses(lines) == {"slots": Status.WARNING}
     assert "'billing'" in lines["slots"].said
@@ -245,7 +245,7 @@ def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much
     clock.set_wall(clock.now() + 365 * 86400 * 1_000_000)
     append(log, b"a", number=0)
     log.create_slot("billing", 0)
-    log.collect()
+    log.trim()
     clock.set_wall(clock.now() - 365 * 86400 * 1_000_000)
     told = [line for line in log_lines(store, clock=clock) if line.what == "times"]
     assert {line.status for line in told} == {Status.WARNING}

@@ -47,7 +47,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(run: Run, log: st
     opened.create_slot("billing", 6)
     opened.create_slot("stalled", 0)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"an upload that was never listed")
-    opened.collect(dry_run=True)
+    opened.trim(dry_run=True)
     before = objects(log)
     done = run("gc", log, "--dry-run", "--everything")
     assert objects(log) == before

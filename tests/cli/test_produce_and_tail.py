@@ -242,7 +242,7 @@ def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Sta
     assert json.loads(process.stdout.readline())["offset"] == 2
     held = [state for state in opened.slots() if state.expires is not None]
     assert [state.position for state in held] == [2]
-    opened.collect()
+    opened.trim()
     assert opened.bounds().first == 0  # one batch, which the hold is in the middle of
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)

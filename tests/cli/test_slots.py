@@ -81,7 +81,7 @@ def test_an_invalid_slot_is_listed_with_its_reason_and_what_to_do(run: Run, log:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.create_slot("billing", 0)
     assert "the next gc invalidates it" in run("slots", log).stdout
-    opened.collect()
+    opened.trim()
     row = listed(run, log)["billing"]
     assert (row["invalid"], row["bytes_left"]) == ("horizon", None)
     assert row["invalid_for"] >= 0
@@ -198,7 +198,7 @@ def test_a_reset_heals_an_invalid_slot_and_fences_its_holder(run: Run, log: str)
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
     opened.create_slot("billing", 2)
     old = opened.claim_slot("billing", "old")
-    opened.collect()
+    opened.trim()
     done = run("slots", "reset", log, "billing", "--at", "now", "--yes")
     assert done.stdout == "Slot 'billing' is reset to offset 10.\n"
     state = opened.slot("billing")

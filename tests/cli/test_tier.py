@@ -153,7 +153,7 @@ def test_a_run_copies_what_fills_segments_and_all_of_it_if_asked(run: Run, log: 
 
 def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.create_slot("slow", 50)
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     assert cold.bounds().first == 120
     done = run("tier", "run", cold.url, "--retention", "bytes:1")
     assert done.exit_code == 0, done.output
@@ -244,7 +244,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
 
 def test_status_tells_both_tiers_and_how_far_the_tierer_is_behind(run: Run, cold: sl.log.ObjectLog) -> None:
     fill(cold.url.removeprefix("file://"), 2, seed=1)
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     seen = fields(run, "tier", "status", cold.url)
     assert seen["hot"] == {"first": 120, "next": 160}
     assert (seen["cold"]["first"], seen["cold"]["next"], seen["cold"]["segments"]) == (0, 120, 3)
@@ -338,7 +338,7 @@ def test_the_map_shows_which_offsets_are_in_which_tier(run: Run, cold: sl.log.Ob
         "both      0 to 119  120 records in 3 segments",
         "hot     120 to 159  40 records",
     ]
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     begin_copy(cold, 120, 139)
     assert run("segments", "map", cold.url, "--width", 48).stdout.splitlines()[2:] == [
         "cold    ██████████▓▓▓▓▓▓▓▓▓▓██████████",
@@ -527,7 +527,7 @@ def test_what_only_the_events_tell_is_judged() -> None:
 
 
 def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     with sl.tier.tiered(cold) as both:
         both.create_slot("slow", 45)
     fill(cold.url.removeprefix("file://"), 2, seed=1)
@@ -637,7 +637,7 @@ def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run
 
 
 def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     fill(cold.url.removeprefix("file://"), 1, seed=1)
     assert cold.bounds() == Bounds(120, 140)
 
@@ -656,14 +656,14 @@ def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> N
 
 
 def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     assert cold.bounds() == Bounds(120, 120)
     done = run("tail", cold.url, "--json")
     assert [json.loads(line)["offset"] for line in done.stdout.splitlines()] == list(range(110, 120))
 
 
 def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     fill(cold.url.removeprefix("file://"), 1, seed=1)
     events = Path(cold.url.removeprefix("file://")) / "cold" / "events"
     events.rename(events.with_name("elsewhere"))
@@ -672,7 +672,7 @@ def test_a_tail_of_the_hot_tier_does_not_need_the_cold_one(run: Run, cold: sl.lo
 
 
 def test_slots_are_put_where_only_segments_are_and_the_rest_goes_on(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.collect(grace=0)
+    cold.trim(grace=0)
     assert fields(run, "slots", "create", cold.url, "old", "--at", 17)["position"] == 17
     assert fields(run, "slots", "reset", cold.url, "old", "--at", "beginning", "--yes")["position"] == 0
     rows = {row["slot"]: row for row in fields(run, "slots", cold.url)["slots"]}

@@ -252,7 +252,7 @@ class PublishingContract:
         artifacts = there.artifacts(grace=0)
         for offset in (5, 9, 12):
             artifacts.publish(there.sealed(offset))
-        artifacts.prune()
+        artifacts.trim()
         assert payloads(there.store, "snapshots/") == [artifacts.newest().location]
         assert there.fetched(artifacts).at == cursor(12)
 
@@ -260,7 +260,7 @@ class PublishingContract:
         with pytest.raises(NotFound, match="Nothing is published at"):
             there.artifacts().fetch(str(there.folder / "x"))
         assert not (there.folder / "x").exists()
-        assert there.artifacts().prune() == []
+        assert there.artifacts().trim() == []
 
     def test_one_of_many_does_the_work(self, there):
         stores = [tiny(str(there.folder / name), 7, a="1") for name in "abc"]
@@ -390,7 +390,7 @@ class TestPublishing:
                 break
             calm.publish(third)
             place.clock.advance(1)
-            calm.prune()
+            calm.trim()
             assert payloads(store) == [calm.newest().location], f"a death at operation {number} left something"
             assert place.fetched(calm).at == cursor(12)
             number += 1
@@ -419,17 +419,17 @@ class TestPruning:
         clock.advance(10 * HOUR)
         artifacts.publish(place.sealed(9))
         clock.advance(HOUR - 1)
-        assert artifacts.prune() == []
+        assert artifacts.trim() == []
         clock.advance(1)
-        assert artifacts.prune() == [old]
+        assert artifacts.trim() == [old]
         assert artifacts._pointer().superseded == ()
-        assert artifacts.prune() == []
+        assert artifacts.trim() == []
 
     def test_what_the_pointer_names_is_never_pruned_however_old_it_is(self, place, clock):
         artifacts = place.artifacts(grace=0)
         artifacts.publish(place.sealed(5))
         clock.advance(1000 * HOUR)
-        assert artifacts.prune() == []
+        assert artifacts.trim() == []
         assert place.fetched(artifacts).at == cursor(5)
 
     def unfinished(self, place, offset: int, at: int) -> None:
@@ -453,15 +453,15 @@ class TestPruning:
         self.unfinished(place, 9, at=3)
         assert len(payloads(place.store, "snapshots/")) == 2
         clock.advance(HOUR - 1)
-        assert artifacts.prune() == []
+        assert artifacts.trim() == []
         clock.advance(1)
-        assert len(artifacts.prune()) == 1
+        assert len(artifacts.trim()) == 1
         assert payloads(place.store, "snapshots/") == [artifacts.newest().location]
 
     def test_what_was_left_before_anything_was_published_goes_too(self, place, clock):
         self.unfinished(place, 9, at=3)
         clock.advance(HOUR)
-        assert len(place.artifacts().prune()) == 1
+        assert len(place.artifacts().trim()) == 1
         assert payloads(place.store, "snapshots/") == []
         assert place.artifacts().publish(place.sealed(5)) == cursor(5)
 
@@ -471,7 +471,7 @@ class TestPruning:
         place.store.put("payloads/0000000000000001/x/y", b"x")
         place.artifacts(grace=0).publish(place.sealed(5))
         clock.advance(HOUR)
-        assert place.artifacts(grace=0).prune() == []
+        assert place.artifacts(grace=0).trim() == []
 
     def slowly(self, place, clock, folder: str, meanwhile, *, at: str) -> tuple:
         """Publish, and let something happen once, before the first operation whose path holds ``at``."""
@@ -491,13 +491,13 @@ class TestPruning:
     def test_a_slow_exporter_whose_payload_was_pruned_notices_and_uploads_again(self, place, clock):
         def prune():
             clock.advance(2 * HOUR)
-            assert len(place.artifacts().prune()) == 1
+            assert len(place.artifacts().trim()) == 1
 
         published, line = self.slowly(place, clock, place.sealed(5), prune, at="pointer")
         assert published == cursor(5)
         assert len({row.path.split("/")[2] for row in line.named("put")}) == 2, "two generations"
         clock.advance(2 * HOUR)
-        place.artifacts().prune()
+        place.artifacts().trim()
         assert place.fetched(place.artifacts()).at == cursor(5)
         assert len(payloads(place.store, "snapshots/")) == 1
 
@@ -507,7 +507,7 @@ class TestPruning:
         def hook(call):
             if call.name == "put" and call.stage == "before":
                 clock.advance(HOUR / 2)
-                place.artifacts().prune()
+                place.artifacts().trim()
 
         slow.hook(hook)
         artifacts = Artifacts(slow, "snapshots", part=16, workers=1, clock=clock)
@@ -520,7 +520,7 @@ class TestPruning:
         def hook(call):
             if call.name == "put_if" and call.stage == "before" and len(slow.named("put")):
                 clock.advance(2 * HOUR)
-                place.artifacts().prune()
+                place.artifacts().trim()
 
         slow.hook(hook)
         with pytest.raises(StorageError, match="was given up by pruners 5 times"):
@@ -541,13 +541,13 @@ class TestPruning:
                 line = FaultyStore(store)
                 line.crash_at(number, after=after)
                 try:
-                    Artifacts(line, part=64, workers=1, clock=clock).prune()
+                    Artifacts(line, part=64, workers=1, clock=clock).trim()
                 except Crash:
                     number += 1
                 else:
                     break
                 assert place.fetched(calm).at == cursor(12)
-                calm.prune()
+                calm.trim()
                 assert payloads(store) == [calm.newest().location]
                 assert calm._pointer().superseded == ()
             assert number > 10
@@ -567,7 +567,7 @@ class TestFetching:
                 if len(parts) == 1:
                     artifacts.publish(newer)
                     clock.advance(1)
-                    artifacts.prune()
+                    artifacts.trim()
 
         line.hook(hook)
         assert place.fetched(place.artifacts(line)).at == cursor(9)
@@ -763,7 +763,7 @@ class TestRaces:
             def work() -> None:
                 for _ in range(1 if folder else 4):
                     with contextlib.suppress(Crash, OutcomeUnknown, Contended):
-                        artifacts.publish(folder) if folder else artifacts.prune()
+                        artifacts.publish(folder) if folder else artifacts.trim()
 
             return work
 

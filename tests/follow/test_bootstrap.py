@@ -205,7 +205,7 @@ class TestSlots:
         follow(log, ahead, "ahead", until="end")
         artifacts.export(ahead, scratch=str(tmp_path / "scratch"))
         append(log, (b"later", b"1"))
-        log.collect()
+        log.trim()
         assert log.bounds().first > 2
         with pytest.raises((CursorExpired, SlotInvalid)):
             follow(log, lagging, "lagging", until="end")

@@ -48,7 +48,7 @@ def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
     for _ in range(30):
         clock.advance(10)
         wait_for(lambda: clock.now() - log.slot(name).last_seen < 10 * SECOND)
-        assert log.collect().invalidated == []
+        assert log.trim().invalidated == []
 
 
 class Slow:
@@ -101,7 +101,7 @@ def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_
 
 
 def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collecting(log, clock):
-    with sl.Consumer(log, slot="queue", collect_every=None, clock=clock) as consumer:
+    with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
         batch = consumer.next_batch()
         survives(log, clock, "queue")
         consumer.ack(batch.sequence)
@@ -109,12 +109,12 @@ def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collectin
 
 
 def test_a_dead_consumer_is_invalidated(log, clock):
-    consumer = sl.Consumer(log, slot="queue", collect_every=None, clock=clock)
+    consumer = sl.Consumer(log, slot="queue", trim_every=None, clock=clock)
     consumer.close()
     found = []
     for _ in range(6):
         clock.advance(10)
-        found += log.collect().invalidated
+        found += log.trim().invalidated
     assert [slot.name for slot in found] == ["queue"]
 
 

@@ -52,9 +52,9 @@ def killed(log: sl.Log, name: str = "billing") -> SlotState:
 
 def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
     """Collect, and again after some time: only what a collector saw stand still counts."""
-    log.collect()
+    log.trim()
     clock.advance(seconds)
-    log.collect()
+    log.trim()
 
 
 def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
@@ -64,7 +64,7 @@ def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: 
     assert (log.floor(), log.bounds().first) == (0, 0)
     collect(log, clock, 2)
     assert [state.name for state in log.slots()] == ["other"]
-    log.collect()
+    log.trim()
     assert log.bounds().first == 1
 
 
@@ -90,7 +90,7 @@ def test_a_newcomer_that_is_busy_with_its_first_batch_keeps_its_slot(log: Object
         for _ in range(40):
             clock.advance(NEWCOMER_SECONDS / 10)
             wait_for(lambda: clock.now() - log.slot("busy").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
-            log.collect()
+            log.trim()
     finally:
         stop.set()
         sink.go_on.set()
@@ -127,9 +127,9 @@ def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> No
         disk.kill()
         log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
     clock.advance(NEWCOMER_SECONDS - 1)
-    assert log.sweep(Consumed()) == 0
+    assert log.trim(Consumed()) == 0
     clock.advance(2)
-    assert log.sweep(Consumed()) == 1
+    assert log.trim(Consumed()) == 1
     assert [state.name for state in log.slots()] == ["planned"]
     log.close()
 
@@ -194,11 +194,11 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
     log: ObjectLog, clock: ManualClock, snapshots: str, tmp_path: Path
 ) -> None:
     def take_long() -> None:
-        log.collect()
+        log.trim()
         for _ in range(20):
             clock.advance(NEWCOMER_SECONDS / 10)
             wait_for(lambda: clock.now() - log.slot("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
-        log.collect()
+        log.trim()
 
     with sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
         collect(log, clock, 10 * NEWCOMER_SECONDS)
@@ -209,7 +209,7 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
 
 
 def test_without_an_idle_limit_a_heartbeat_writes_nothing(log: ObjectLog, clock: ManualClock) -> None:
-    with sl.Consumer(log, slot="queue", collect_every=None, clock=clock) as consumer:
+    with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
         consumer.next_batch()
         before = log.slot_cell("queue").read()
         for _ in range(20):

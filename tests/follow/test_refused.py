@@ -115,7 +115,7 @@ def test_a_slot_that_was_invalidated_is_said_before_a_table_is_created(table, tm
     fill(log, ROWS)
     log.create_slot("s", 0)
     log.set_retention("bytes:1", SlotLimits(lag_bytes=1))
-    log.collect()
+    log.trim()
     assert log.slot("s").invalid is not None
     with pytest.raises(SlotInvalid):
         follow(log, DeltaSink(table, mode="append"), "s", start="retained", until="end")

@@ -16,9 +16,9 @@ from strandline.snapshots.sealed import (
     newest_snapshot,
     next_number,
     numbered,
-    prune,
     read_snapshot,
     seal,
+    trim,
     unpack,
 )
 from strandline.storage.disk import DISK
@@ -456,7 +456,7 @@ class TestNumbered:
         (folder / "17").mkdir()
         (folder / f"{9:020d}").write_text("no folder")
         assert next_number(str(folder)) == 2
-        assert prune(str(folder), keep=1) == []
+        assert trim(str(folder), keep=1) == []
         assert len(list(folder.iterdir())) == 4
 
     def test_pruning_keeps_the_newest_valid_ones(self, store, tmp_path):
@@ -465,11 +465,11 @@ class TestNumbered:
             self.take(store, folder, offset)
         (folder / f"{5:020d}" / "MANIFEST.json").unlink()
         (folder / f"{3:020d}" / "MANIFEST.json").unlink()
-        assert prune(str(folder), keep=2) == [1]
-        assert prune(str(folder), keep=1) == [2, 3]
+        assert trim(str(folder), keep=2) == [1]
+        assert trim(str(folder), keep=1) == [2, 3]
         assert sorted(path.name for path in folder.iterdir()) == [f"{4:020d}", f"{5:020d}"]
         with pytest.raises(InvalidInput, match="keep at least 1"):
-            prune(str(folder), keep=0)
+            trim(str(folder), keep=0)
 
     def test_a_death_while_pruning_leaves_no_half_of_a_snapshot(self, store, tmp_path):
         folder = tmp_path / "many"
@@ -478,7 +478,7 @@ class TestNumbered:
         for number in range(1, 40):
             disk = DyingDisk(number, dies=True)
             try:
-                prune(str(folder), keep=1, disk=disk, chance=SeededChance(number))
+                trim(str(folder), keep=1, disk=disk, chance=SeededChance(number))
             except Crash:
                 for path in folder.iterdir():
                     if not path.name.startswith("."):

@@ -111,7 +111,7 @@ def _make_tiered_log(folder: Path) -> None:
         attach(log, partitions=1)
         with tiering(log, target=1500, chance=SeededChance(2)) as tierer:
             tierer.run_once(everything=True)
-        log.collect()
+        log.trim()
         producer.append(value=b"hot")
     log.create_slot("billing", 3, retained_from=0)
 

@@ -16,7 +16,7 @@ from strandline.log.folders import contents
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
-from strandline.snapshots.sealed import check_snapshot, newest_snapshot, next_number, prune, read_snapshot
+from strandline.snapshots.sealed import check_snapshot, newest_snapshot, next_number, read_snapshot, trim
 from strandline.storage.disk import DISK
 from strandline.storage.urls import open_store
 
@@ -63,7 +63,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "check_snapshot": check_snapshot,
     "newest_snapshot": newest_snapshot,
     "next_number": next_number,
-    "prune": lambda place: prune(place, keep=1),
+    "trim": lambda place: trim(place, keep=1),
     "RemoteLog": sl.node.RemoteLog,
 }
 NONE_IS_A_MEANING: dict[str, Callable[[Any], Any]] = {

@@ -180,7 +180,7 @@ def consume(job: Job, notes: Notes, stop: threading.Event) -> None:
     """Take batches, note what came, and only then acknowledge it. When told to stop, drain what there is."""
     chance, log = job.chance(), job.open()
     slot, every = ("default", None) if job.queue else (job.name, chance.choice([0.3, None]))
-    with sl.Consumer(log, slot=slot, ack_every=chance.randint(1, 5), collect_every=every) as consumer:
+    with sl.Consumer(log, slot=slot, ack_every=chance.randint(1, 5), trim_every=every) as consumer:
         notes.write("opened", next=consumer.next_to_ack)
         while True:
             stopping = stop.is_set()  # before the look: what was listed by then has to be seen
@@ -218,9 +218,9 @@ def collect(job: Job, notes: Notes, stop: threading.Event) -> None:
     log = job.open()
     while not stop.is_set():
         if isinstance(log, QueueLog):
-            notes.write("collected", deleted=len(log.collect().garbage), invalidated=[])
+            notes.write("collected", deleted=len(log.trim().garbage), invalidated=[])
         else:
-            done = _again(lambda: log.collect(grace=GRACE))
+            done = _again(lambda: log.trim(grace=GRACE))
             gone = [state.name for state in done.invalidated]
             notes.write("collected", deleted=done.deleted, orphans=done.orphans, floor=done.floor, invalidated=gone)
         stop.wait(0.05)

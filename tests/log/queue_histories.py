@@ -106,7 +106,7 @@ class Life:
         # A bad line fails often enough within one opening that it is begun anew, as a process would be.
         self.consumer = self.machine.insist(
             lambda: Consumer(
-                log, ack_every=2, collect_every=None, chance=SeededChance(self.machine.chance.getrandbits(64))
+                log, ack_every=2, trim_every=None, chance=SeededChance(self.machine.chance.getrandbits(64))
             )
         )
         self.history.opened += 1
@@ -263,7 +263,7 @@ def _collector(machine: Machine) -> Callable[[], None]:
     def work() -> None:
         for _ in range(2):
             try:
-                machine.insist(lambda: machine.log().collect(grace=0.0))
+                machine.insist(lambda: machine.log().trim(grace=0.0))
             except (Stopped, Crash):
                 continue
             machine.history.collected += 1

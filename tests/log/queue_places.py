@@ -35,7 +35,7 @@ class OwnPlace(QueuePlace):
     def forget(self, count: int) -> None:
         entry = self.log.head().tail[count - 1]
         self.log.create_slot("passing", entry.next)
-        self.log.collect()
+        self.log.trim()
         self.log.drop_slot("passing")
         assert self.log.bounds().first == entry.next
 

@@ -70,9 +70,9 @@ def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: flo
     world = World()
     world.append(world.log, 3)
     world.log.create_slot("done", 3)
-    world.machine(skew).collect()
+    world.machine(skew).trim()
     world.pass_by(301)
-    assert not world.log.collect(pause=300).skipped
+    assert not world.log.trim(pause=300).skipped
 
 
 @SKEWS
@@ -84,9 +84,9 @@ def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_
     world.log.create_slot("done", 3)
     wrong = world.machine(skew)
     before = dict(world.store._objects)
-    planned = wrong.collect(dry_run=True)
+    planned = wrong.trim(dry_run=True)
     assert world.store._objects == before
-    done = wrong.collect()
+    done = wrong.trim()
     assert planned.clocks.warnings() == done.clocks.warnings() != []
     assert (planned.trimmed_records, planned.floor) == (done.trimmed_records, done.floor)
     assert (planned.clocks.skew != 0) is True
@@ -98,11 +98,11 @@ def test_what_a_collector_with_a_wrong_clock_trimmed_is_deleted_a_grace_period_l
     world.append(world.log, 3)
     world.log.create_slot("done", 3)
     wrong = world.machine(skew)
-    assert wrong.collect().trimmed_records == 3
+    assert wrong.trim().trimmed_records == 3
     world.pass_by(598)
-    assert [wrong.collect().waiting, world.log.collect().waiting] == [1, 1]
+    assert [wrong.trim().waiting, world.log.trim().waiting] == [1, 1]
     world.pass_by(4)  # the store's clock knows whole seconds only
-    assert world.log.collect().waiting == 0
+    assert world.log.trim().waiting == 0
     assert list(world.store.list("batches/")) == []
 
 
@@ -117,8 +117,8 @@ def test_a_collector_with_a_wrong_clock_invalidates_no_live_slot(skew: float):
         world.pass_by(20)
         slot.touch()
         for _ in range(2):
-            wrong.collect()
-            world.log.collect()
+            wrong.trim()
+            world.log.trim()
     assert world.log.slot("live").invalid is None
 
 
@@ -132,11 +132,11 @@ def test_a_slot_of_a_consumer_with_a_wrong_clock_stays_while_it_lives_and_goes_w
     for _ in range(20):
         world.pass_by(20)
         slot.touch()
-        world.log.collect()
+        world.log.trim()
     assert world.log.slot("skewed").invalid is None
     for _ in range(8):  # dead: twice the limit, and a round
         world.pass_by(20)
-        world.log.collect()
+        world.log.trim()
     assert world.log.slot("skewed").invalid is not None
 
 
@@ -146,12 +146,12 @@ def test_a_hold_of_a_reader_with_a_wrong_clock_lasts_as_long_as_it_should(skew: 
     world.append(world.log, 3)
     world.log.create_slot("done", 3)
     hold = world.machine(skew).hold(1, 60)
-    world.log.collect()
+    world.log.trim()
     world.pass_by(59)
-    assert world.log.collect().expired == []
+    assert world.log.trim().expired == []
     assert world.log.bounds().first == 1
     world.pass_by(1)
-    assert world.log.collect().expired == [hold.name]
+    assert world.log.trim().expired == [hold.name]
 
 
 @SKEWS
@@ -160,20 +160,20 @@ def test_nothing_goes_too_early_by_the_clock_of_one_collector(skew: float):
     world.append(world.log, 3)
     wrong = world.machine(skew)
     world.pass_by(6 * 86400)
-    assert [wrong.collect().trimmed_records, world.log.collect().trimmed_records] == [0, 0]
+    assert [wrong.trim().trimmed_records, world.log.trim().trimmed_records] == [0, 0]
     world.pass_by(86401)
-    assert world.log.collect().trimmed_records == 3
+    assert world.log.trim().trimmed_records == 3
 
 
 @SKEWS
 def test_a_collector_says_which_clock_is_wrong_and_by_how_much(skew: float, caplog: pytest.LogCaptureFixture):
     world = World()
     with caplog.at_level(logging.WARNING):
-        done = world.machine(skew).collect()
+        done = world.machine(skew).trim()
     assert done.clocks is not None
     assert done.clocks.skew == pytest.approx(skew, abs=1)
     assert ("ahead of the store's" if skew > 0 else "behind the store's") in caplog.text
-    assert world.log.collect().clocks.skew == 0
+    assert world.log.trim().clocks.skew == 0
 
 
 # --- the producer ----------------------------------------------------------------------------------------------
@@ -184,39 +184,39 @@ def test_after_a_producer_with_a_wrong_clock_age_and_seeking_are_right_from_the_
     world = World(retention="age:7d")
     world.append(world.log, 100)  # some of it is in chunks
     world.pass_by(60)
-    world.log.collect()
+    world.log.trim()
     world.append(world.machine(skew), 100)
-    world.log.collect()
+    world.log.trim()
     world.pass_by(3600)
     world.append(world.log, 3)
     assert world.log.position_of(world.time() - timedelta(minutes=30)) == 200
     assert world.log.position_of(world.time() - timedelta(minutes=65)) <= 100
     assert list(Verification(world.log).findings()) == []
     world.pass_by(7 * 86400 - 60)
-    assert world.log.collect().floor == 200
+    assert world.log.trim().floor == 200
     world.pass_by(61)
-    assert world.log.collect().floor == 203
+    assert world.log.trim().floor == 203
 
 
 def test_listing_times_ahead_are_told_and_set_back(caplog: pytest.LogCaptureFixture):
     world = World()
     world.append(world.machine(YEAR), 2)
     with caplog.at_level(logging.WARNING):
-        done = world.log.collect()
+        done = world.log.trim()
     assert done.clocks.ahead == pytest.approx(YEAR)
     assert "listed up to 365 days ahead of the present" in caplog.text
     assert world.log.head().listed <= world.store_clock.now()
-    assert world.log.collect().clocks.warnings() == []
+    assert world.log.trim().clocks.warnings() == []
 
 
 def test_nothing_is_set_back_while_the_store_s_clock_disagrees():
     world = World(retention="age:7d")
     world.append(world.log, 3)
     listed = world.log.head().listed
-    world.machine(-YEAR).collect()
+    world.machine(-YEAR).trim()
     assert world.log.head().listed >= listed
     world.pass_by(60)
-    assert world.log.collect().trimmed_records == 0
+    assert world.log.trim().trimmed_records == 0
 
 
 def test_a_store_whose_clock_is_behind_sets_back_nothing_that_machines_listed_by_the_right_time():
@@ -224,10 +224,10 @@ def test_a_store_whose_clock_is_behind_sets_back_nothing_that_machines_listed_by
     right = world.machine(YEAR)
     world.append(right, 3)
     listed = right.head().listed
-    right.collect()
+    right.trim()
     assert right.head().listed == listed
     world.pass_by(60)
-    assert right.collect().clocks.skew == pytest.approx(YEAR, abs=1)
+    assert right.trim().clocks.skew == pytest.approx(YEAR, abs=1)
     assert right.bounds() == Bounds(0, 3)
 
 
@@ -244,20 +244,20 @@ def one_machine(retention: str = "age:7d") -> tuple[World, ManualClock]:
 def test_a_clock_that_was_wrong_for_an_hour_costs_a_folder_nothing(skew: int):
     world, clock = one_machine()
     world.append(world.log, 3)
-    world.log.collect()
+    world.log.trim()
     world.pass_by(3600)
     clock.set_wall(clock.now() + skew * SECOND)
     for _ in range(6):
         world.append(world.log)
-        world.log.collect()
+        world.log.trim()
         world.pass_by(600)
     clock.set_wall(clock.now() - skew * SECOND)
     for _ in range(3 * 24):
-        world.log.collect()
+        world.log.trim()
         world.pass_by(3600)
     assert world.log.bounds().first == 0
     for _ in range(6 * 24):
-        world.log.collect()
+        world.log.trim()
         world.pass_by(3600)
     assert world.log.bounds() == Bounds(9, 9)
 
@@ -267,13 +267,13 @@ def test_a_collector_of_a_folder_that_was_ahead_stops_no_other_and_its_trims_go_
     world = World(url="file:///log")
     world.append(world.log, 3)
     world.log.create_slot("done", 3)
-    assert world.machine(skew).collect().trimmed_records == 3
-    done = world.log.collect(pause=300)
+    assert world.machine(skew).trim().trimmed_records == 3
+    done = world.log.trim(pause=300)
     assert (done.skipped, done.waiting) == (False, 1)
     world.pass_by(599)
-    assert world.log.collect().waiting == 1
+    assert world.log.trim().waiting == 1
     world.pass_by(1)
-    assert world.log.collect().waiting == 0
+    assert world.log.trim().waiting == 0
 
 
 def test_a_folder_s_clock_that_was_ahead_heals_within_a_day():
@@ -281,10 +281,10 @@ def test_a_folder_s_clock_that_was_ahead_heals_within_a_day():
     clock.set_wall(clock.now() + 10 * YEAR * SECOND)
     world.append(world.log, 3)
     clock.set_wall(clock.now() - 10 * YEAR * SECOND)
-    world.log.collect()
+    world.log.trim()
     assert world.log.head().listed > clock.now()
     world.pass_by(86400)
-    world.log.collect()
+    world.log.trim()
     assert world.log.head().listed <= clock.now()
     world.append(world.log)
     assert world.log.position_of(datetime.fromtimestamp(clock.now() / SECOND, UTC) - timedelta(seconds=5)) <= 3

@@ -64,9 +64,9 @@ class Bench:
 
     def collect_all(self) -> None:
         """Collect until nothing waits."""
-        self.log.collect()
+        self.log.trim()
         self.clock.advance(GRACE)
-        self.log.collect()
+        self.log.trim()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_batch_goes_when_every_valid_slot_is_past_it(bench: Bench):
     bench.append(10)
     bench.log.create_slot("slow", 3)
     bench.log.create_slot("fast", 8)
-    done = bench.log.collect()
+    done = bench.log.trim()
     assert bench.log.bounds().first == done.floor == 3
     assert done.trimmed_records == 3
     assert bench.values() == list(range(3, 10))
@@ -89,7 +89,7 @@ def test_a_batch_goes_when_every_valid_slot_is_past_it(bench: Bench):
 
 def test_with_no_slot_nothing_goes(bench: Bench):
     bench.append(10)
-    assert bench.log.collect().trimmed_records == 0
+    assert bench.log.trim().trimmed_records == 0
     assert bench.values() == list(range(10))
 
 
@@ -98,9 +98,9 @@ def test_with_no_valid_slot_nothing_goes():
     bench.append(10)
     bench.log.create_slot("idle", 0)
     bench.clock.advance(31)
-    bench.log.collect()
+    bench.log.trim()
     bench.clock.advance(31)
-    assert [slot.invalid.reason for slot in bench.log.collect().invalidated] == [InvalidReason.IDLE_TIMEOUT]
+    assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.IDLE_TIMEOUT]
     assert bench.values() == list(range(10))
 
 
@@ -118,7 +118,7 @@ def test_a_batch_that_a_slot_is_in_the_middle_of_stays_whole(bench: Bench):
     bench.log.append(batch, writer=WRITER, number=0).result(120)
     bench.log.append(batch, writer=WRITER, number=1).result(120)
     bench.log.create_slot("middle", 6)
-    bench.log.collect()
+    bench.log.trim()
     assert bench.log.bounds().first == 4
 
 
@@ -128,10 +128,10 @@ def test_age_lets_go_of_what_was_listed_too_long_ago():
     bench.clock.advance(3000)
     bench.append(2)
     bench.clock.advance(601)
-    bench.log.collect()
+    bench.log.trim()
     assert bench.values() == [3, 4]
     bench.clock.advance(3600)
-    bench.log.collect()
+    bench.log.trim()
     assert (bench.log.bounds().first, bench.log.bounds().next) == (5, 5)
 
 
@@ -140,10 +140,10 @@ def test_bytes_keep_the_newest_batches_that_fit():
     bench.append(200)
     size = bench.log.head().tail[-1].size
     bench.log.set_retention(MaxBytes(150 * size + 1))
-    bench.log.collect()
+    bench.log.trim()
     assert bench.values() == list(range(50, 200))
     bench.log.set_retention(f"bytes:{size * 7}")
-    bench.log.collect()
+    bench.log.trim()
     assert bench.values() == list(range(193, 200))
 
 
@@ -153,7 +153,7 @@ def test_a_valid_slot_pins_against_every_policy(retention: str):
     bench.append(10)
     bench.log.create_slot("billing", 6)
     bench.clock.advance(100)
-    bench.log.collect()
+    bench.log.trim()
     assert bench.log.bounds().first == 6
 
 
@@ -166,10 +166,10 @@ def test_a_slot_is_invalidated_only_strictly_beyond_its_lag():
     size = bench.log.head().tail[0].size
     bench.log.set_retention("bytes:1", SlotLimits(lag_bytes=3 * size))
     bench.log.create_slot("billing", 1)
-    assert bench.log.collect().invalidated == []
+    assert bench.log.trim().invalidated == []
     assert bench.log.bounds().first == 1
     bench.append(1)
-    (gone,) = bench.log.collect().invalidated
+    (gone,) = bench.log.trim().invalidated
     assert (gone.name, gone.invalid.reason) == ("billing", InvalidReason.HORIZON)
     assert bench.log.slot("billing").invalid == gone.invalid
     assert bench.log.bounds().first == 5
@@ -191,7 +191,7 @@ def test_a_lag_that_spans_chunks_is_measured_exactly():
             name = f"at-{position}-{ends}"
             bench.log.set_retention("forever", SlotLimits(lag_bytes=limit))
             bench.log.create_slot(name, position)
-            assert bool(bench.log.collect(dry_run=True).invalidated) is ends
+            assert bool(bench.log.trim(dry_run=True).invalidated) is ends
             bench.log.drop_slot(name)
 
 
@@ -203,13 +203,13 @@ def test_a_slot_whose_position_is_gone_is_told_so_first():
     backup = cell.read().value
     bench.log.set_retention("consumed", SlotLimits())
     bench.log.claim_slot("old", "me").advance(Cursor(bench.log.log_id, 9))
-    bench.log.collect()
+    bench.log.trim()
     restored = bench.store.get("slots/old.json")
     data = bytes(restored.data).replace(b'"position": 9', b'"position": %d' % backup.position)
     bench.store.put("slots/old.json", data)
     bench.clock.advance(100)
     bench.log.set_retention("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
-    assert [slot.invalid.reason for slot in bench.log.collect().invalidated] == [InvalidReason.WAL_REMOVED]
+    assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.WAL_REMOVED]
 
 
 def test_lag_is_looked_at_before_idleness():
@@ -217,7 +217,7 @@ def test_lag_is_looked_at_before_idleness():
     bench.append(3)
     bench.log.create_slot("both", 0)
     bench.clock.advance(100)
-    assert [slot.invalid.reason for slot in bench.log.collect().invalidated] == [InvalidReason.HORIZON]
+    assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.HORIZON]
 
 
 def test_a_holder_that_says_it_is_alive_is_not_idle():
@@ -228,7 +228,7 @@ def test_a_holder_that_says_it_is_alive_is_not_idle():
     for _ in range(5):
         bench.clock.advance(50)
         slot.touch()
-        assert bench.log.collect().invalidated == []
+        assert bench.log.trim().invalidated == []
 
 
 def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
@@ -237,7 +237,7 @@ def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
     bench.log.create_slot("late", 1)
     slot = bench.log.claim_slot("late", "me")
     bench.clock.advance(31)
-    bench.log.collect()
+    bench.log.trim()
     bench.clock.advance(31)
     store = FaultyStore(bench.store)
 
@@ -246,7 +246,7 @@ def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
             slot.touch()
 
     store.hook(wake_up)
-    assert bench.open(store).collect().invalidated == []
+    assert bench.open(store).trim().invalidated == []
     assert bench.log.slot("late").invalid is None
 
 
@@ -257,7 +257,7 @@ def test_an_invalid_slot_ignores_acknowledgements_and_heals_by_a_reset_only():
     slot = bench.log.claim_slot("billing", "me")
     for _ in range(2):
         bench.clock.advance(31)
-        bench.log.collect()
+        bench.log.trim()
     before = bench.log.slot("billing")
     with pytest.raises(SlotInvalid, match="reset"):
         slot.advance(Cursor(bench.log.log_id, 5))
@@ -278,12 +278,12 @@ def test_trimmed_batches_wait_for_the_grace_period(bench: Bench):
     bench.append(5)
     spans = bench.log.plan(bench.log.start())
     bench.log.create_slot("done", 4)
-    bench.log.collect()
+    bench.log.trim()
     bench.clock.advance(GRACE - 1)
-    assert bench.log.collect().deleted == 0
+    assert bench.log.trim().deleted == 0
     assert spans[0].fetch()[0].num_rows == 1  # a reader that had planned it
     bench.clock.advance(1)
-    assert bench.log.collect().deleted == 4 + 1  # and the list of them
+    assert bench.log.trim().deleted == 4 + 1  # and the list of them
     assert len(bench.paths("batches/")) == 1
     assert bench.paths("trimmed/") == []
     with pytest.raises(NotFound):
@@ -325,7 +325,7 @@ def test_an_upload_that_was_never_listed_is_deleted_and_can_no_longer_be_listed(
     bench.append(2)
     bench.store.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
     for _ in range(2):
-        bench.log.collect()
+        bench.log.trim()
     assert len(bench.paths("batches/")) == 2
     assert bench.values() == [0, 1]
 
@@ -340,7 +340,7 @@ def test_an_upload_under_way_outlives_one_collection_and_is_repeated_after_two(b
             if call.name == "put" and call.path.startswith("batches/") and call.stage == "after" and not seen:
                 seen.append(call.path)
                 for _ in range(rounds):
-                    bench.log.collect()
+                    bench.log.trim()
 
         store.hook(collect)
         log = bench.open(store)
@@ -349,8 +349,8 @@ def test_an_upload_under_way_outlives_one_collection_and_is_repeated_after_two(b
         uploads = [row for row in store.log if row.name == "put" and row.path.startswith("batches/")]
         assert len(uploads) == (1 if rounds < 2 else 2)
     assert bench.values() == [0, 1, 2, 3]
-    bench.log.collect()
-    bench.log.collect()
+    bench.log.trim()
+    bench.log.trim()
     assert len(bench.paths("batches/")) == 4
 
 
@@ -360,7 +360,7 @@ def test_what_others_put_beside_the_log_is_left_alone(bench: Bench):
     for path in strange:
         bench.store.put(path, b"?")
     for _ in range(3):
-        bench.log.collect(everything=True)
+        bench.log.trim(everything=True)
     assert set(strange) <= set(bench.paths(""))
 
 
@@ -368,38 +368,38 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(bench: Bench):
     bench.append(10)
     bench.log.create_slot("done", 7)
     bench.log.hold(2, 30)
-    bench.log.collect()
+    bench.log.trim()
     bench.store.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
     bench.clock.advance(31)
     before = bench.objects()
-    told = bench.log.collect(dry_run=True)
+    told = bench.log.trim(dry_run=True)
     assert bench.objects() == before
     assert (told.floor, told.trimmed_records, len(told.expired)) == (7, 5, 1)
     assert told.orphans == 1
-    done = bench.log.collect()
+    done = bench.log.trim()
     assert (done.floor, done.trimmed_records, len(done.expired), done.deleted) == (7, 5, 1, told.deleted)
 
 
 def test_a_late_orphan_is_found_when_everything_is_looked_through(bench: Bench):
     bench.append(1)
     for _ in range(3):
-        bench.log.collect()
+        bench.log.trim()
     bench.store.put(f"batches/{0:016d}/{'b' * 32}.batch", b"very late")
-    assert bench.log.collect().orphans == 0
-    assert bench.log.collect(everything=True).orphans == 1
+    assert bench.log.trim().orphans == 0
+    assert bench.log.trim(everything=True).orphans == 1
     assert bench.values() == [0]
 
 
 def test_collectors_that_are_many_do_no_more_than_one(bench: Bench):
     bench.append(4)
     bench.log.create_slot("done", 3)
-    assert not bench.log.collect(pause=100).skipped
+    assert not bench.log.trim(pause=100).skipped
     before = bench.objects()
     bench.clock.advance(99)
-    assert bench.open().collect(pause=100).skipped
+    assert bench.open().trim(pause=100).skipped
     assert bench.objects() == before
     bench.clock.advance(1)
-    assert not bench.open().collect(pause=100).skipped
+    assert not bench.open().trim(pause=100).skipped
 
 
 # --- races -----------------------------------------------------------------------------------------------------
@@ -421,21 +421,21 @@ def during_trim(bench: Bench, act: Callable[[], object]) -> ObjectLog:
 def test_a_slot_created_while_a_trim_is_planned_is_not_trimmed_away(bench: Bench):
     bench.append(10)
     bench.log.create_slot("fast", 8)
-    during_trim(bench, lambda: bench.log.create_slot("slow", 2)).collect()
+    during_trim(bench, lambda: bench.log.create_slot("slow", 2)).trim()
     assert bench.log.bounds().first == 2
 
 
 def test_a_slot_rewound_while_a_trim_is_planned_is_not_trimmed_away(bench: Bench):
     bench.append(10)
     bench.log.create_slot("billing", 8)
-    during_trim(bench, lambda: bench.log.reset_slot("billing", 1)).collect()
+    during_trim(bench, lambda: bench.log.reset_slot("billing", 1)).trim()
     assert bench.log.bounds().first == 1
 
 
 def test_appends_and_spills_during_a_trim_lose_nothing(bench: Bench):
     bench.append(SPILL_AT)
     bench.log.create_slot("billing", CHUNK + 2)
-    during_trim(bench, lambda: bench.append(5)).collect()
+    during_trim(bench, lambda: bench.append(5)).trim()
     assert bench.values() == list(range(CHUNK + 2, SPILL_AT + 5))
     bench.collect_all()
     assert len(bench.paths("batches/")) == SPILL_AT + 5 - CHUNK - 2
@@ -444,9 +444,9 @@ def test_appends_and_spills_during_a_trim_lose_nothing(bench: Bench):
 def test_two_collectors_at_once_delete_each_object_once_and_nothing_else(bench: Bench):
     bench.append(CHUNK + SPILL_AT)
     bench.log.create_slot("billing", CHUNK)
-    during_trim(bench, bench.log.collect).collect()
+    during_trim(bench, bench.log.trim).trim()
     bench.clock.advance(GRACE)
-    during_trim(bench, bench.log.collect).collect()
+    during_trim(bench, bench.log.trim).trim()
     assert bench.values() == list(range(CHUNK, CHUNK + SPILL_AT))
     assert len(bench.paths("batches/")) == SPILL_AT
 
@@ -479,7 +479,7 @@ def test_a_claim_by_the_same_holder_leaves_a_reset_under_way_alone(bench: Bench)
     def meddle(call: Call) -> None:
         if call.name == "put_if" and call.path == "slots/billing.json" and call.stage == "before":
             bench.log.claim_slot("billing", "me")
-            bench.log.collect()
+            bench.log.trim()
 
     store.hook(meddle)
     bench.open(store).reset_slot("billing", 1)
@@ -517,12 +517,12 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: in
         held = bench.log.hold(7, 60)
         if action == "collect-late":
             for _ in range(3):
-                bench.log.collect()  # what is there now is looked through: it can only go by being trimmed
+                bench.log.trim()  # what is there now is looked through: it can only go by being trimmed
         if action.startswith("collect"):
             bench.log.reset_slot("keeper", 17)
             held.release()
         if action == "collect-late":
-            bench.log.collect()
+            bench.log.trim()
             bench.clock.advance(GRACE)
         store = FaultyStore(bench.store)
         died = []
@@ -591,17 +591,17 @@ def test_a_hold_keeps_what_a_reader_needs_and_ends_by_itself(bench: Bench):
     bench.append(10)
     bench.log.create_slot("done", 10)
     hold = bench.log.hold(2, 30)
-    bench.log.collect()
+    bench.log.trim()
     assert bench.log.bounds().first == 2
     bench.clock.advance(29)
     hold.renew(4)
     bench.clock.advance(29)
-    bench.log.collect()
+    bench.log.trim()
     assert bench.log.bounds().first == 4
     bench.clock.advance(29)
-    assert bench.log.collect().expired == []
+    assert bench.log.trim().expired == []
     bench.clock.advance(1)
-    assert bench.log.collect().expired == [hold.name]
+    assert bench.log.trim().expired == [hold.name]
     assert bench.log.bounds().first == 10
     with pytest.raises(SlotInvalid):
         hold.renew(5)
@@ -621,7 +621,7 @@ def test_a_hold_that_is_renewed_in_the_last_moment_holds(bench: Bench):
             hold.renew(2)
 
     store.hook(renew)
-    assert bench.open(store).collect().expired == []
+    assert bench.open(store).trim().expired == []
     assert bench.log.bounds().first == 2
 
 
@@ -639,7 +639,7 @@ def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything
         type(hold)(bench.open(store)._keeper, hold.name, 30).release()
     other = bench.log.hold(1, 30)
     assert len(bench.paths("slots/")) == 2
-    bench.log.collect(everything=True)
+    bench.log.trim(everything=True)
     assert bench.paths("slots/") == [f"slots/{other.name}.json"]
 
 
@@ -647,9 +647,9 @@ def test_a_released_hold_holds_nothing(bench: Bench):
     bench.append(3)
     bench.log.create_slot("done", 3)
     with bench.log.hold(1, 30):
-        bench.log.collect()
+        bench.log.trim()
         assert bench.log.bounds().first == 1
-    bench.log.collect()
+    bench.log.trim()
     assert bench.log.bounds().first == 3
 
 

@@ -27,9 +27,9 @@ class Watched(OwnQueue):
         super().__init__(log)
         self.rounds = threading.Semaphore(0)
 
-    def collect(self, pause: float = 0.0) -> None:
+    def trim(self, pause: float = 0.0) -> None:
         try:
-            super().collect(pause)
+            super().trim(pause)
         finally:
             self.rounds.release()
 
@@ -77,7 +77,7 @@ def test_every_five_minutes_the_log_is_trimmed_and_collected(queue: Watched, clo
 
 
 def test_how_often_can_be_said(queue: Watched, clock: ManualClock) -> None:
-    with Consumer(queue, clock=clock, collect_every=7.0):
+    with Consumer(queue, clock=clock, trim_every=7.0):
         for _ in range(3):
             a_round(queue, clock, 7.0)
 
@@ -115,14 +115,14 @@ def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualC
         consumer.close()
     assert not consumer._collector.running
     consumer.close()
-    assert Consumer(queue, collect_every=None).next_to_ack == 1
+    assert Consumer(queue, trim_every=None).next_to_ack == 1
 
 
 def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
     consumer.next_batch()
     consumer.ack(0)
-    Consumer(open_log(queue._store), collect_every=None)
+    Consumer(open_log(queue._store), trim_every=None)
     with pytest.raises(Fenced):
         consumer.close()
     assert not consumer._collector.running
@@ -139,7 +139,7 @@ def test_a_consumer_that_nobody_closed_takes_it_along(queue: Watched, clock: Man
 
 def test_without_one_no_thread_is_started_but_for_heartbeats(queue: Watched) -> None:
     before = set(threading.enumerate())
-    consumer = Consumer(queue, collect_every=None)
+    consumer = Consumer(queue, trim_every=None)
     (heartbeat,) = set(threading.enumerate()) - before
     assert heartbeat.name == "strandline-heartbeat"  # also if the log has no idle limit: it may be given one any time
     consumer.close()
@@ -156,7 +156,7 @@ def test_a_round_says_that_the_consumer_is_alive(queue: Watched, clock: ManualCl
 
 def test_a_round_of_a_fenced_consumer_collects_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    with Consumer(open_log(queue._store, clock=ManualClock()), collect_every=None) as other:
+    with Consumer(open_log(queue._store, clock=ManualClock()), trim_every=None) as other:
         other.next_descriptors(4)
         other.ack_through(2)
         before = queue._log.slot("default")

@@ -63,7 +63,7 @@ def interrupted(consumer: sl.Consumer, moments: int) -> Any:
 
 
 def test_a_batch_whose_call_was_interrupted_anywhere_comes_again_and_is_not_acknowledged(log: Any) -> None:
-    with sl.Consumer(log, collect_every=None) as consumer:
+    with sl.Consumer(log, trim_every=None) as consumer:
         first = consumer.next_to_read
         moments = interruptions = 0
         while True:
@@ -91,7 +91,7 @@ def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatc
         return fetch(self, descriptor)
 
     async def run() -> list[list[bytes]]:
-        async with sl.Consumer(log, collect_every=None) as consumer:
+        async with sl.Consumer(log, trim_every=None) as consumer:
             first = consumer.next_to_read
             call = asyncio.create_task(consumer.next_batch_async())
             await asyncio.to_thread(begun.wait, 60)
@@ -181,12 +181,12 @@ def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> 
 
     def begun() -> tuple[sl.Consumer, list[Any]]:
         log.reset_slot("default", 0)
-        consumer = sl.Consumer(log, collect_every=None, ack_every=2)
+        consumer = sl.Consumer(log, trim_every=None, ack_every=2)
         given = [consumer.next_batch() for _ in range(1 if call == "batches" else 3)]
         consumer.ack(0)
         return consumer, given
 
-    sl.Consumer(log, collect_every=None).close()
+    sl.Consumer(log, trim_every=None).close()
     now = [begun()]
     places = 0
     consuming = ("strandline.log.queue.", "strandline.followers.consumer.")

@@ -64,7 +64,7 @@ def fill(log: ObjectLog, clock: ManualClock) -> None:
 
 
 def opened(log: ObjectLog, slot: str = "default", **options: object) -> Consumer:
-    return Consumer(log, slot=slot, **{"collect_every": None, **options})
+    return Consumer(log, slot=slot, **{"trim_every": None, **options})
 
 
 def rest(consumer: Consumer) -> list[int]:
@@ -119,7 +119,7 @@ class TestSlots:
         rest(one), rest(two)
         one.ack_through(2)
         two.ack_through(0)
-        log.collect()
+        log.trim()
         assert log.bounds().first == 3
         assert rest(opened(log, "two")) == [1, 2, 3]
         with pytest.raises(CursorExpired):
@@ -129,10 +129,10 @@ class TestSlots:
         consumer = opened(log)
         assert consumer.next_batch().sequence == 0
         consumer.ack_through(0)
-        log.collect()
+        log.trim()
         assert rest(consumer) == [1, 2, 3]
         consumer.ack_through(3)
-        log.collect()
+        log.trim()
         assert log.bounds().first == log.bounds().next == 10
         assert consumer.next_batch() is None
         append(log, b"more", number=4)
@@ -180,7 +180,7 @@ class TestNewcomers:
         consumer = opened(log, "passing")
         rest(consumer)
         consumer.ack_through(1)
-        log.collect()
+        log.trim()
         for gone in (3, "beginning"):
             with pytest.raises(CursorExpired):
                 opened(log, start=gone)
@@ -194,7 +194,7 @@ class TestNewcomers:
         with opened(log, "passing") as consumer:
             rest(consumer)
             consumer.ack_through(1)
-        log.collect()
+        log.trim()
         assert rest(opened(log, "default")) == rest(opened(log, "other", start="retained")) == [2, 3]
 
     def test_a_slot_that_exists_stays_where_it_is_whatever_the_start(self, log: ObjectLog) -> None:
@@ -248,7 +248,7 @@ class TestLastAcked:
         consumer = opened(log)
         rest(consumer)
         consumer.ack_through(2)
-        log.collect()
+        log.trim()
         before = log.slot("default")
         for last in (0, 1):
             with pytest.raises(CursorExpired):
@@ -334,7 +334,7 @@ class TestInvalidSlots:
         for _ in range(8):
             clock.advance(25)
             consumer.flush()
-            log.collect()
+            log.trim()
         assert consumer.next_batch().sequence == 0
         with pytest.raises(SlotInvalid, match="idle-timeout"):
             other.next_batch()
@@ -503,8 +503,8 @@ class TestDeadLetters:
             with opened(log, slot, on_poison="dead-letter") as consumer:
                 assert consumer.next_batch() is None
                 assert consumer.dead_letters == 4
-        log.collect()
-        log.collect(grace=0.0, everything=True)
+        log.trim()
+        log.trim(grace=0.0, everything=True)
         assert log.bounds().first == 10
         names = [item.path for item in log.store.list("dead-letter/")]
         assert names == [f"dead-letter/{slot}/{number:020d}.json" for slot in ("one", "two") for number in range(4)]
@@ -598,7 +598,7 @@ class TestPlaces:
         with sl.open(url, create=True).producer() as producer:
             producer.produce([b"a"])
         for place in (url, sl.open(url), OwnQueue(sl.open(url))):
-            assert sl.Consumer(place, collect_every=None).next_batch().entries == [b"a"]
+            assert sl.Consumer(place, trim_every=None).next_batch().entries == [b"a"]
 
     def test_the_front_has_it(self) -> None:
         assert sl.Consumer is Consumer
@@ -609,7 +609,7 @@ class TestPlaces:
             producer.produce([b"a"], b"payload")
         paths = {"manifest": "m/manifest", "data": "m"}
         for place, options in ((url, {"format": "queue-v1", **paths}), (open_queue(url, **paths), {})):
-            batch = sl.Consumer(place, collect_every=None, **options).next_batch()
+            batch = sl.Consumer(place, trim_every=None, **options).next_batch()
             assert (batch.entries, batch.metadata[0].payload) == ([b"a"], b"payload")
 
     def test_where_there_is_no_log_there_is_no_consumer(self) -> None:
@@ -629,19 +629,19 @@ class TestPlaces:
 class TestVersion1:
     def test_a_last_acked_ahead_of_an_empty_queue_is_taken_as_it_is(self) -> None:
         queue = open_queue(PlainStore())
-        consumer = Consumer(queue, last_acked=7, collect_every=None)
+        consumer = Consumer(queue, last_acked=7, trim_every=None)
         assert consumer.next_to_ack == 8
         for number in range(10):
             queue.append(records(b"%d" % number), writer=WriterId(uuid4()), number=0).result(120)
         assert [batch.sequence for batch in consumer.batches()] == [8, 9]
         consumer.ack_through(8)
-        assert Consumer(queue, collect_every=None).next_to_ack == 9
+        assert Consumer(queue, trim_every=None).next_to_ack == 9
 
     def test_a_last_acked_ahead_of_a_queue_that_holds_something_is_refused(self) -> None:
         queue = open_queue(PlainStore())
         queue.append(records(b"0"), writer=WriterId(uuid4()), number=0).result(120)
         with pytest.raises(Diverged):
-            Consumer(queue, last_acked=1, collect_every=None)
+            Consumer(queue, last_acked=1, trim_every=None)
 
     @pytest.mark.parametrize("options", [{"slot": "billing"}, {"start": "now"}, {"start": 0}])
     def test_it_has_one_slot_that_begins_with_what_is_listed(self, options: dict[str, object]) -> None:
@@ -655,8 +655,8 @@ class TestArguments:
         [
             ({"on_poison": "ignore"}, "'raise' or 'dead-letter', not 'ignore'"),
             ({"last_acked": -1}, "last_acked is a whole number from 0"),
-            ({"collect_every": 0}, "collect_every is a number of seconds above 0"),
-            ({"collect_every": -1.0}, "collect_every is a number of seconds above 0"),
+            ({"trim_every": 0}, "trim_every is a number of seconds above 0"),
+            ({"trim_every": -1.0}, "trim_every is a number of seconds above 0"),
             ({"ack_every": 0}, "ack_every is a whole number from 1"),
         ],
     )

@@ -29,7 +29,7 @@ class Restored:
         folder = place / "queue"
         log = opened(kind, folder)
         produce(log, b"a", b"b", b"c")
-        self.consumer = sl.Consumer(log, collect_every=None)
+        self.consumer = sl.Consumer(log, trim_every=None)
         shutil.copytree(folder, place / "backup")
         produce(log, b"d", b"e")
         self.given = [self.consumer.next_batch() for _ in range(5)]
@@ -39,7 +39,7 @@ class Restored:
         produce(self.log, *again)
 
     def rest(self) -> list[Any]:
-        with sl.Consumer(self.log, collect_every=None) as consumer:
+        with sl.Consumer(self.log, trim_every=None) as consumer:
             return [batch.entries for batch in consumer.batches()]
 
 

@@ -270,7 +270,7 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
     assert story.complaints() == []
     # Whatever the killed had left behind is waste, and the next collections find all of it.
     for _ in range(3):
-        log.collect(grace=0, everything=True)
+        log.trim(grace=0, everything=True)
     assert [str(finding) for finding in Verification(log).findings()] == []
     assert log.bounds().first == log.bounds().next > 0, "everything was consumed"
     assert [item.path for item in log.store.list("batches/")] == []
@@ -304,7 +304,7 @@ def test_killing_producers_consumers_and_collectors_of_a_queue_of_version_1_lose
     assert queue.manifest().entries == ()
     # Nothing is left of what was consumed, nor of what the killed had uploaded and never listed, once it is old. Nobody
     # writes any more, so that anything is old at once; a clock set ahead would not do, as the server's counts as well.
-    sl.open(s3_url, format="queue-v1", grace=0.001, options=s3_server.options).collect()
+    sl.open(s3_url, format="queue-v1", grace=0.001, options=s3_server.options).trim()
     assert [item.path for item in queue.store.list("")] == [queue.manifest_path]
 
 

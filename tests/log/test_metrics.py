@@ -85,7 +85,7 @@ def test_what_is_collected_is_counted_and_timed(log: ObjectLog, place: PlainStor
     names = ("strandline_batches_collected_total", "strandline_entries_collected_total", "strandline_gc_seconds_count")
     with Moved(*names, "strandline_bytes_collected_total", "strandline_orphans_collected_total") as moved:
         for _ in range(2):
-            log.collect(grace=0)
+            log.trim(grace=0)
     assert moved.by == [1, 2, 2, size + len(b"orphan"), 1]
 
 
@@ -93,7 +93,7 @@ def test_head_writes_are_counted_by_role(log: ObjectLog):
     for role, act in (
         ("producer", lambda: produce(log, b"a")),
         ("consumer", lambda: log.create_slot("s", 0)),
-        ("collector", log.collect),
+        ("collector", log.trim),
     ):
         with Moved("strandline_head_writes_total", role=role) as moved:
             act()
@@ -119,10 +119,10 @@ def test_an_invalidated_slot_is_counted_by_reason(log: ObjectLog, clock: ManualC
     log.set_retention("consumed", SlotLimits(idle_seconds=5))
     log.create_slot("idle", 0)
     clock.advance(3)
-    log.collect()
+    log.trim()
     clock.advance(3)
     with Moved("strandline_slot_invalidations_total", reason="idle-timeout") as moved:
-        log.collect()
+        log.trim()
     assert moved.by == [1]
 
 
@@ -133,7 +133,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
     labels = {"log": log.url, "slot": "watched"}
     names = ("strandline_descriptors_total", "strandline_acknowledgements_total", "strandline_dead_letters_total")
     place.delete(log.head().tail[2].location)
-    quiet = {"on_poison": "dead-letter", "collect_every": None, "clock": clock}
+    quiet = {"on_poison": "dead-letter", "trim_every": None, "clock": clock}
     with Moved(*names) as moved, sl.Consumer(log, slot="watched", **quiet) as consumer:
         (descriptor,) = consumer.next_descriptors(1)
         assert value("strandline_queue_length", **labels) == 3

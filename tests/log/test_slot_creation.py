@@ -13,7 +13,7 @@ def claimed(log):
 
 
 def consumed(log):
-    with sl.Consumer(log, slot="s", collect_every=None) as consumer:
+    with sl.Consumer(log, slot="s", trim_every=None) as consumer:
         return [batch.entries for batch in consumer.batches(parallel=1)]
 
 

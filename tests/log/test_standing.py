@@ -84,11 +84,11 @@ def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, posit
     retained = stand(log, retention)["a"].retained
     told = trim_end(log.head(), log.slots(), log.chunks, retention=parse_retention(retention), now=log.clock.now())
     before = sum(sizes(log))
-    log.collect()
+    log.trim()
     assert log.bounds().first == told
     kept = sum(sizes(log))
     log.claim_slot("a", "me").advance(log.end())
-    log.collect()
+    log.trim()
     assert kept - sum(sizes(log)) == retained
     assert kept <= before
 
@@ -115,7 +115,7 @@ def test_what_is_left_of_the_limits_is_told_and_foretells_invalidation(log: Obje
     found = stand(log, limits=limits)["a"]
     assert (found.bytes_left, found.seconds_left) == (-1, -1)
     log.set_retention("consumed", limits)
-    (gone,) = log.collect().invalidated
+    (gone,) = log.trim().invalidated
     assert gone.invalid is not None
     assert gone.invalid.reason is InvalidReason.HORIZON
     found = stand(log, limits=limits)["a"]

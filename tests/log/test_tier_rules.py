@@ -163,15 +163,15 @@ def test_an_object_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_the
         append(log, b"x" * 50, b"y", number=number)
     log.create_slot("slow", 2)
     log.create_slot(TIER_SLOT, 8)
-    log.collect(grace=0.0)
+    log.trim(grace=0.0)
     assert log.bounds() == Bounds(8, 20)
-    done = log.collect(grace=0.0)
+    done = log.trim(grace=0.0)
     assert done.invalidated == []
     assert [state.invalid for state in log.slots()] == [None, None]
     assert log.floor() == 2
     log.claim_slot(TIER_SLOT, "me").advance(log.end())
     log.set_retention("consumed")
-    log.collect(grace=0.0)
+    log.trim(grace=0.0)
     assert log.bounds() == Bounds(20, 20)
     assert not [found for found in Verification(log).findings() if found.kind == "slot"]
 
@@ -189,17 +189,17 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
         append(log, b"x", number=number)
     assert len(log.head().levels) > 2
     log.create_slot(TIER_SLOT, 213)
-    log.collect(grace=0.0)
-    log.collect(grace=0.0)
+    log.trim(grace=0.0)
+    log.trim(grace=0.0)
     assert log.bounds().first == 213
     log.create_slot("old", 5, retained_from=0)
     log._keeper.cell(TIER_SLOT).update(log._keeper._op(), lambda state: replace(state, invalid=INVALID))
     log = open_log(store, clock=clock)  # which has no chunks in memory
-    assert log.collect(grace=0.0).invalidated == []
+    assert log.trim(grace=0.0).invalidated == []
     assert log.bounds().first == 213
     log.drop_slot(TIER_SLOT)
     # Without a cold tier it needs what is gone, and is told so.
-    assert [state.name for state in log.collect(grace=0.0).invalidated] == ["old"]
+    assert [state.name for state in log.trim(grace=0.0).invalidated] == ["old"]
     assert log.bounds().first == 300
 
 
@@ -224,7 +224,7 @@ def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
         assert reached == end
     assert trim_end(head, log.slots(), log.chunks, retention=FOREVER, now=clock.now()) == 0
     assert told()["slow"] == 0  # if it were up to date, nothing more would go
-    log.collect(grace=0.0)
+    log.trim(grace=0.0)
     assert log.bounds().first == 6
     assert set(told()) == {"slow", TIER_SLOT}
 
@@ -236,25 +236,25 @@ def test_a_write_ahead_log_is_pruned_past_consumers_up_to_the_tierer_s_slot_and_
             append(log, b"x" * 50, b"y", number=number)
         log.create_slot("slow", 2)
         log.create_slot(TIER_SLOT, 8)
-        assert log.prune(20) == 8
-        assert log.sweep(Consumed(), limits) == 8
-        assert log.sweep(MaxBytes(1), limits) == 8
-        assert log.prune(8, beyond_slots=True) == 8
+        assert log.trim(20) == 8
+        assert log.trim(Consumed(), limits=limits) == 8
+        assert log.trim(MaxBytes(1), limits=limits) == 8
+        assert log.trim(8, beyond_slots=True) == 8
         assert [state.invalid for state in log.slots()] == [None, None]
         assert log.floor() == 2
         log.claim_slot(TIER_SLOT, "me").advance(log.start().at(12))
-        assert log.prune(10, beyond_slots=True) == 10
+        assert log.trim(10, beyond_slots=True) == 10
         assert [state.invalid for state in log.slots()] == [None, None]  # the cold tier has all that went
-        assert log.sweep(Consumed(), limits) == 12
+        assert log.trim(Consumed(), limits=limits) == 12
         with pytest.raises(CursorExpired):
             log.create_slot("new", 3)
         log.create_slot("new", 3, retained_from=2)
-        assert log.prune(20) == 12
+        assert log.trim(20) == 12
         assert log.verify().findings == ()
     with WalLog.open(str(tmp_path), background=False) as log:
         assert {state.name: state.position for state in log.slots()} == {"slow": 2, "new": 3, TIER_SLOT: 12}
         assert log.bounds().first == 12
-        assert log.prune(14, beyond_slots=True) == 14  # what is in neither tier is gone for everybody
+        assert log.trim(14, beyond_slots=True) == 14  # what is in neither tier is gone for everybody
         assert all(state.invalid is not None for state in log.slots())
 
 
@@ -262,9 +262,9 @@ def test_a_write_ahead_log_without_a_tierer_is_pruned_as_ever(tmp_path: Path) ->
     with WalLog.open(str(tmp_path), background=False) as log:
         append(log, *[b"x"] * 10, number=0)
         log.create_slot("slow", 2)
-        assert log.prune(10) == 2
-        assert log.prune(2, beyond_slots=True) == 2
+        assert log.trim(10) == 2
+        assert log.trim(2, beyond_slots=True) == 2
         assert log.slots()[0].invalid is None
-        assert log.prune(5, beyond_slots=True) == 5
+        assert log.trim(5, beyond_slots=True) == 5
         assert log.slots()[0].invalid is not None
-        assert log.prune(7, beyond_slots=True) == 7
+        assert log.trim(7, beyond_slots=True) == 7

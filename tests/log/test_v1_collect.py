@@ -55,10 +55,10 @@ def test_one_clock_that_is_wrong_takes_no_upload_that_is_not_listed_yet(skew):
     fresh = new_location("ingest", clock.now(), writer(77), 0)
     append(opened(store, clock=clock), b"a", number=0)
     store.put(fresh, b"just uploaded")
-    assert gone(wrong.collect()) == []
+    assert gone(wrong.trim()) == []
     assert fresh in paths(store)
     clock.advance(GRACE)
-    assert gone(opened(store, clock=clock).collect()) == [fresh]
+    assert gone(opened(store, clock=clock).trim()) == [fresh]
     assert [path for path in paths(store) if "clock" in path] == []
 
 
@@ -66,9 +66,9 @@ def test_an_unlisted_object_goes_when_it_is_a_grace_period_old(place):
     orphan = place.ulid(0)
     place.store.put(orphan, b"orphan")
     place.clock.advance(GRACE - 1)
-    assert place.log.collect() == Collection((), 1)
+    assert place.log.trim() == Collection((), 1)
     place.clock.advance(1)
-    assert gone(place.log.collect()) == [orphan]
+    assert gone(place.log.trim()) == [orphan]
     assert orphan not in paths(place.store)
     assert [value for _, value in content(place.log)] == [b"a", b"b"]
 
@@ -77,13 +77,13 @@ def test_objects_that_others_named_differently_go_too(place):
     for name in ("ingest/part-1.batch", "ingest/x", "ingest/0000"):
         place.store.put(name, b"orphan")
     place.clock.advance(GRACE)
-    assert gone(place.log.collect()) == ["ingest/0000", "ingest/part-1.batch", "ingest/x"]
+    assert gone(place.log.trim()) == ["ingest/0000", "ingest/part-1.batch", "ingest/x"]
 
 
 def test_an_acknowledged_batch_goes(place):
     place.log.claim_slot("queue", "me").advance(place.log.start().at(1))
     place.clock.advance(GRACE)
-    assert len(place.log.collect().garbage) == 1
+    assert len(place.log.trim().garbage) == 1
     assert content(place.log) == [(1, b"b")]
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_says_what_would_go_and_deletes_nothing(place):
     place.store.put(orphan, b"orphan")
     place.clock.advance(GRACE)
     before = paths(place.store)
-    collection = place.log.collect(dry_run=True)
+    collection = place.log.trim(dry_run=True)
     assert (gone(collection), collection.size, collection.dry_run) == ([orphan], 6, True)
     assert paths(place.store) == before
     assert not place.line.named("delete")
@@ -103,7 +103,7 @@ def test_progress_is_told(place):
         place.store.put(place.ulid(number), b"orphan")
     place.clock.advance(GRACE)
     told: list[int] = []
-    place.log.collect(on_progress=told.append)
+    place.log.trim(on_progress=told.append)
     assert told == [1, 2, 3]
 
 
@@ -113,8 +113,8 @@ def test_a_delete_that_fails_is_made_up_for_in_the_next_round(place):
     place.clock.advance(GRACE)
     place.line.fail_next("delete")
     with pytest.raises(TransientStorageError):
-        place.log.collect()
-    assert len(place.log.collect().garbage) == 3
+        place.log.trim()
+    assert len(place.log.trim().garbage) == 3
     assert len(paths(place.store)) == 3
 
 
@@ -123,7 +123,7 @@ def test_a_delete_that_fails_is_made_up_for_in_the_next_round(place):
 
 def test_what_is_listed_stays_for_ever(place):
     place.clock.advance(1000 * GRACE)
-    assert place.log.collect() == Collection((), 0)
+    assert place.log.trim() == Collection((), 0)
     assert [value for _, value in content(place.log)] == [b"a", b"b"]
 
 
@@ -134,7 +134,7 @@ def test_the_manifest_stays_wherever_it_is():
         log = opened(store, clock=clock, manifest=manifest)
         append(log, b"a", by=len(manifest), number=0)
         clock.advance(10 * GRACE)
-        log.collect()
+        log.trim()
         assert manifest_in(store, manifest).next_sequence == 1
         for path in paths(store, "ingest/"):
             store.delete(path)
@@ -145,7 +145,7 @@ def test_nothing_outside_the_data_folder_or_in_a_folder_below_it_is_touched(plac
     for path in strangers:
         place.store.put(path, b"not ours")
     place.clock.advance(10 * GRACE)
-    assert place.log.collect() == Collection((), 0)
+    assert place.log.trim() == Collection((), 0)
     assert set(strangers) < set(paths(place.store))
 
 
@@ -155,10 +155,10 @@ def test_without_a_manifest_nothing_is_deleted():
     store = PlainStore(clock=clock)
     append(opened(store, clock=clock), b"a", number=0)
     clock.advance(10 * GRACE)
-    assert opened(store, clock=clock, manifest="ingest/mnaifest").collect() == Collection()
+    assert opened(store, clock=clock, manifest="ingest/mnaifest").trim() == Collection()
     before = paths(store)
     store.delete("ingest/manifest")
-    assert opened(store, clock=clock).collect() == Collection()
+    assert opened(store, clock=clock).trim() == Collection()
     assert paths(store) == [path for path in before if path != "ingest/manifest"]
 
 
@@ -166,7 +166,7 @@ def test_with_a_damaged_manifest_nothing_is_deleted(place):
     place.store.put("ingest/manifest", b"rubbish")
     place.clock.advance(10 * GRACE)
     with pytest.raises(CorruptData, match="ingest/manifest"):
-        place.log.collect()
+        place.log.trim()
     assert len(paths(place.store)) == 3
 
 
@@ -176,7 +176,7 @@ def test_with_a_store_that_fails_nothing_is_deleted(place, failing):
     place.clock.advance(10 * GRACE)
     place.line.fail_next(failing)
     with pytest.raises(TransientStorageError):
-        place.log.collect()
+        place.log.trim()
     assert "ingest/orphan" in paths(place.store)
 
 
@@ -184,14 +184,14 @@ def test_a_ulid_that_is_younger_than_the_object_s_time_is_kept(place):
     young = place.ulid(0, age=-GRACE)  # uploaded by a machine whose clock is ahead
     place.store.put(young, b"x")
     place.clock.advance(GRACE)
-    assert place.log.collect() == Collection((), 1)
+    assert place.log.trim() == Collection((), 1)
     place.clock.advance(GRACE)
-    assert gone(place.log.collect()) == [young]
+    assert gone(place.log.trim()) == [young]
 
 
 def test_an_object_whose_name_is_old_but_that_was_written_just_now_is_kept(place):
     place.store.put(place.ulid(0, age=10 * GRACE), b"copied from elsewhere")
-    assert place.log.collect() == Collection((), 1)
+    assert place.log.trim() == Collection((), 1)
 
 
 NOW = 1_700_000_000_000_000
@@ -233,7 +233,7 @@ def test_a_background_collector_deletes_only_what_it_saw_unlisted_for_a_grace_pe
 def test_the_command_has_no_such_memory(place):
     place.clock.advance(GRACE)
     place.log.claim_slot("queue", "me").advance(place.log.end())
-    assert len(place.log.collect().garbage) == 2
+    assert len(place.log.trim().garbage) == 2
 
 
 def test_a_background_collector_s_own_slowness_counts_for_nothing(place):
@@ -286,10 +286,10 @@ def test_the_consumer_s_queue_collects_with_memory(place):
     place.clock.advance(10 * GRACE)
     queue.acknowledge(queue.look(0).descriptors[-1])
     for _ in range(2):
-        queue.collect()
+        queue.trim()
         place.clock.advance(GRACE / 2)
         assert len(paths(place.store)) == 3
-    queue.collect()
+    queue.trim()
     assert paths(place.store) == ["ingest/manifest"]
 
 
@@ -349,7 +349,7 @@ def test_a_producer_that_lists_too_late_would_list_what_is_gone(place, monkeypat
             if call.name == "put" and call.stage == "after":
                 place.line.unhook()
                 place.clock.advance(GRACE)
-                opened(place.store, clock=place.clock).collect()
+                opened(place.store, clock=place.clock).trim()
 
         place.line.hook(hold)
         append(place.log, b"late", by=5, number=number)
@@ -367,5 +367,5 @@ def _patient(manifest, listings, now, patience):
 def test_dead_letters_are_never_collected(place):
     V1Queue(place.log).dead_letter(manifest_in(place.store).entries[0], "because")
     place.clock.advance(100 * GRACE)
-    place.log.collect()
+    place.log.trim()
     assert len(paths(place.store, "ingest-dead/")) == 2

@@ -371,7 +371,7 @@ def test_a_collector_that_dies_at_any_operation_and_comes_back_deletes_just_the_
 
     def script(line: FaultyStore) -> None:
         later = ManualClock(now=clock.now() + 10**10)
-        opened(line, clock=later).collect()
+        opened(line, clock=later).trim()
 
     def check(place: PlainStore) -> None:
         assert paths(place) == ["ingest/manifest", "ingest/part-0.batch", "ingest/part-1.batch"]

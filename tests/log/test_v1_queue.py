@@ -244,7 +244,7 @@ def test_a_dead_letter_keeps_descriptor_and_bytes_beside_the_data(store):
 
 
 def consumer(store, **options) -> sl.Consumer:
-    return sl.Consumer(opened(store), collect_every=None, clock=ManualClock(), **options)
+    return sl.Consumer(opened(store), trim_every=None, clock=ManualClock(), **options)
 
 
 def test_the_queue_face_consumes_what_others_produced_from_5_on(store):
@@ -266,7 +266,7 @@ def test_the_queue_face_consumes_what_others_produced_from_5_on(store):
 def test_the_queue_face_opens_a_queue_by_its_address_and_format(tmp_path):
     with open_queue(str(tmp_path)).producer() as producer:
         producer.produce([b"a"], metadata=b"m")
-    with sl.Consumer(str(tmp_path), format="queue-v1", collect_every=None) as taken:
+    with sl.Consumer(str(tmp_path), format="queue-v1", trim_every=None) as taken:
         batch = taken.next_batch()
         assert (batch.entries, batch.metadata[0].payload) == ([b"a"], b"m")
         taken.ack_through(batch.sequence)

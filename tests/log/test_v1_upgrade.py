@@ -278,7 +278,7 @@ def test_a_log_that_has_forgotten_all_about_it_is_refused(scene, monkeypatch):
     scene.log.set_retention("consumed")
     scene.log.create_slot("me", 0)
     scene.log.claim_slot("me", "me").advance(scene.log.end())
-    scene.log.collect()
+    scene.log.trim()
     assert scene.log.head().floor > 0
     with pytest.raises(OutcomeUnknown, match="another log"):
         scene.run()

@@ -56,13 +56,13 @@ class Bench:
         self.log = self.open(create=True, retention="consumed")
         for number in range(20):
             append(self.log, b"%d" % number, b"x", number=number)
-        self.log.collect()
+        self.log.trim()
         for number in range(20, 40):
             append(self.log, b"%d" % number, number=number)
         append(self.log, b"other", writer=writer_named(2), number=0)
         self.log.create_slot("billing", 20)
         self.log.create_slot("reports", 30)
-        self.log.collect()
+        self.log.trim()
 
     def open(self, store=None, **options) -> ObjectLog:
         return open_log(store or self.store, clock=self.clock, chance=SeededChance(7), **options)
@@ -352,7 +352,7 @@ def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
     assert ("collection after the next" in finding.message) is (rounds == 2)
     for _ in range(rounds):
         assert path in paths(bench.store, "batches/")
-        bench.log.collect(everything=everything)
+        bench.log.trim(everything=everything)
     assert path not in paths(bench.store, "batches/")
     assert verified(bench.reopened(), quick=quick) == []
 
@@ -365,7 +365,7 @@ def test_what_a_collection_that_died_left_to_be_swept_is_waste(bench: Bench):
     (finding,) = verified(bench.reopened())
     assert (finding.severity, finding.where) == (Severity.WASTE, path)
     assert "the next collection deletes it" in finding.message
-    bench.reopened().collect()
+    bench.reopened().trim()
     assert path not in paths(bench.store, "batches/")
 
 
@@ -389,7 +389,7 @@ def test_invalid_slots_ended_holds_and_dead_letters_are_told(bench: Bench):
     bench.log.set_retention("consumed", SlotLimits(idle_seconds=60))
     for _ in range(2):
         bench.clock.advance(31)
-        bench.log.collect()
+        bench.log.trim()
     bench.store.put("slots/hold-abc.json", b"{}")
     bench.store.put("dead-letter/billing/00000000000000000003.json", b"{}")
     found = {(one.severity, one.kind, one.where) for one in verified(bench.reopened())}
@@ -424,7 +424,7 @@ def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Ben
     def collect() -> None:
         for slot in ("billing", "reports"):
             bench.log.reset_slot(slot, 58)
-        bench.log.collect(grace=0)
+        bench.log.trim(grace=0)
         bench.log.drop_slot("reports")
         append(bench.log, b"more", number=40)
 
@@ -447,7 +447,7 @@ def test_what_is_appended_meanwhile_is_no_orphan(bench: Bench, quick: bool):
 @pytest.mark.parametrize("quick", [False, True])
 def test_an_upload_that_outlived_a_collection_is_listed_among_younger_ones_and_is_no_orphan(bench: Bench, quick: bool):
     def collect() -> None:
-        bench.log.collect()
+        bench.log.trim()
         append(bench.log, b"younger", number=40)
 
     log = interfered(bench, lambda call: call.name == "put_if" and call.path == "head", collect)
@@ -511,11 +511,11 @@ class Chaos:
             hold.release()
 
     def collect(self, log: ObjectLog) -> None:
-        log.collect(grace=self.chance.choice([0, GRACE]))
+        log.trim(grace=self.chance.choice([0, GRACE]))
 
     def collect_late(self, log: ObjectLog) -> None:
         self.bench.clock.advance(GRACE)
-        log.collect()
+        log.trim()
 
 
 @pytest.mark.parametrize("seed", some(range(8), 2))
@@ -526,7 +526,7 @@ def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(se
         assert damage(log) == damage(log, quick=True) == []
     for _ in range(3):
         chaos.bench.clock.advance(GRACE)
-        chaos.bench.reopened().collect(everything=True)
+        chaos.bench.reopened().trim(everything=True)
     left = [one for one in verified(chaos.bench.reopened()) if one.kind is not Kind.SLOT]
     assert left == []
 

@@ -48,16 +48,16 @@ def test_a_clock_that_is_set_while_the_log_is_open_makes_nothing_go_too_early(tm
         clock.advance(DAY)
         jump(clock, skew)
         append(log)
-        assert log.sweep(WEEK) == 0
+        assert log.trim(WEEK) == 0
         clock.advance(3600)
         jump(clock, -skew)
         append(log)
         clock.advance(5 * DAY)
-        assert log.sweep(WEEK) == 0
+        assert log.trim(WEEK) == 0
         clock.advance(2 * DAY)
         append(log)
         clock.advance(DAY)
-        assert log.sweep(WEEK) >= 10
+        assert log.trim(WEEK) >= 10
 
 
 def test_after_a_clock_was_ten_years_ahead_age_and_seeking_work_again_a_day_later(tmp_path, clock):
@@ -77,11 +77,11 @@ def test_after_a_clock_was_ten_years_ahead_age_and_seeking_work_again_a_day_late
         assert log.position_of(when(clock, 30)) == 40
         assert log.position_of(when(clock, 2 * DAY)) == 0
         clock.advance(7 * DAY - 90)
-        assert log.sweep(WEEK) == 10  # what was written ahead is no older than what came behind it
+        assert log.trim(WEEK) == 10  # what was written ahead is no older than what came behind it
         clock.advance(60)
-        assert log.sweep(WEEK) == 40
+        assert log.trim(WEEK) == 40
         clock.advance(60)
-        assert log.sweep(WEEK) == 50
+        assert log.trim(WEEK) == 50
 
 
 def test_a_clock_that_stays_a_year_behind_after_a_restart_loses_nothing_when_it_is_set_right(tmp_path, clock):
@@ -90,12 +90,12 @@ def test_a_clock_that_stays_a_year_behind_after_a_restart_loses_nothing_when_it_
     jump(clock, -YEAR)
     with opened(tmp_path, clock) as log:
         append(log)
-        assert log.sweep(WEEK) == 0
+        assert log.trim(WEEK) == 0
     jump(clock, YEAR)
     clock.advance(3600)
     with opened(tmp_path, clock) as log:
         append(log)
-        assert log.sweep(WEEK) == 0
+        assert log.trim(WEEK) == 0
         assert log.bounds() == Bounds(0, 30)
 
 

@@ -25,7 +25,7 @@ class WalContract(LogContract):
             yield log
 
     def retain_from(self, log: WalLog, offset: int) -> None:
-        log.prune(offset, beyond_slots=True)
+        log.trim(offset, beyond_slots=True)
 
     def invalidate(self, log: WalLog, name: str) -> None:
         log.invalidate_slot(name, InvalidReason.HORIZON)

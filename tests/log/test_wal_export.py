@@ -323,7 +323,7 @@ def test_a_log_that_is_pruned_meanwhile_is_told_so_and_leaves_nothing(disk, monk
         for number in range(5):
             log.append_value(b"%d" % number).result()
         with pytest.raises(CursorExpired):
-            export_spool(log, OUT, disk=disk, told=lambda done: log.prune(4) if done == 2 else None)
+            export_spool(log, OUT, disk=disk, told=lambda done: log.trim(4) if done == 2 else None)
     assert made(disk) == set()
 
 

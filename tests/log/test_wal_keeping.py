@@ -81,7 +81,7 @@ class TestPruning:
             wal.append_many([b"%d" % number for number in range(10)])
             wal.log.create_slot("billing", 4)
             assert wal.prune_through(8) == 4
-            assert wal.log.prune(8, beyond_slots=True) == 8
+            assert wal.log.trim(8, beyond_slots=True) == 8
             (slot,) = wal.log.slots()
             assert slot.invalid is not None
             assert slot.invalid.reason == InvalidReason.WAL_REMOVED
@@ -93,7 +93,7 @@ class TestPruning:
             for number in range(4):
                 log.append_value(b"%d" % number).result()
             spans = log.plan(log.start())
-            log.prune(3)
+            log.trim(3)
             with pytest.raises(NotFound, match="pruned"):
                 spans[0].fetch()
             with pytest.raises(CursorExpired):
@@ -127,7 +127,7 @@ class TestSlots:
             lambda log: log.reset_slot("billing", 2),
             lambda log: log.drop_slot("billing"),
             lambda log: log.invalidate_slot("billing", InvalidReason.HORIZON),
-            lambda log: log.prune(5, beyond_slots=True),
+            lambda log: log.trim(5, beyond_slots=True),
         ],
     )
     def test_what_must_not_be_lost_is_durable_before_it_answers(self, recorded, tmp_path, change):
@@ -140,7 +140,7 @@ class TestSlots:
         slot = log.claim_slot("billing", "me")
         slot.advance(Cursor(log.log_id, 4))
         assert WalReader(str(tmp_path)).slots()[0].position == 0
-        assert log.prune(9) == 4
+        assert log.trim(9) == 4
         assert WalReader(str(tmp_path)).slots()[0].position == 4
         slot.advance(Cursor(log.log_id, 7))
         log.close()

@@ -297,7 +297,7 @@ class TestReading:
                 assert append(log, b"other", number=number).first == number
         with WalLog.open(str(tmp_path), **options) as log:
             assert len(log._catalog.firsts) > 3
-            log.prune(40)
+            log.trim(40)
         with WalLog.open(str(tmp_path), **options) as log:
             assert append(log, b"x", number=39).first == 39
             assert append(log, b"x", number=40).first == 40

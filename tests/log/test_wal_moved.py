@@ -92,7 +92,7 @@ def test_a_link_that_leads_elsewhere_is_noticed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    lambda log: log.prune(1),
+    lambda log: log.trim(1),
     lambda log: log.create_slot("billing", 0),
     lambda log: log.append_value(b"after").result(SOON),
 ], ids=["prune", "slot", "roll"])  # fmt: skip

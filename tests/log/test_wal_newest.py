@@ -43,7 +43,7 @@ def test_what_is_not_in_memory_or_not_retained_is_left_to_a_plan(tmp_path):
         assert log.newest(0, 1 << 20) == []
         assert log.newest(29, 1 << 20)[0].first == 29
         assert log.newest(30, 1 << 20) == []
-        log.prune(30)
+        log.trim(30)
         assert log.newest(29, 1 << 20) == []
 
 

@@ -47,7 +47,7 @@ class TestBytesBehind:
             assert sizes[position] - sizes[position + 1] >= stored(log, position) - stored(log, position + 1)
 
     def test_below_the_start_it_is_counted_from_there(self, log):
-        log.prune(7)
+        log.trim(7)
         assert log.bytes_behind(0) == log.bytes_behind(7)
 
     def test_it_reads_little_however_long_the_log_is(self, tmp_path, clock):
@@ -126,45 +126,45 @@ class TestLimits:
     def test_pruning_enforces_them_first(self, log):
         log.create_slot("far", 2)
         log.create_slot("near", 15)
-        assert log.prune(20) == 2
-        assert log.prune(20, limits=SlotLimits(lag_bytes=log.bytes_behind(10))) == 15
+        assert log.trim(20) == 2
+        assert log.trim(20, limits=SlotLimits(lag_bytes=log.bytes_behind(10))) == 15
 
     def test_without_limits_nothing_is_judged(self, log, clock):
         log.create_slot("far", 0)
         clock.advance(10**6)
         assert log.enforce(NO_LIMITS) == []
-        assert log.prune(20) == 0
+        assert log.trim(20) == 0
 
 
 class TestPolicies:
     def test_forever_forgets_nothing(self, log):
-        assert log.sweep(Forever()) == 0
+        assert log.trim(Forever()) == 0
 
     def test_what_every_valid_slot_has_passed_is_consumed(self, log):
-        assert log.sweep(Consumed()) == 0
+        assert log.trim(Consumed()) == 0
         log.create_slot("a", 9)
         log.create_slot("b", 12)
-        assert log.sweep(Consumed()) == 9
+        assert log.trim(Consumed()) == 9
         log.invalidate_slot("a", InvalidReason.HORIZON)
-        assert log.sweep(Consumed()) == 12
+        assert log.trim(Consumed()) == 12
         log.invalidate_slot("b", InvalidReason.HORIZON)
-        assert log.sweep(Consumed()) == 12
+        assert log.trim(Consumed()) == 12
 
     @pytest.mark.parametrize(("seconds", "start"), [(1, 19), (5, 15), (19, 1), (20, 0), (99, 0)])
     def test_what_is_older_than_the_age_goes(self, log, seconds, start):
-        assert log.sweep(MaxAge(seconds)) == start
+        assert log.trim(MaxAge(seconds)) == start
         assert log.bounds() == Bounds(start, 20)
 
     def test_everything_goes_when_all_of_it_is_too_old_and_the_end_stays(self, log, clock):
         clock.advance(100)
-        assert log.sweep(MaxAge(60)) == 20
-        assert log.sweep(MaxAge(60)) == 20
+        assert log.trim(MaxAge(60)) == 20
+        assert log.trim(MaxAge(60)) == 20
         assert log.append_value(b"x").result().first == 20
 
     def test_the_oldest_go_until_the_rest_fits(self, log):
         sizes = [log.bytes_behind(position) for position in range(21)]
         for size in (10**9, sizes[0], sizes[0] - 1, sizes[3], sizes[7] + 5, sizes[13] - 1, sizes[19], 1):
-            start = log.sweep(MaxBytes(size))
+            start = log.trim(MaxBytes(size))
             assert log.bytes_behind(start) <= size
             assert start == 0 or sizes[start - 1] > size
         assert start == 20
@@ -173,17 +173,17 @@ class TestPolicies:
         log.create_slot("reader", 4)
         clock.advance(1000)
         for policy in (MaxAge(1), MaxBytes(1), Consumed()):
-            assert log.sweep(policy) == 4
+            assert log.trim(policy) == 4
 
     def test_a_slot_beyond_its_limit_no_longer_keeps_a_policy_from_anything(self, log, clock):
         log.create_slot("reader", 4)
         clock.advance(1000)
-        assert log.sweep(MaxAge(1), SlotLimits(idle_seconds=500)) == 20
+        assert log.trim(MaxAge(1), limits=SlotLimits(idle_seconds=500)) == 20
 
     def test_sweeping_again_changes_nothing(self, tmp_path, log):
-        log.sweep(MaxAge(5))
+        log.trim(MaxAge(5))
         before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()}
-        assert log.sweep(MaxAge(5)) == 15
+        assert log.trim(MaxAge(5)) == 15
         assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.iterdir()} == before
 
 

@@ -149,7 +149,7 @@ class TestRewinding:
 
     def test_a_pruned_log_is_cut_back_to_its_start_and_not_below(self, folder, tmp_path):
         with opened(folder) as log:
-            log.prune(7)
+            log.trim(7)
         for to in (-1, 0, 6, END + 1):
             with pytest.raises(InvalidInput, match="offsets 7 up to 14"):
                 rewind(str(folder), to, quarantine=str(tmp_path / "aside"))

@@ -69,7 +69,7 @@ class TestCopies:
     def test_a_pruned_log_is_copied_from_where_it_begins(self, tmp_path):
         with opened(tmp_path / "log") as log:
             grow(log, 20)
-            log.prune(11)
+            log.trim(11)
             fill(log, empty(tmp_path / "copy"))
         reader = WalReader(str(tmp_path / "copy"))
         assert reader.bounds() == Bounds(11, 20)
@@ -80,7 +80,7 @@ class TestCopies:
         with opened(tmp_path / "log") as log:
             log.append(records(b"x"), writer=WRITER, number=0).result()
             grow(log, count, term=4)
-            log.prune(99)
+            log.trim(99)
             cursor = fill(log, empty(tmp_path / "copy"))
             assert cursor == log.end()
         assert verify(str(tmp_path / "copy")) == cursor
@@ -111,7 +111,7 @@ class TestCopies:
             for upto in (log.end().at(7), Cursor(UUID(int=9), 2), log.end().at(3), log.end().at(2)):
                 with pytest.raises(Diverged):
                     fill(log, folder, upto=upto)
-            log.prune(5)
+            log.trim(5)
             with pytest.raises(CursorExpired):
                 fill(log, folder, upto=Cursor(log.log_id, 2, 1))
         assert DISK.scan(folder) == []
@@ -147,7 +147,7 @@ class TestBesideOthers:
                 def prune(path, log=log, seen=seen, number=number):
                     seen.append(path)
                     if len(seen) == number:
-                        log.prune(13)
+                        log.trim(13)
 
                 target = empty(tmp_path / f"copy-{number}")
                 cursor = fill(log, target, disk=Interrupted(prune))
@@ -169,7 +169,7 @@ class TestBesideOthers:
             def prune_and_grow(_path):
                 if todo:
                     todo.pop()
-                    log.prune(99)
+                    log.trim(99)
                     grow(log, 3, term=2)
 
             cursor = fill(log, empty(tmp_path / "copy"), disk=Interrupted(prune_and_grow))
@@ -262,7 +262,7 @@ def test_a_sealed_snapshot_unpacks_to_the_log_that_it_was_made_of(tmp_path):
         grow(log, 9, term=1)
         log.append(records(b"x", b"y"), writer=WRITER, number=0).result()
         grow(log, 30, term=5, size=90)
-        log.prune(3)
+        log.trim(3)
         cursor, held = log.end(), values(log)
         grow(log, 3)
         sealed = seal(

@@ -69,10 +69,10 @@ class TestTerms:
     def test_what_was_pruned_has_no_term_but_the_last_of_it_where_a_file_begins(self, tmp_path):
         with opened(tmp_path) as log:
             grow(log)
-            log.prune(5)
+            log.trim(5)
             assert [log.term_at(offset) for offset in range(3, 8)] == [None, 2, 2, 2, 5]
             assert [log.end_of_term(term) for term in range(7)] == [5, 5, 7, 7, 7, 9, 10]
-            log.prune(10)
+            log.trim(10)
             assert [log.end_of_term(term) for term in (0, 5, 6, 9)] == [10, 10, 10, 10]
 
     def test_the_end_of_a_term_is_found_without_reading_the_log(self, tmp_path):
@@ -117,7 +117,7 @@ class TestCursors:
     def test_where_the_record_below_is_gone_only_a_term_that_cannot_be_is_refused(self, tmp_path):
         with opened(tmp_path) as log:
             grow(log)
-            log.prune(4)
+            log.trim(4)
             for term in (0, 1, 2):
                 assert log.plan(Cursor(log.log_id, 4, term))[0].first == 4
             for term in (3, 6, 7):
@@ -125,7 +125,7 @@ class TestCursors:
                     log.plan(Cursor(log.log_id, 4, term))
             with pytest.raises(CursorExpired):
                 log.plan(Cursor(log.log_id, 3, 2))
-            log.prune(10)
+            log.trim(10)
             assert log.plan(Cursor(log.log_id, 10, 6)) == []
             with pytest.raises(Diverged):
                 log.plan(Cursor(log.log_id, 10, 7))

@@ -55,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fill(log)
         log.create_slot("a", 100)
         log.create_slot("b", 200)
-        log.prune(50)
+        log.trim(50)
     return folder
 
 
@@ -423,7 +423,7 @@ def test_a_file_below_the_start_that_was_not_removed_yet_is_noted_and_not_judged
     first = files(folder)[0]
     data = first.read_bytes()
     with WalLog.open(str(folder), background=False) as log:
-        log.prune(300, beyond_slots=True)
+        log.trim(300, beyond_slots=True)
     first.write_bytes(data[:1000])
     second = firsts_in(DISK.scan(str(folder)))[1]
     with WalLog.open(str(folder), background=False):
@@ -460,7 +460,7 @@ def test_what_is_appended_and_pruned_meanwhile_is_neither_judged_nor_missed(fold
     def step(path: str) -> None:
         if path.endswith(".log"):
             fill(writer, groups=1, frames=5)
-            writer.prune(writer.bounds().next - 5, beyond_slots=True)
+            writer.trim(writer.bounds().next - 5, beyond_slots=True)
 
     disk = Meddled(step)
     found = verify(str(folder), disk=disk, clock=CLOCK)
@@ -485,7 +485,7 @@ def test_everything_may_be_pruned_between_any_two_reads(whole: Path, tmp_path: P
             def prune(_: str, log: WalLog = log) -> None:
                 nonlocal left
                 if left == 0:
-                    log.prune(560, beyond_slots=True)
+                    log.trim(560, beyond_slots=True)
                 left -= 1
 
             assert verify(str(folder), disk=Meddled(prune), clock=CLOCK).damage == [], at

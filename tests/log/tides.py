@@ -301,7 +301,7 @@ def _meddler(process: Process) -> Callable[[], None]:
 
 def _collector(process: Process) -> Callable[[], None]:
     def act(log: ObjectLog) -> None:
-        process.history.invalidated += len(log.collect(grace=GRACE).invalidated)
+        process.history.invalidated += len(log.trim(grace=GRACE).invalidated)
 
     def work() -> None:
         for _ in range(process.chance.randint(2, 4)):
@@ -318,7 +318,7 @@ def check(history: History, place: Watchman, clock: ManualClock) -> None:
     log = open_log(place, clock=clock, chance=SeededChance(history.seed ^ 0x5EED))
     quiet = 0
     while quiet < 3:  # calmly, until nothing waits any more; an upload is kept for two rounds
-        done = log.collect(grace=GRACE, everything=True)
+        done = log.trim(grace=GRACE, everything=True)
         quiet = 0 if done.deleted or done.waiting or done.trimmed_records else quiet + 1
         clock.advance(GRACE)
     assert not history.complaints, f"{story}: {history.complaints}"

@@ -100,7 +100,7 @@ class Work:
     def move_and_prune(self, count: int) -> None:
         slot = self.log.claim_slot("reader", "me")
         slot.advance(Cursor(self.log.log_id, 6))
-        assert self.log.prune(10) == max(6, self.log.bounds().first)
+        assert self.log.trim(10) == max(6, self.log.bounds().first)
         self._promised("start", 6)
         self.group(count)
 
@@ -108,7 +108,7 @@ class Work:
         if self.log.slots():
             self.log.drop_slot("reader")
         self._promised("dropped", value=True)
-        assert self.log.prune(99) == self.log.bounds().next
+        assert self.log.trim(99) == self.log.bounds().next
         self._promised("start", self.log.bounds().next)
         self.group(count)
 

@@ -221,7 +221,7 @@ CHANGES: dict[str, Callable[[WriteAheadLog, Slot], object]] = {
     "append as a writer": lambda wal, _: wal.log.append(records(b"x"), writer=writer_named(1), number=0),
     "prune": lambda wal, _: wal.prune_through(1),
     "prune nothing": lambda wal, _: wal.prune_through(0),
-    "prune beyond slots": lambda wal, _: wal.log.prune(wal.current, beyond_slots=True),
+    "prune beyond slots": lambda wal, _: wal.log.trim(wal.current, beyond_slots=True),
     "create a slot": lambda wal, _: wal.log.create_slot("new", wal.current),
     "claim a slot": lambda wal, _: wal.log.claim_slot("old", "someone"),
     "reset a slot": lambda wal, _: wal.log.reset_slot("old", wal.current),

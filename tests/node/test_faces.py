@@ -87,9 +87,9 @@ class TestPrimary:
         primary.unregister_replica("nobody")
         primary.unregister_replica("b", keep_slot=True)
         assert primary.topology().members == ()
-        assert primary.prune(2) == 0
+        assert primary.trim(2) == 0
         primary.unregister_replica("b")
-        assert primary.prune(2) == 2
+        assert primary.trim(2) == 2
 
     def test_resuming_is_planned_from_the_replicas_own_position(self, primary):
         commit = primary.append_values([b"1", b"2"])

@@ -188,9 +188,9 @@ def test_a_new_primary_keeps_what_replicas_may_need_that_it_has_not_heard_of_yet
     trio.kill("a")
     trio.clock.advance(TERM)
     trio.nodes["b"].promote()
-    assert trio.nodes["b"].primary.prune(5) == 0
+    assert trio.nodes["b"].primary.trim(5) == 0
     trio.settled("c", leader="b")
-    assert trio.nodes["b"].primary.prune(5) == 5
+    assert trio.nodes["b"].primary.trim(5) == 5
 
 
 def test_a_node_that_led_pins_nothing_for_others_when_it_follows(trio):
@@ -211,7 +211,7 @@ def test_replicas_at_the_start_of_a_pruned_log_go_on_after_a_failover_without_a_
     trio.settled("b", "c")
     trio.step(120)
     for name in "abc":
-        trio.nodes[name]._roles.copy.log.prune(5)
+        trio.nodes[name]._roles.copy.log.trim(5)
         assert trio.nodes[name]._roles.copy.bounds() == Bounds(5, 5)
     trio.kill("a")
     trio.clock.advance(TERM)

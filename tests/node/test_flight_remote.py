@@ -124,7 +124,7 @@ def test_reading_gives_offsets_from_any_cursor_on(node, remote):
     with pytest.raises(NotReady):
         list(remote.read(upto=99))
     node.log.append_batch(records(b"d")).result(120)
-    node.log.prune(3)
+    node.log.trim(3)
     with pytest.raises(CursorExpired):
         list(remote.read(Cursor(remote.log_id, 0)))
 

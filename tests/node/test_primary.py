@@ -89,7 +89,7 @@ class TestRegistering:
         assert registration.position == 10
         assert primary.log.floor() == 10
         fill(primary)
-        assert primary.prune(20) == 10
+        assert primary.trim(20) == 10
 
     def test_coming_back_changes_nothing_but_when_it_was_seen(self, alone):
         cluster, primary = alone
@@ -162,7 +162,7 @@ class TestAcknowledging:
     def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
         primary.register(ONE)
         fill(primary)
-        primary.log.prune(5, beyond_slots=True)
+        primary.log.trim(5, beyond_slots=True)
         answer = primary.acknowledge(ONE, Progress(10, 10))
         assert "invalidated (wal-removed)" in answer.refused
         assert primary.registry.replica("r1").durable is None
@@ -224,7 +224,7 @@ class TestTelling:
             primary.append(records(b"x" * 500))
             assert primary.tell(ONE, Progress(last, last)) is None
         primary.tick()
-        primary.prune(20)
+        primary.trim(20)
         assert [slot.invalid for slot in primary.log.slots()] == [None]
         assert primary.log.bounds().first == 20
         cluster.close()
@@ -233,12 +233,12 @@ class TestTelling:
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.tell(ONE, Progress(7, 7))
-        assert primary.prune(10) == 7
+        assert primary.trim(10) == 7
 
     def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
-        primary.log.prune(5, beyond_slots=True)
+        primary.log.trim(5, beyond_slots=True)
         assert "invalidated (wal-removed)" in primary.tell(ONE, Progress(10, 10))
         assert primary.registry.replica("r1").durable is None
 
@@ -272,7 +272,7 @@ class TestResuming:
         primary.register(ONE)
         primary.resume(ONE, at(primary, 3))
         assert primary.log.floor() == 3
-        assert primary.prune(10) == 3
+        assert primary.trim(10) == 3
 
     def test_one_first_seen_by_its_pull_is_pinned_where_it_asks(self, primary):
         fill(primary)
@@ -281,7 +281,7 @@ class TestResuming:
 
     def test_one_first_seen_below_what_is_retained_has_to_bootstrap(self, primary):
         fill(primary)
-        primary.prune(5)
+        primary.trim(5)
         assert primary.resume(ONE, at(primary, 4)) == FullRebootstrap(Cause.WAL_REMOVED)
 
     def test_one_without_a_position_is_new_even_if_its_slot_exists(self, primary):
@@ -362,14 +362,14 @@ class TestKeeping:
         primary.register(ONE)
         fill(primary)
         primary.acknowledge(ONE, Progress(6, 4))
-        assert primary.prune(9) == 4
+        assert primary.trim(9) == 4
         assert primary.log.bounds() == Bounds(4, 10)
 
     def test_a_limit_is_enforced_before_a_prune(self, tmp_path):
         cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=1))
         primary.register(ONE)
         fill(primary)
-        assert primary.prune(9) == 9
+        assert primary.trim(9) == 9
         assert [slot.invalid.reason for slot in primary.log.slots()] == [InvalidReason.HORIZON]
         cluster.close()
 
@@ -524,11 +524,11 @@ class TestSnapshots:
         primary.log.invalidate_slot("r1", InvalidReason.IDLE_TIMEOUT)
         primary.begin_snapshot(ONE, KIND)
         fill(primary)
-        assert primary.prune(20) == 10
+        assert primary.trim(20) == 10
         primary.end_snapshot(ONE, at(primary, 10))
-        assert primary.prune(20) == 10
+        assert primary.trim(20) == 10
         primary.acknowledge(ONE, Progress(20, 20))
-        assert primary.prune(20) == 20
+        assert primary.trim(20) == 20
 
     def test_asking_again_gives_the_same_one_even_after_a_restart(self, alone):
         cluster, primary = alone

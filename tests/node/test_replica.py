@@ -181,7 +181,7 @@ class TestFollowing:
         for number in range(8):
             pair.append(b"%d" % number)
         pair.settled("b")
-        pair.nodes["a"].primary.prune(5)
+        pair.nodes["a"].primary.trim(5)
         pair.until(lambda: pair.nodes["b"]._roles.copy.bounds() == Bounds(5, 8))
 
     def test_after_a_restart_its_readers_see_no_less_than_was_written_down(self, pair):
@@ -388,7 +388,7 @@ class TestBootstrap:
         pair.step(3)
         for number in range(count):
             pair.append(f"{number}".encode() * 20)
-        pair.nodes["a"].primary.log.prune(count - 1, beyond_slots=True)
+        pair.nodes["a"].primary.log.trim(count - 1, beyond_slots=True)
         pair.cut.clear()
 
     def test_one_that_fell_behind_too_far_is_built_again_and_goes_on(self, pair):

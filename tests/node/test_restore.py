@@ -96,7 +96,7 @@ class TestAReplica:
         pair.settled("b")
         fill(pair, NEW)
         pair.until(lambda: pair.nodes["a"].primary.replicas.slot("b").position == 20)
-        pair.nodes["a"].primary.prune(15)
+        pair.nodes["a"].primary.trim(15)
         pair.stop("b")
         node = restored(pair, "b")
         pair.settled("b")

@@ -158,7 +158,7 @@ class TestTakingOver:
                 log.append(records(b"%d" % number), writer=WRITER, number=number).result()
             log.create_slot("billing", 3)
             log.create_slot("late", 1)
-            log.prune(2, beyond_slots=True)
+            log.trim(2, beyond_slots=True)
         return tmp_path / "wal"
 
     @pytest.mark.parametrize("lease", [None, "lease"])

@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> ObjectLog:
 def consume(log: ObjectLog, upto: int) -> None:
     """Let the only consumer acknowledge up to an offset, and then delete whatever nobody holds."""
     log.claim_slot("worker", "me").advance(log.start().at(upto))
-    log.collect(grace=0)
+    log.trim(grace=0)
 
 
 def reader(log: ObjectLog, **options: str):
@@ -107,10 +107,10 @@ def test_a_hold_ends_by_itself_and_is_not_renewed(log, monkeypatch):
     consume(log, 50)  # its time is counted from the first round that saw it
     assert offsets(read, partitions) == list(range(50))
     monkeypatch.setattr(type(log.clock), "now", lambda _: seen + lasts - 1)
-    log.collect(grace=0)
+    log.trim(grace=0)
     assert offsets(read, partitions) == list(range(50))
     monkeypatch.setattr(type(log.clock), "now", lambda _: seen + lasts)
-    log.collect(grace=0)
+    log.trim(grace=0)
     assert holds(log) == []
     with pytest.raises(CursorExpired, match="Offsets 0 to 9"):
         offsets(read, partitions)

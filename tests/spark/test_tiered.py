@@ -67,7 +67,7 @@ def copy(log: ObjectLog, *, target: int = 1_500, **settings: object) -> list[tup
 
 def forget(log: ObjectLog) -> None:
     """Delete from the hot tier what no slot needs, the tierer's above all."""
-    log.collect(grace=0)
+    log.trim(grace=0)
 
 
 def expire(log: ObjectLog) -> None:

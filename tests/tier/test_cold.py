@@ -423,10 +423,10 @@ def test_a_slot_on_what_the_log_itself_is_just_forgetting_keeps_what_it_needs(ki
         def forget_and_expire() -> None:
             hot = scene.tiers.hot(scene.store)
             if kind == "wal":
-                hot.prune(hot.bounds().next)
+                hot.trim(hot.bounds().next)
             else:
                 hot.set_retention(MaxBytes(1))
-                hot.collect(grace=0.0)
+                hot.trim(grace=0.0)
             scene.order.point()
             tierer._expiry.run()
 

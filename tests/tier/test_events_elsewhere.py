@@ -69,7 +69,7 @@ def test_a_log_is_tiered_with_its_events_on_kafka(kafka_server: KafkaServer, tmp
     sl.tier.attach(log, events=events, partitions=2)
     with sl.tier.tiering(log) as tierer:
         tierer.run_once(everything=True)
-    log.collect(grace=0)
+    log.trim(grace=0)
     with sl.open(log.url) as both:
         assert isinstance(both, sl.tier.TieredLog)
         assert log.bounds().first == 10

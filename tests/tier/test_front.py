@@ -43,10 +43,10 @@ def hot(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectLog | 
 def forget(log: Any) -> None:
     """Let the hot tier go as far as it may."""
     if isinstance(log, WalLog):
-        log.prune(log.bounds().next)
+        log.trim(log.bounds().next)
     else:
         log.set_retention(MaxBytes(1))
-        log.collect(grace=0.0)
+        log.trim(grace=0.0)
 
 
 def values(log: Any, since: Cursor | None = None) -> list[bytes]:
@@ -100,7 +100,7 @@ def test_opening_gives_the_cold_tier_of_a_log_in_objects(tmp_path: Path) -> None
     with tiering(log.hot) as tierer:
         tierer.run_once(everything=True)
     log.set_retention(MaxBytes(1))
-    log.collect(grace=0.0)
+    log.trim(grace=0.0)
     log.create_slot("billing", 1)
     with open_tiered(place) as again:
         assert values(again) == [b"a", b"b"]
@@ -116,7 +116,7 @@ def test_a_write_ahead_log_lives_with_a_cold_tier_in_its_folder(tmp_path: Path) 
         append(log, b"a", b"b", number=0)
         with tiering(log) as tierer:
             tierer.run_once(everything=True)
-        log.prune(2)
+        log.trim(2)
     with WalLog.open(folder) as log:
         assert not log.verify().findings
         with tiered(log) as whole:

@@ -121,15 +121,15 @@ def test_a_write_ahead_log_restored_from_a_copy_of_its_folder_keeps_its_own_reco
         append(log, "lost")
         with tiering(log) as tierer:
             tierer.run_once(everything=True)
-        log.prune(10)
+        log.trim(10)
     rmtree(folder)
     copytree(tmp_path / "copy", folder)
     with WalLog.open(str(folder), roll_bytes=0) as log:
         append(log, "new")
-        assert log.prune(10) == 0
+        assert log.trim(10) == 0
         with tiering(log) as tierer, pytest.raises(Diverged, match="another record at offset 5"):
             tierer.run_once(everything=True)
-        assert log.prune(10) <= 5
+        assert log.trim(10) <= 5
         whole = tiered(log)
         values = [value for batch in whole.read() for value in batch.column("value").to_pylist()]
         whole.close()

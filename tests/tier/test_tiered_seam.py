@@ -554,7 +554,7 @@ def test_a_hole_between_the_tiers_is_not_bridged() -> None:
     tiers.append(2)
     hot = tiers.hot()
     assert isinstance(hot, WalLog)
-    hot.prune(tiers.firsts[4], beyond_slots=True)
+    hot.trim(tiers.firsts[4], beyond_slots=True)
     log = tiers.tiered()
     assert log.bounds().first == tiers.firsts[4]
     for since in (0, tiers.firsts[3]):  # what is before the hole cannot be known to be of the log's history

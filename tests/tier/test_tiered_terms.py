@@ -160,7 +160,7 @@ def test_a_log_that_forgot_its_own_history_uncopied_is_not_continued_by_another_
     tiers.restore(copy)
     go_on(tiers, 6, term=2)
     assert isinstance(hot := tiers.hot(), WalLog)
-    assert hot.prune(8, beyond_slots=True) == 8  # somebody insists
+    assert hot.trim(8, beyond_slots=True) == 8  # somebody insists
     log = tiers.tiered()
     assert log.bounds() == Bounds(8, 10)
     assert rows(log.read()) == tiers.truth[8:]

@@ -144,7 +144,7 @@ class World:
         """Let the log itself forget all that the cold tier has."""
         log = self.log()
         log.set_retention(MaxBytes(1))
-        log.collect(grace=0.0)
+        log.trim(grace=0.0)
 
     def segments(self) -> list[SegmentMetadata]:
         manager = MetadataManager.start(self.topic, background=False, clock=self.clock)
@@ -301,7 +301,7 @@ def test_a_gap_between_the_tiers_is_told_and_not_jumped(world: World) -> None:
     log.drop_slot(SLOT)
     log.create_slot("consumer", log.bounds().next)
     log.set_retention("consumed")
-    log.collect()
+    log.trim()
     with pytest.raises(Gap, match="deleted before it was copied"):
         world.tierer().run_once(everything=True)
 
@@ -601,7 +601,7 @@ def test_the_partition_is_not_deleted_while_a_slot_needs_what_only_segments_have
     log = world.log()
     log.create_slot("billing", 3)
     log.set_retention("consumed")
-    log.collect(grace=0)
+    log.trim(grace=0)
     assert log.bounds().first > 3
     before = world.segments()
     with pytest.raises(InvalidInput, match=r"needs offset 3, and the log itself begins at"):

@@ -194,12 +194,12 @@ class Tiers:
         hot = self.hot(store)
         wanted = hot.bounds().next if upto is None else upto
         if isinstance(hot, WalLog):
-            return hot.prune(wanted)
+            return hot.trim(wanted)
         head = hot.head()
         hot.set_retention(MaxBytes(max(1, bytes_from(head, max(wanted, head.floor), hot.chunks))))
-        hot.collect(grace=grace)
+        hot.trim(grace=grace)
         self.clock.advance(1)
-        hot.collect(grace=grace)
+        hot.trim(grace=grace)
         return hot.bounds().first
 
     # --- the cold tier -----------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Settled:
 def forget(hot: Log, upto: int) -> None:
     """Let a hot log begin at an offset, whatever its slots say."""
     if isinstance(hot, WalLog):
-        hot.prune(upto, beyond_slots=True)
+        hot.trim(upto, beyond_slots=True)
     elif isinstance(hot, ObjectLog):
         hot._lister.cell.update(hot._keeper._op(), lambda head: replace(head, floor=max(head.floor, upto)))
 

@@ -73,7 +73,7 @@ def gc(
         log = open_log(url)
         with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
             told = show.so_far(advance)
-            done = log.collect(grace=grace, dry_run=dry_run, everything=everything, on_progress=told)
+            done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=told)
         bounds = log.bounds()
         _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace), json)
         _shout(url, done)
@@ -85,7 +85,7 @@ def gc(
         usual = f"who uploads with the usual grace period of {show.seconds(GRACE)} may still list what is deleted now"
         confirm(f"All who write to {queue.url} must know of this grace period: {usual}. Go on?", yes=yes)
     with show.meter("deleting", total=None, quiet=json) as advance:
-        swept = queue.collect(dry_run=dry_run, on_progress=show.so_far(advance))
+        swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))
     _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace), json)
 
 

@@ -229,9 +229,9 @@ class Primary(_Face):
         """
         return self.running.node.reading()
 
-    def prune(self, upto: int) -> int:
+    def trim(self, upto: int) -> int:
         """Forget what is below an offset, but nothing that a slot needs; returns where it stopped."""
-        return self._role.prune(upto)
+        return self._role.trim(upto)
 
 
 @final

@@ -338,7 +338,7 @@ class Artifacts:
 
     # --- pruning -----------------------------------------------------------------------------------------------
 
-    def prune(self) -> list[str]:
+    def trim(self) -> list[str]:
         """Delete payloads that were superseded, or left unfinished, a grace period ago; returns which.
 
         Never one that the pointer names or may yet name: an exporter whose unfinished payload is given up here is
@@ -377,7 +377,7 @@ class Artifacts:
 
     def _prune_quietly(self) -> None:
         try:
-            self.prune()
+            self.trim()
         except StorageError as error:
             _LOGGER.warning("Superseded snapshots at %s stay for now: %s", self._cell.where, error)
 

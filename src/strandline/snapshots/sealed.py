@@ -181,7 +181,7 @@ def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
     return next(_valid(folder, disk=disk), None)
 
 
-def prune(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
+def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
     """Remove all but the newest ``keep`` valid snapshots, and return the numbers removed.
 
     Damaged ones do not count, and are removed when so many valid ones are newer.
@@ -282,8 +282,8 @@ __all__ = [
     "newest_snapshot",
     "next_number",
     "numbered",
-    "prune",
     "read_snapshot",
     "seal",
+    "trim",
     "unpack",
 ]

@@ -50,7 +50,7 @@ class TestWalTopic(ForgettingContract):
         return open_wal_topic(str(self.folder / uuid4().hex), partition_count, **self.options)
 
     def trim(self, topic: Topic, partition: int, upto: int) -> None:
-        topic.logs[partition].prune(upto, beyond_slots=True)
+        topic.logs[partition].trim(upto, beyond_slots=True)
 
 
 @pytest.mark.matrix

@@ -232,7 +232,7 @@ class WriteAheadLog:
 
         Whole files go. The end stays where it is, even if everything is pruned.
         """
-        return self.log.prune(lsn)
+        return self.log.trim(lsn)
 
 
 _MICROSECONDS: Final = 1_000

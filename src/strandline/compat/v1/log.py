@@ -347,7 +347,7 @@ class QueueLog:
             remember=remember,
         )
 
-    def collect(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
+    def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
         """Delete, in one round, what is not listed and older than the grace period; see :mod:`.collect`.
 
         It has no memory: a batch that was acknowledged just now goes at once if its object is old enough.

@@ -88,7 +88,7 @@ class V1Queue:
         folder, now = f"{self._log.folder}-dead", self._log.clock.now()
         return keep_letter(self._log.store, folder, self._fetcher, descriptor, reason=reason, now=now)
 
-    def collect(self, pause: float = 0.0) -> None:
+    def trim(self, pause: float = 0.0) -> None:
         """One round of garbage collection; only what was unlisted for a grace period before its eyes goes."""
         self._collector.run()
 

@@ -96,7 +96,7 @@ class Consumer:
         ack_every: Positive = 100,
         on_poison: OnPoison = "raise",
         dead_letter_limit: int = 16,
-        collect_every: Duration | None = 300.0,
+        trim_every: Duration | None = 300.0,
         format: Format | None = None,  # noqa: A002 - as in open
         manifest: str = "ingest/manifest",
         data: str = "ingest",
@@ -120,7 +120,7 @@ class Consumer:
             on_poison: What to do about a batch whose object is damaged or missing: ``"raise"``, which leaves the
                 cursor before it, or ``"dead-letter"``, which keeps what there is of it aside and goes on.
             dead_letter_limit: How many batches this consumer may set aside before it raises after all.
-            collect_every: Seconds between trimming and collecting in the background; None leaves that to others.
+            trim_every: Seconds between trimming and collecting in the background; None leaves that to others.
             format: ``"queue-v1"`` for a queue of version 1.
             manifest: Where a queue of version 1 has its manifest.
             data: Where a queue of version 1 has its batches.
@@ -159,10 +159,10 @@ class Consumer:
         with contextlib.suppress(StrandlineError):  # the first call that needs it says so
             self._look(0)  # how much there is to do is known from the beginning
         self._collector: Collector | None = None
-        if collect_every is not None:
+        if trim_every is not None:
             # Where many consume one log, the first of them to wake up does it for all.
-            collect = partial(self._queue.collect, collect_every / 2)
-            self._collector = Collector(collect, every=collect_every, clock=clock, name=self._queue.url)
+            collect = partial(self._queue.trim, trim_every / 2)
+            self._collector = Collector(collect, every=trim_every, clock=clock, name=self._queue.url)
             dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
             call_in_child(self, lambda _: dropped.detach())
         self._heartbeat = self._queue.heartbeat()

@@ -398,7 +398,7 @@ class ObjectLog:
             self._clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
         raise Contended(f"{self.url}/{_IDENTITY} could not be changed: others change it, or the store fails. Retry.")
 
-    def collect(
+    def trim(
         self,
         *,
         grace: float = GRACE,

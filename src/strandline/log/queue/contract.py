@@ -93,7 +93,7 @@ class Queue(Protocol):
         may be missing only because someone newer is past it.
         """
 
-    def collect(self, pause: float = 0.0) -> None:
+    def trim(self, pause: float = 0.0) -> None:
         """One round of trimming and garbage collection; not needed if anybody began one ``pause`` seconds ago."""
 
     def heartbeat(self) -> SlotHeartbeat | None:

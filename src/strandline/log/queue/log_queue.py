@@ -261,12 +261,12 @@ class OwnQueue:
         folder, now = f"dead-letter/{self._name}", self._clock.now()
         return keep_letter(self._store, folder, self.fetcher(), descriptor, reason=reason, now=now)
 
-    def collect(self, pause: float = 0.0) -> None:
+    def trim(self, pause: float = 0.0) -> None:
         """Say that the consumer is alive, then trim and collect the log."""
         try:
             self._slot.touch()
         finally:
-            self._log.collect(pause=pause)
+            self._log.trim(pause=pause)
 
     def heartbeat(self) -> SlotHeartbeat:
         """What says in time that the consumer is alive, also while it is busy; not begun yet."""

@@ -34,7 +34,7 @@ from strandline.model.arguments import checked
 from strandline.model.batch import LogBatch
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, Retention, SlotLimits
+from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, as_retention
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
@@ -87,7 +87,7 @@ class WalLog(WalShowing):
         self._closed = self._told = False
         self._unclosed: Exception | None = None
         """What kept the log from being let go of in good order."""
-        self._pruning = threading.Lock()
+        self._trimming = threading.Lock()
         """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
         self._tail = Tail(tail_bytes)
         place = found.place
@@ -272,7 +272,7 @@ class WalLog(WalShowing):
         """Let a log that never held a record begin where its first one asks to be."""
         if not offset or self._committer.next > 0:
             return
-        with self._pruning, self._committer.exclusively():
+        with self._trimming, self._committer.exclusively():
             self._slots.check_open()
             if max(self._committer.next, self.bounds().next) > 0:
                 return
@@ -337,32 +337,27 @@ class WalLog(WalShowing):
 
     # --- forgetting --------------------------------------------------------------------------------------------
 
-    def prune(self, upto: int, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
-        """Durably forget everything below an offset, but nothing that a valid slot needs; returns where it begins now.
+    def trim(self, upto: int | str | Retention, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
+        """Durably delete everything below an offset, or what a policy does not keep; returns where it begins now.
 
-        Whole files go; what is left of the first one that stays cannot be read any more. Runs beside appends and
-        reads. Slots that break a limit are invalidated first; with ``beyond_slots`` those that need more are, too, and
-        it goes on.
+        Nothing goes that a valid slot needs. Slots that break a limit are invalidated first; with ``beyond_slots``
+        those that need more are, too. Whole files go; what is left of the first one that stays cannot be read any more.
+        Runs beside appends and reads, and costs little when there is nothing to delete.
         """
+        wanted = upto if isinstance(upto, int) else as_retention(upto)
         self.enforce(limits)
-        with self._pruning:
+        if not isinstance(wanted, int):
+            wanted = self._kept_from(wanted, self._slots.trim_floor(), self._steady.now())
+        with self._trimming:
             self._slots.check_open()
-            self._journal.check_in_place()  # what is there instead is not this log's to prune
-            start = self._slots.retain(min(upto, self.bounds().next), beyond_slots=beyond_slots)
+            self._journal.check_in_place()  # what is there instead is not this log's to trim
+            start = self._slots.retain(min(wanted, self.bounds().next), beyond_slots=beyond_slots)
             # Readers are told before anything is removed: what they then miss has expired, and is not lost.
             self._published.retain(start)
             with self._committer.exclusively():
                 self._leave_behind(start)
             self._drop_files(start)
             return start
-
-    def sweep(self, retention: Retention, limits: SlotLimits = NO_LIMITS) -> int:
-        """Enforce the limits, then forget what the policy does not keep; never above what its slots allow.
-
-        Returns where the log begins now. Cheap when there is nothing to forget.
-        """
-        self.enforce(limits)
-        return self.prune(self._kept_from(retention, self._slots.trim_floor(), self._steady.now()))
 
     def _leave_behind(self, start: int) -> None:
         """Begin a new file if nothing is left in the one being written, so that it can go, too."""
@@ -386,7 +381,7 @@ class WalLog(WalShowing):
     def close(self) -> None:
         """Make everything durable that was appended, and let go of the log; closing twice is fine.
 
-        Waits for a prune that is under way. Whatever would change the log later is ``LogClosed``, and changes nothing;
+        Waits for a trim that is under way. Whatever would change the log later is ``LogClosed``, and changes nothing;
         what was durable can still be read. Raises what kept it from being durable, unless somebody was told, and lets
         go all the same. If it is interrupted while the log's thread writes, that thread lets go when it has written.
         """
@@ -397,7 +392,7 @@ class WalLog(WalShowing):
                 self._end(clean=False)
             raise
         self._end(clean=True)
-        with self._pruning:
+        with self._trimming:
             told, self._told = self._told, True
         if told:
             return
@@ -407,7 +402,7 @@ class WalLog(WalShowing):
 
     def _end(self, *, clean: bool = True) -> None:
         """Let go of the log, once. Called by its thread when it ends, since no signal interrupts that one."""
-        with self._pruning:
+        with self._trimming:
             if self._closed:
                 return
             try:
@@ -433,7 +428,7 @@ class WalLog(WalShowing):
     def _after_fork(self) -> None:
         """In a child: change and keep nothing that is the parent's, and wait for nothing that only others can do."""
         self._closed = True
-        self._pruning = threading.Lock()
+        self._trimming = threading.Lock()
         with self._held:  # only this process's part of the lock
             self._committer.after_fork(self._is_elsewhere)
             self._slots.after_fork(self._is_elsewhere)

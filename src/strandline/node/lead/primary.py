@@ -392,7 +392,7 @@ class PrimaryRole:
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
         self._offers.sweep()
-        self.log.sweep(self.options.retention, self.options.slot_limits)
+        self.log.trim(self.options.retention, limits=self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
@@ -401,10 +401,10 @@ class PrimaryRole:
             DIVERGENCES.labels(log, each.name).set(each.divergences)
         self._home.remember(committed=self.committed)
 
-    def prune(self, upto: int) -> int:
+    def trim(self, upto: int) -> int:
         """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
         self.replicas.move_slots()
-        return self.log.prune(upto, limits=self.options.slot_limits)
+        return self.log.trim(upto, limits=self.options.slot_limits)
 
     def step_down(self, why: str) -> None:
         """Be the primary no more: nothing is written or acknowledged from here on."""

@@ -379,7 +379,7 @@ class ReplicaRole:
         """Write down what is committed, and forget what the primary has forgotten."""
         self._home.remember(committed=self._committed)
         if self.copy is not None:
-            self.copy.log.prune(min(upstream.topology(self._caller()).first, self.committed))
+            self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int) -> Progress:
         """What a durable end comes to; noted first, if with it this copy has everything from before a term."""

@@ -96,8 +96,8 @@ def _prune(world: World) -> None:
 
     def prune() -> int:
         if world.dice.random() < 0.5:  # noqa: PLR2004
-            return primary.log.prune(upto, beyond_slots=True)
-        return primary.prune(upto)
+            return primary.log.trim(upto, beyond_slots=True)
+        return primary.trim(upto)
 
     world.note(f"{machine.name} pruned up to {_tried(world, machine, prune)} of {upto}")
 

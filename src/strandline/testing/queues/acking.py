@@ -265,7 +265,7 @@ class AckingContract(QueueFixtures):
         self, five: QueuePlace, ack_every: int
     ) -> None:
         holder = five.open()
-        for options in ({"ack_every": ack_every}, {"on_poison": "ignore"}, {"collect_every": 0.0}):
+        for options in ({"ack_every": ack_every}, {"on_poison": "ignore"}, {"trim_every": 0.0}):
             with pytest.raises(InvalidInput):
                 five.open(**options)
         assert len(values(holder)) == 5

@@ -37,7 +37,7 @@ class QueuePlace(ABC):
 
     def open(self, store: ObjectStore | None = None, **options: Any) -> Consumer:
         """A consumer; nothing is collected behind a test's back."""
-        return Consumer(self.queue(store), **{"collect_every": None, **options})
+        return Consumer(self.queue(store), **{"trim_every": None, **options})
 
 
 def first_to_come(place: QueuePlace) -> int:
