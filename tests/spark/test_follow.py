@@ -267,7 +267,7 @@ def test_a_table_of_another_log_is_refused(spark, log, table, tmp_path):
         ({"options": {"failOnDataLoss": "false"}}, "failOnDataLoss=false is refused"),
         ({"options": {"startingOffset": "5"}}, "its own cursor"),
         ({"options": {"maxBytesPerTriger": "5"}}, "did you mean"),
-        ({"start": "somewhere"}, "not at 'somewhere'"),
+        ({"start": "somewhere"}, "start is 'beginning', 'retained', 'now'"),
     ],
 )
 def test_what_would_make_a_wrong_table_is_refused_at_once(spark, log, wrong, sentence):
