@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from strandline.cli import verify
-from strandline.cli.verify import Report
-from strandline.log.findings import Severity
-from strandline.log.object.maintain.checks import Finding, Kind
-from strandline.log.object.maintain.verify import Verified
+from strandline.cli.findings import summary
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from tests.cli.conftest import Run
 from tests.cli.test_slots import fill
 
@@ -65,11 +64,11 @@ def test_a_damaged_head_or_identity_is_a_finding(run: Run, log: str) -> None:
 
 
 def test_of_many_findings_of_a_kind_the_first_are_shown_and_all_are_counted() -> None:
-    report = Report("u", False, Verified(), most=3)
-    report.take(Finding(Severity.WASTE, Kind.ORPHAN, f"o{number}", "x") for number in range(1000))
-    report.take([Finding(Severity.NOTE, Kind.SLOT, "s", "x")])
+    report = Verification("u", most=3)
+    report.take(Finding(Severity.WASTE, FindingKind.ORPHAN, f"o{number}", "x") for number in range(1000))
+    report.take([Finding(Severity.NOTE, FindingKind.SLOT, "s", "x")])
     assert [finding.where for finding in report.findings] == ["o0", "o1", "o2", "s"]
-    assert (report.of(Severity.WASTE), report.of(Severity.NOTE), report.is_clean) == (1000, 1, True)
+    assert (report.count(Severity.WASTE), report.count(Severity.NOTE), report.is_clean) == (1000, 1, True)
 
 
 def test_on_a_terminal_there_is_progress_and_it_leaves_the_result_alone(
@@ -83,7 +82,7 @@ def test_on_a_terminal_there_is_progress_and_it_leaves_the_result_alone(
 
 
 def test_the_summary_counts_what_was_found() -> None:
-    report = Report("u", True, Verified(batches=1, records=2, bytes=3), most=3)
-    report.take([Finding(Severity.DAMAGE, Kind.BATCH, "b", "x")])
-    told = ": 1 batch there, with 2 records (3 B), 0 chunks and 0 slots; 1 damaged, no waste, no notes"
-    assert verify.summary(report) == told
+    report = Verification("u", Counter(batches=1, records=2, bytes=3))
+    report.take([Finding(Severity.DAMAGE, FindingKind.BATCH, "b", "x")])
+    told = "1 batch there, with 2 records (3 B), 0 chunks and 0 slots; 1 damaged, no waste, no notes"
+    assert summary(report, verify.examined(report, quick=True)) == told

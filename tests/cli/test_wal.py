@@ -174,7 +174,7 @@ def test_a_whole_log_is_clean(run: Run, folder: Path) -> None:
     assert done.exit_code == 0, done.output
     last = done.stdout.splitlines()[-1]
     assert last.startswith("clean: 4 files read, with 200 records in 200 frames (")
-    assert last.endswith("and 1 slot; no damage, no notes")
+    assert last.endswith("and 1 slot; no damage, no waste, no notes")
     fields = json.loads(run("wal", "verify", folder, "--json").stdout)
     assert (fields["clean"], fields["damage"], fields["note"], fields["findings"]) == (True, 0, 0, [])
     assert contents(folder) == before
@@ -189,7 +189,7 @@ def test_damage_is_named_and_ends_with_status_1(run: Run, folder: Path) -> None:
     done = run("wal", "verify", folder, "--json")
     assert done.exit_code == 1
     (finding,) = json.loads(done.stdout)["findings"]
-    assert (finding["severity"], finding["file"]) == ("damage", str(path))
+    assert (finding["severity"], finding["where"]) == ("damage", str(path))
     assert finding["byte"] <= 5000
 
 

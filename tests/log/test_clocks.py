@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from strandline.log.object.head.edits import Listing, apply_spills, list_batches, plan_spills, set_back
 from strandline.log.object.head.trimming import begin_collection, is_due
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain.verify import Verification
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.retention import is_idle, is_suspect, suspect
 from strandline.log.slots import has_expired, seen
 from strandline.model.cursor import SECOND, Bounds, Cursor
@@ -191,7 +191,7 @@ def test_after_a_producer_with_a_wrong_clock_age_and_seeking_are_right_from_the_
     world.append(world.log, 3)
     assert world.log.position_of(world.time() - timedelta(minutes=30)) == 200
     assert world.log.position_of(world.time() - timedelta(minutes=65)) <= 100
-    assert list(Verification(world.log).findings()) == []
+    assert list(ObjectLogVerifier(world.log).findings()) == []
     world.pass_by(7 * 86400 - 60)
     assert world.log.trim().floor == 200
     world.pass_by(61)

@@ -12,7 +12,7 @@ from strandline.errors import CursorExpired, Diverged
 from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.slot_lag import standings, trim_end
-from strandline.log.object.maintain.verify import Verification
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.planning import Gathering
 from strandline.log.slots import check_position, floor, outrun, retained_first, trim_floor
 from strandline.log.wal.log import WalLog
@@ -173,7 +173,7 @@ def test_an_object_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_the
     log.set_retention("consumed")
     log.trim(grace=0.0)
     assert log.bounds() == Bounds(20, 20)
-    assert not [found for found in Verification(log).findings() if found.kind == "slot"]
+    assert not [found for found in ObjectLogVerifier(log).findings() if found.kind == "slot"]
 
 
 def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_not_trimmed(
@@ -250,7 +250,7 @@ def test_a_write_ahead_log_is_pruned_past_consumers_up_to_the_tierer_s_slot_and_
             log.create_slot("new", 3)
         log.create_slot("new", 3, retained_from=2)
         assert log.trim(20) == 12
-        assert log.verify().findings == ()
+        assert not log.verify().findings
     with WalLog.open(str(tmp_path), background=False) as log:
         assert {state.name: state.position for state in log.slots()} == {"slow": 2, "new": 3, TIER_SLOT: 12}
         assert log.bounds().first == 12

@@ -12,12 +12,12 @@ import pytest
 
 from strandline.errors import StrandlineError, TransientStorageError
 from strandline.formats.object.head import decode_head, encode_head
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.index import chunk_path
-from strandline.log.object.maintain.checks import Finding, Kind, Writers
+from strandline.log.object.maintain.checks import Writers
 from strandline.log.object.maintain.inventory import Names, compare
-from strandline.log.object.maintain.verify import Verification
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId
 from strandline.model.retention import SlotLimits
@@ -40,7 +40,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def verified(log: ObjectLog, *, quick: bool = False) -> list[Finding]:
-    return list(Verification(log, quick=quick).findings())
+    return list(ObjectLogVerifier(log, quick=quick).findings())
 
 
 def damage(log: ObjectLog, *, quick: bool = False) -> list[Finding]:
@@ -112,12 +112,12 @@ def bench() -> Bench:
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_healthy_log_has_nothing_to_say(bench: Bench, quick: bool):
-    looking = Verification(bench.log, quick=quick)
+    looking = ObjectLogVerifier(bench.log, quick=quick)
     told: list[int] = []
     assert list(looking.findings(told.append)) == []
-    assert (looking.done.batches, looking.done.records, looking.done.slots) == (31, 41, 2)
-    assert looking.done.trims == 1
-    assert looking.done.chunks > 5
+    assert (looking.examined["batches"], looking.examined["records"], looking.examined["slots"]) == (31, 41, 2)
+    assert looking.examined["trims"] == 1
+    assert looking.examined["chunks"] > 5
     assert sum(told) == 31
     assert 31 <= looking.expected() <= 34
 
@@ -210,65 +210,71 @@ def edit_slot(bench: Bench, old: bytes, new: bytes) -> None:
 
 SOMEBODY = writer_named(1)
 
-DAMAGE: dict[str, tuple[Kind, Callable[[Bench], object]]] = {
-    "the head is gone": (Kind.HEAD, lambda b: b.store.delete("head")),
-    "the head is damaged": (Kind.HEAD, lambda b: b.spoil("head", flipped)),
+DAMAGE: dict[str, tuple[FindingKind, Callable[[Bench], object]]] = {
+    "the head is gone": (FindingKind.HEAD, lambda b: b.store.delete("head")),
+    "the head is damaged": (FindingKind.HEAD, lambda b: b.spoil("head", flipped)),
     "the head is another log's": (
-        Kind.HEAD,
+        FindingKind.HEAD,
         lambda b: b.store.put("head", bytes(open_log(other := PlainStore(), create=True) and other.get("head").data)),
     ),
-    "the generations are out of order": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, min_generation=9))),
-    "more was swept than could be": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, swept_generation=9))),
-    "the floor is past the end": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset + 1))),
-    "an empty log lists batches": (Kind.HEAD, lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset))),
-    "a writer is ahead of the log": (Kind.HEAD, lambda b: edit_writer(b, SOMEBODY, sequence=99)),
-    "the floor is within a batch": (Kind.LISTING, lambda b: b.edit_head(lambda h: replace(h, floor=21))),
-    "an entry is gone": (Kind.LISTING, lose_entry),
-    "the last entry is gone": (Kind.LISTING, lose_last_entry),
-    "offsets are listed twice": (Kind.LISTING, list_offsets_twice),
-    "an object is listed twice": (Kind.LISTING, list_an_object_twice),
-    "a trimmed object is listed": (Kind.LISTING, list_a_trimmed_object),
-    "an entry holds too many": (Kind.LISTING, lambda b: b.edit_entry(1, count=2)),
-    "an entry holds nothing": (Kind.LISTING, lambda b: b.edit_entry(1, count=0)),
-    "a sequence is wrong": (Kind.LISTING, lambda b: b.edit_entry(1, sequence=77)),
-    "listing time goes back": (Kind.LISTING, lambda b: b.edit_entry(1, listed=5)),
-    "times are the wrong way round": (Kind.LISTING, lambda b: b.edit_entry(1, oldest=9)),
-    "metadata without records": (Kind.LISTING, lambda b: b.edit_entry(1, metadata=(MetadataRange(1, 0, b""),))),
-    "an object is elsewhere": (Kind.LISTING, lambda b: b.edit_entry(1, location="head")),
+    "the generations are out of order": (
+        FindingKind.HEAD,
+        lambda b: b.edit_head(lambda h: replace(h, min_generation=9)),
+    ),
+    "more was swept than could be": (FindingKind.HEAD, lambda b: b.edit_head(lambda h: replace(h, swept_generation=9))),
+    "the floor is past the end": (
+        FindingKind.HEAD,
+        lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset + 1)),
+    ),
+    "an empty log lists batches": (FindingKind.HEAD, lambda b: b.edit_head(lambda h: replace(h, floor=h.next_offset))),
+    "a writer is ahead of the log": (FindingKind.HEAD, lambda b: edit_writer(b, SOMEBODY, sequence=99)),
+    "the floor is within a batch": (FindingKind.LISTING, lambda b: b.edit_head(lambda h: replace(h, floor=21))),
+    "an entry is gone": (FindingKind.LISTING, lose_entry),
+    "the last entry is gone": (FindingKind.LISTING, lose_last_entry),
+    "offsets are listed twice": (FindingKind.LISTING, list_offsets_twice),
+    "an object is listed twice": (FindingKind.LISTING, list_an_object_twice),
+    "a trimmed object is listed": (FindingKind.LISTING, list_a_trimmed_object),
+    "an entry holds too many": (FindingKind.LISTING, lambda b: b.edit_entry(1, count=2)),
+    "an entry holds nothing": (FindingKind.LISTING, lambda b: b.edit_entry(1, count=0)),
+    "a sequence is wrong": (FindingKind.LISTING, lambda b: b.edit_entry(1, sequence=77)),
+    "listing time goes back": (FindingKind.LISTING, lambda b: b.edit_entry(1, listed=5)),
+    "times are the wrong way round": (FindingKind.LISTING, lambda b: b.edit_entry(1, oldest=9)),
+    "metadata without records": (FindingKind.LISTING, lambda b: b.edit_entry(1, metadata=(MetadataRange(1, 0, b""),))),
+    "an object is elsewhere": (FindingKind.LISTING, lambda b: b.edit_entry(1, location="head")),
     "a generation goes back": (
-        Kind.LISTING,
+        FindingKind.LISTING,
         lambda b: (
             b.edit_entry(0, location=f"batches/{2:016d}/{'a' * 32}.batch"),
             b.edit_entry(1, location=f"batches/{0:016d}/{'a' * 32}.batch"),
         ),
     ),
-    "a number is repeated": (Kind.WRITER, lambda b: b.edit_entry(2, number=b.log.head().tail[1].number)),
-    "a number is missing": (Kind.WRITER, lambda b: b.edit_entry(1, number=99)),
-    "a writer is remembered wrongly": (Kind.WRITER, lambda b: edit_writer(b, SOMEBODY, number=5)),
-    "a writer is not remembered": (Kind.WRITER, lambda b: b.edit_head(lambda h: replace(h, writers={}))),
-    "a chunk is gone": (Kind.CHUNK, lambda b: b.store.delete(b.chunks(0)[0])),
-    "a chunk is damaged": (Kind.CHUNK, lambda b: b.spoil(b.chunks(0)[0], flipped)),
-    "a chunk of chunks is gone": (Kind.CHUNK, lambda b: b.store.delete(b.chunks(1)[0])),
-    "a chunk is another one": (Kind.CHUNK, swap_chunks),
-    "a chunk's size is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"size": ref.size + 1})),
-    "a chunk's time is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 1, lambda _: {"listed_last": 5})),
-    "a chunk's end is wrong": (Kind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"next": ref.next + 1})),
-    "a batch is gone": (Kind.BATCH, lambda b: b.store.delete(b.log.head().tail[0].location)),
-    "a batch in a chunk is gone": (Kind.BATCH, lambda b: b.store.delete(b.entries()[0].location)),
-    "a batch is cut off": (Kind.BATCH, lambda b: b.spoil(b.entries()[3].location, lambda data: data[:-1])),
-    "a slot is gone": (Kind.SLOT, lambda b: b.store.delete("slots/billing.json")),
-    "a slot is damaged": (Kind.SLOT, lambda b: b.spoil("slots/billing.json", lambda data: data[:-5])),
-    "a slot is another one": (Kind.SLOT, lambda b: edit_slot(b, b"billing", b"milling")),
-    "a slot is past the end": (Kind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 200')),
-    "a slot needs what is gone": (Kind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 19')),
-    "a listed slot was dropped": (Kind.SLOT, lambda b: edit_slot(b, b'"epoch"', b'"dropped": true, "epoch"')),
+    "a number is repeated": (FindingKind.WRITER, lambda b: b.edit_entry(2, number=b.log.head().tail[1].number)),
+    "a number is missing": (FindingKind.WRITER, lambda b: b.edit_entry(1, number=99)),
+    "a writer is remembered wrongly": (FindingKind.WRITER, lambda b: edit_writer(b, SOMEBODY, number=5)),
+    "a writer is not remembered": (FindingKind.WRITER, lambda b: b.edit_head(lambda h: replace(h, writers={}))),
+    "a chunk is gone": (FindingKind.CHUNK, lambda b: b.store.delete(b.chunks(0)[0])),
+    "a chunk is damaged": (FindingKind.CHUNK, lambda b: b.spoil(b.chunks(0)[0], flipped)),
+    "a chunk of chunks is gone": (FindingKind.CHUNK, lambda b: b.store.delete(b.chunks(1)[0])),
+    "a chunk is another one": (FindingKind.CHUNK, swap_chunks),
+    "a chunk's size is wrong": (FindingKind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"size": ref.size + 1})),
+    "a chunk's time is wrong": (FindingKind.CHUNK, lambda b: edit_reference(b, 1, lambda _: {"listed_last": 5})),
+    "a chunk's end is wrong": (FindingKind.CHUNK, lambda b: edit_reference(b, 0, lambda ref: {"next": ref.next + 1})),
+    "a batch is gone": (FindingKind.BATCH, lambda b: b.store.delete(b.log.head().tail[0].location)),
+    "a batch in a chunk is gone": (FindingKind.BATCH, lambda b: b.store.delete(b.entries()[0].location)),
+    "a batch is cut off": (FindingKind.BATCH, lambda b: b.spoil(b.entries()[3].location, lambda data: data[:-1])),
+    "a slot is gone": (FindingKind.SLOT, lambda b: b.store.delete("slots/billing.json")),
+    "a slot is damaged": (FindingKind.SLOT, lambda b: b.spoil("slots/billing.json", lambda data: data[:-5])),
+    "a slot is another one": (FindingKind.SLOT, lambda b: edit_slot(b, b"billing", b"milling")),
+    "a slot is past the end": (FindingKind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 200')),
+    "a slot needs what is gone": (FindingKind.SLOT, lambda b: edit_slot(b, b'"position": 20', b'"position": 19')),
+    "a listed slot was dropped": (FindingKind.SLOT, lambda b: edit_slot(b, b'"epoch"', b'"dropped": true, "epoch"')),
     "a pin is outside of the log": (
-        Kind.SLOT,
+        FindingKind.SLOT,
         lambda b: b.edit_head(lambda h: replace(h, slots={**h.slots, "billing": Pin(3, 1)})),
     ),
-    "a trim is damaged": (Kind.TRIM, lambda b: b.spoil(b.log.head().trimmed[0].location, flipped)),
-    "a trim went past the floor": (Kind.TRIM, lambda b: b.edit_head(lambda h: replace(h, floor=18))),
-    "a trim is listed twice": (Kind.TRIM, lambda b: b.edit_head(lambda h: replace(h, trimmed=h.trimmed * 2))),
+    "a trim is damaged": (FindingKind.TRIM, lambda b: b.spoil(b.log.head().trimmed[0].location, flipped)),
+    "a trim went past the floor": (FindingKind.TRIM, lambda b: b.edit_head(lambda h: replace(h, floor=18))),
+    "a trim is listed twice": (FindingKind.TRIM, lambda b: b.edit_head(lambda h: replace(h, trimmed=h.trimmed * 2))),
 }
 
 ONLY_IN_FULL: dict[str, Callable[[Bench], object]] = {
@@ -281,7 +287,7 @@ ONLY_IN_FULL: dict[str, Callable[[Bench], object]] = {
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize(("kind", "break_it"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_damage_is_found_and_named(bench: Bench, kind: Kind, break_it: Callable[[Bench], object], quick: bool):
+def test_damage_is_found_and_named(bench: Bench, kind: FindingKind, break_it: Callable[[Bench], object], quick: bool):
     break_it(bench)
     found = damage(bench.reopened(), quick=quick)
     assert kind in {finding.kind for finding in found}
@@ -294,7 +300,7 @@ def test_damage_is_found_and_named(bench: Bench, kind: Kind, break_it: Callable[
 @pytest.mark.parametrize("break_it", ONLY_IN_FULL.values(), ids=ONLY_IN_FULL.keys())
 def test_damage_within_a_batch_is_found_by_reading_it(bench: Bench, break_it: Callable[[Bench], object]):
     break_it(bench)
-    found = [finding for finding in damage(bench.reopened()) if finding.kind is Kind.BATCH]
+    found = [finding for finding in damage(bench.reopened()) if finding.kind is FindingKind.BATCH]
     assert found
     assert all("offsets" in finding.message for finding in found)
 
@@ -304,7 +310,7 @@ def test_one_damaged_batch_is_one_finding(bench: Bench, quick: bool):
     location = bench.entries()[5].location
     bench.store.delete(location)
     (finding,) = verified(bench.reopened(), quick=quick)
-    assert (finding.severity, finding.kind, finding.where) == (Severity.DAMAGE, Kind.BATCH, location)
+    assert (finding.severity, finding.kind, finding.where) == (Severity.DAMAGE, FindingKind.BATCH, location)
     assert "is listed as offsets" in finding.message
 
 
@@ -347,7 +353,7 @@ def test_an_object_that_nothing_lists_is_found_with_what_becomes_of_it(
 ):
     path = orphan(bench, bench.log.head().generation - behind)
     (finding,) = verified(bench.reopened(), quick=quick)
-    assert (finding.severity, finding.kind, finding.where) == (severity, Kind.ORPHAN, path)
+    assert (finding.severity, finding.kind, finding.where) == (severity, FindingKind.ORPHAN, path)
     assert ("--everything" in finding.message) is everything
     assert ("collection after the next" in finding.message) is (rounds == 2)
     for _ in range(rounds):
@@ -375,14 +381,14 @@ def test_chunks_and_trims_that_nothing_refers_to_are_found(bench: Bench, folder:
     path = f"{folder}/{0:016d}/{name}"
     bench.store.put(path, b"?")
     (finding,) = verified(bench.reopened())
-    assert (finding.severity, finding.kind, finding.where) == (Severity.WASTE, Kind.ORPHAN, path)
+    assert (finding.severity, finding.kind, finding.where) == (Severity.WASTE, FindingKind.ORPHAN, path)
 
 
 @pytest.mark.parametrize("path", ["batches/README", "chunks/x", "trimmed/0/x.cut", "slots/notes.txt"])
 def test_what_is_not_the_log_s_is_noted(bench: Bench, path: str):
     bench.store.put(path, b"mine")
     (finding,) = verified(bench.reopened())
-    assert (finding.severity, finding.kind, finding.where) == (Severity.NOTE, Kind.STRANGER, path)
+    assert (finding.severity, finding.kind, finding.where) == (Severity.NOTE, FindingKind.STRANGER, path)
 
 
 def test_invalid_slots_ended_holds_and_dead_letters_are_told(bench: Bench):
@@ -394,10 +400,10 @@ def test_invalid_slots_ended_holds_and_dead_letters_are_told(bench: Bench):
     bench.store.put("dead-letter/billing/00000000000000000003.json", b"{}")
     found = {(one.severity, one.kind, one.where) for one in verified(bench.reopened())}
     assert found == {
-        (Severity.NOTE, Kind.SLOT, "slots/billing.json"),
-        (Severity.NOTE, Kind.SLOT, "slots/reports.json"),
-        (Severity.WASTE, Kind.SLOT, "slots/hold-abc.json"),
-        (Severity.NOTE, Kind.DEAD_LETTER, "dead-letter"),
+        (Severity.NOTE, FindingKind.SLOT, "slots/billing.json"),
+        (Severity.NOTE, FindingKind.SLOT, "slots/reports.json"),
+        (Severity.WASTE, FindingKind.SLOT, "slots/hold-abc.json"),
+        (Severity.NOTE, FindingKind.DEAD_LETTER, "dead-letter"),
     }
 
 
@@ -527,7 +533,7 @@ def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(se
     for _ in range(3):
         chaos.bench.clock.advance(GRACE)
         chaos.bench.reopened().trim(everything=True)
-    left = [one for one in verified(chaos.bench.reopened()) if one.kind is not Kind.SLOT]
+    left = [one for one in verified(chaos.bench.reopened()) if one.kind is not FindingKind.SLOT]
     assert left == []
 
 

@@ -135,7 +135,7 @@ def test_a_log_that_is_ahead_says_so(tmp_path, clock, caplog):
 def test_verifying_tells_of_a_log_that_is_ahead_and_calls_it_no_damage(tmp_path, clock):
     with opened(tmp_path, clock) as log:
         append(log, 1)
-    assert verify(str(tmp_path), disk=DISK, clock=clock).findings == ()
+    assert verify(str(tmp_path), disk=DISK, clock=clock).findings == []
     jump(clock, YEAR)
     with opened(tmp_path, clock) as log:
         append(log, 1)

@@ -398,5 +398,5 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
         assert any("a rewind that was interrupted" in note for note in notes)
         mend(PLACE, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
         assert sorted(values(WalReader(PLACE, disk=disk))) == list(range(7))
-        assert verify(PLACE, disk=disk, clock=ManualClock()).findings == ()
+        assert verify(PLACE, disk=disk, clock=ManualClock()).findings == []
     assert decided > 5

@@ -17,14 +17,13 @@ from strandline.errors import CorruptData, NotALog, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.wal.frame import FrameInfo, FrameScanner, encode_frame
 from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in, salt_of
 from strandline.log.wal.read.scan import Hole, walk
-from strandline.log.wal.recover.checks import Finding, Kind
 from strandline.log.wal.recover.manual_repair import mend, plan_mending
 from strandline.log.wal.recover.reindex import rebuild_index
-from strandline.log.wal.recover.verify import Verification, verify
+from strandline.log.wal.recover.verify import WalVerification, verify
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CLOCK
@@ -65,11 +64,11 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "log"))
 
 
-def look(folder: Path) -> Verification:
+def look(folder: Path) -> WalVerification:
     return verify(str(folder), disk=DISK, clock=CLOCK)
 
 
-def only(found: Verification, severity: Severity, kind: Kind) -> Finding:
+def only(found: WalVerification, severity: Severity, kind: FindingKind) -> Finding:
     """The one finding, of this kind."""
     (finding,) = found.findings
     assert (finding.severity, finding.kind) == (severity, kind), finding
@@ -108,25 +107,25 @@ def test_a_whole_log_is_clean_and_all_of_it_was_read(folder: Path) -> None:
     before = contents(folder)
     told: list[int] = []
     found = verify(str(folder), disk=DISK, clock=CLOCK, told=told.append)
-    assert found.findings == ()
+    assert found.findings == []
     assert found.is_clean
     assert (found.bounds.first, found.bounds.next) == (50, 560)
     size = sum(path.stat().st_size for path in files(folder))
-    seen = found.looked_at
-    assert (seen.files, seen.frames, seen.records, seen.bytes, seen.slots) == (4, 280, 560, size, 2)
+    seen = found.examined
+    assert seen == {"files": 4, "frames": 280, "records": 560, "bytes": size, "slots": 2}
     assert sum(told) == size
     assert contents(folder) == before
 
 
 def test_an_open_log_verifies_itself_and_so_does_an_empty_one(tmp_path: Path) -> None:
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=0, background=False) as wal:
-        assert wal.verify().findings == ()
+        assert wal.verify().findings == []
         wal.append(b"one")
         wal.append_many([b"two", b"three"])
         found = wal.verify()
-        assert (found.findings, found.looked_at.records) == ((), 3)
+        assert (found.findings, found.examined["records"]) == ([], 3)
         wal.prune_through(3)
-        assert (wal.verify().findings, wal.verify().bounds.first) == ((), 3)
+        assert (wal.verify().findings, wal.verify().bounds.first) == ([], 3)
 
 
 def test_where_there_is_no_log_that_is_an_error_and_no_finding(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_whatever_byte_of_a_file_is_changed_it_is_found_with_its_place(folder: P
         flip(path, at)
         found = look(folder)
         (finding,) = found.damage
-        assert finding.file == str(path)
+        assert finding.where == str(path)
         assert finding.byte is not None
         assert finding.byte <= at
         assert f"byte {finding.byte}" in finding.message
@@ -163,7 +162,7 @@ def test_each_of_several_damaged_places_is_told_with_what_is_lost(folder: Path) 
     lost = [frames[at].info.first - 1 for at in (5, 20, 40)]
     for finding, offset in zip(found.damage, lost, strict=True):
         assert f"offsets {offset} to {offset + 1} are lost" in finding.message
-    assert not any(finding.kind is Kind.INDEX for finding in found.findings)
+    assert not any(finding.kind is FindingKind.INDEX for finding in found.findings)
 
 
 def test_an_index_is_not_blamed_for_a_checkpoint_within_damage(folder: Path) -> None:
@@ -186,13 +185,13 @@ def test_a_file_full_of_damage_is_not_told_byte_by_byte(folder: Path) -> None:
 def test_a_file_that_is_missing_is_damage(folder: Path, number: int) -> None:
     files(folder)[number].unlink()
     found = look(folder)
-    assert [finding.kind for finding in found.damage] == [Kind.CONTINUITY]
+    assert [finding.kind for finding in found.damage] == [FindingKind.CONTINUITY]
 
 
 def test_a_log_without_any_file_is_damage(folder: Path) -> None:
     for path in files(folder):
         path.unlink()
-    assert [finding.kind for finding in look(folder).damage] == [Kind.CONTINUITY]
+    assert [finding.kind for finding in look(folder).damage] == [FindingKind.CONTINUITY]
 
 
 def test_a_file_that_was_cut_below_the_mark_is_damage_even_at_the_end_of_a_frame(folder: Path) -> None:
@@ -202,7 +201,7 @@ def test_a_file_that_was_cut_below_the_mark_is_damage_even_at_the_end_of_a_frame
         for size in (0, 10, ends[0], ends[5], ends[5] + 3, ends[-2]):
             path.write_bytes(data[:size])
             (finding,) = look(folder).damage
-            assert finding.file == str(path)
+            assert finding.where == str(path)
         path.write_bytes(data)
 
 
@@ -229,10 +228,10 @@ def test_frames_that_do_not_follow_each_other_are_damage(folder: Path) -> None:
 def test_a_file_that_goes_on_behind_the_beginning_of_the_next_is_damage(folder: Path) -> None:
     path, following = files(folder)[1], firsts_in(DISK.scan(str(folder)))[2]
     path.write_bytes(path.read_bytes() + a_frame(folder, first=following))
-    assert f"the next file begins at {following}" in only(look(folder), Severity.DAMAGE, Kind.CONTINUITY).message
+    assert f"the next file begins at {following}" in only(look(folder), Severity.DAMAGE, FindingKind.CONTINUITY).message
 
 
-def appended(folder: Path, *frames: bytes) -> Verification:
+def appended(folder: Path, *frames: bytes) -> WalVerification:
     """The log with some frames more, and one behind them which says that they were acknowledged."""
     last, end = files(folder)[-1], 560 + len(frames)
     last.write_bytes(last.read_bytes() + b"".join(frames) + a_frame(folder, first=end, durable=end))
@@ -258,7 +257,7 @@ def test_a_frame_that_claims_more_than_it_can_know_is_damage(folder: Path) -> No
 def test_a_frame_of_a_newer_version_is_told_as_such_wherever_it_is(folder: Path) -> None:
     last = files(folder)[-1]
     last.write_bytes(last.read_bytes() + b"RDLW\x05" + bytes(100))
-    finding = only(look(folder), Severity.DAMAGE, Kind.VERSION)
+    finding = only(look(folder), Severity.DAMAGE, FindingKind.VERSION)
     assert "a frame is of version 5. Upgrade strandline." in finding.message
 
 
@@ -270,23 +269,23 @@ def test_a_torn_tail_above_the_mark_is_a_note_that_says_what_opening_cuts(folder
     last = files(folder)[-1]
     size = last.stat().st_size
     last.write_bytes(last.read_bytes() + tail)
-    finding = only(look(folder), Severity.NOTE, Kind.TAIL)
-    assert (finding.file, finding.byte) == (str(last), size)
+    finding = only(look(folder), Severity.NOTE, FindingKind.TAIL)
+    assert (finding.where, finding.byte) == (str(last), size)
     assert f"a torn tail of {len(tail)} bytes from byte {size} on" in finding.message
     assert look(folder).bounds.next == 560
 
 
 def test_a_file_that_was_never_finished_is_a_note(folder: Path) -> None:
     (folder / f"{560:020d}.log").write_bytes(b"RDL")
-    assert "it was never finished" in only(look(folder), Severity.NOTE, Kind.TAIL).message
+    assert "it was never finished" in only(look(folder), Severity.NOTE, FindingKind.TAIL).message
     (folder / f"{560:020d}.log").write_bytes(b"")
-    assert only(look(folder), Severity.NOTE, Kind.TAIL).byte == 0
+    assert only(look(folder), Severity.NOTE, FindingKind.TAIL).byte == 0
 
 
 def test_whole_frames_above_the_mark_are_part_of_the_log(folder: Path) -> None:
     last = files(folder)[-1]
     last.write_bytes(last.read_bytes() + a_frame(folder, first=560))
-    assert (look(folder).findings, look(folder).bounds.next) == ((), 561)
+    assert (look(folder).findings, look(folder).bounds.next) == ([], 561)
 
 
 def _opens(folder: Path) -> bool:
@@ -338,11 +337,11 @@ def test_an_index_that_is_missing_short_or_wrong_is_a_note_for_it_can_be_made_ag
         else:
             path.write_bytes(changed)
         found = look(folder)
-        assert only(found, Severity.NOTE, Kind.INDEX).file == str(path), changed
+        assert only(found, Severity.NOTE, FindingKind.INDEX).where == str(path), changed
         assert found.indexes == (first,)
         rebuild_index(str(folder), log_id, first, disk=DISK)
         assert path.read_bytes() == data
-        assert look(folder).findings == ()
+        assert look(folder).findings == []
 
 
 def test_of_a_damaged_file_no_index_is_made(folder: Path) -> None:
@@ -372,7 +371,7 @@ def test_slots_that_are_missing_damaged_or_of_another_log_are_damage(folder: Pat
     other = data.replace(str(log_id_of(folder)).encode(), str(UUID(int=1)).encode())
     for changed in (None, b"", data[:-10], data.replace(b'"start": 50', b'"start": 40'), other):
         path.unlink() if changed is None else path.write_bytes(changed)
-        assert only(look(folder), Severity.DAMAGE, Kind.SLOTS).file == str(path)
+        assert only(look(folder), Severity.DAMAGE, FindingKind.SLOT).where == str(path)
 
 
 def test_a_slot_that_stands_where_the_log_is_not_is_damage(folder: Path, tmp_path: Path) -> None:
@@ -389,13 +388,13 @@ def test_a_slot_that_stands_where_the_log_is_not_is_damage(folder: Path, tmp_pat
     )
     (folder / "slots.json").write_bytes(newer)
     kinds = {finding.kind for finding in look(folder).damage}
-    assert Kind.SLOTS in kinds
+    assert FindingKind.SLOT in kinds
 
 
 def test_a_mark_that_cannot_be_read_is_a_note(folder: Path) -> None:
     for changed in (b"", b"x" * 100):
         (folder / "mark").write_bytes(changed)
-        only(look(folder), Severity.NOTE, Kind.MARK)
+        only(look(folder), Severity.NOTE, FindingKind.MARK)
 
 
 def test_without_its_identity_a_log_is_damaged_and_the_rest_of_it_is_read(folder: Path) -> None:
@@ -403,8 +402,8 @@ def test_without_its_identity_a_log_is_damaged_and_the_rest_of_it_is_read(folder
     for changed in (None, b"{"):
         (folder / "log.json").unlink() if changed is None else (folder / "log.json").write_bytes(changed)
         found = look(folder)
-        assert [finding.kind for finding in found.damage] == [Kind.IDENTITY, Kind.FRAME]
-        assert found.looked_at.files == 4
+        assert [finding.kind for finding in found.damage] == [FindingKind.IDENTITY, FindingKind.FRAME]
+        assert found.examined["files"] == 4
 
 
 def test_what_is_left_over_is_noted(folder: Path) -> None:
@@ -415,8 +414,8 @@ def test_what_is_left_over_is_noted(folder: Path) -> None:
     found = look(folder)
     assert found.is_clean
     kinds = sorted(finding.kind for finding in found.findings)
-    assert kinds == [Kind.INDEX, Kind.PIECE, Kind.STRANGER, Kind.STRANGER]
-    assert "holds 3 bytes" in next(finding.message for finding in found.findings if finding.kind is Kind.PIECE)
+    assert kinds == [FindingKind.INDEX, FindingKind.PIECE, FindingKind.STRANGER, FindingKind.STRANGER]
+    assert "holds 3 bytes" in next(finding.message for finding in found.findings if finding.kind is FindingKind.PIECE)
 
 
 def test_a_file_below_the_start_that_was_not_removed_yet_is_noted_and_not_judged(folder: Path) -> None:
@@ -430,7 +429,7 @@ def test_a_file_below_the_start_that_was_not_removed_yet_is_noted_and_not_judged
         assert not first.exists()
     first.write_bytes(data[:1000])
     assert second <= 300
-    assert only(look(folder), Severity.NOTE, Kind.PRUNED).file == str(first)
+    assert only(look(folder), Severity.NOTE, FindingKind.TRIM).where == str(first)
 
 
 # --- beside a writer ---------------------------------------------------------------------------------------------
@@ -496,7 +495,7 @@ def test_a_write_under_way_is_no_damage(folder: Path, writer: WalLog) -> None:
     fill(writer, groups=1, frames=1)
     last = files(folder)[-1]
     last.write_bytes(last.read_bytes() + a_frame(folder, first=562)[:200])  # half of it is there so far
-    finding = only(look(folder), Severity.NOTE, Kind.TAIL)
+    finding = only(look(folder), Severity.NOTE, FindingKind.TAIL)
     assert "unless it is just being written" in finding.message
 
 
@@ -575,7 +574,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
 
-def verified(disk: SimulatedDisk) -> Verification:
+def verified(disk: SimulatedDisk) -> WalVerification:
     return verify(FOLDER, disk=disk, clock=ManualClock())
 
 
@@ -593,7 +592,7 @@ def test_whatever_a_crash_leaves_is_no_damage_and_a_repair_does_what_it_planned(
             assert disk.files() == before
             done = mend(FOLDER, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
             assert done == plan
-            left = [finding.message for finding in verified(disk).findings if finding.kind is not Kind.PIECE]
+            left = [finding.message for finding in verified(disk).findings if finding.kind is not FindingKind.PIECE]
             assert all("is the index of a file that is not there" in message for message in left), left
         check(disk, notes)
 

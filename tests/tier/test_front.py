@@ -11,7 +11,7 @@ import pytest
 import strandline as sl
 from strandline.errors import AlreadyExists, InvalidInput, NotALog, NotFound
 from strandline.log.object import ObjectLog
-from strandline.log.object.maintain.verify import Verification
+from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import COLD_FILE as COLD
 from strandline.model.cursor import Cursor
@@ -104,7 +104,7 @@ def test_opening_gives_the_cold_tier_of_a_log_in_objects(tmp_path: Path) -> None
     log.create_slot("billing", 1)
     with open_tiered(place) as again:
         assert values(again) == [b"a", b"b"]
-        slots = [found for found in Verification(again.hot).findings() if found.kind == "slot"]
+        slots = [found for found in ObjectLogVerifier(again.hot).findings() if found.kind == "slot"]
         assert slots == []
     log.close()
 

@@ -1,21 +1,20 @@
-"""What verifying found, counted and printed: the same for whatever was verified."""
+"""Output of the ``verify`` commands: findings as JSON or as text, whichever log was verified."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
 
+import typer
 from rich.text import Text
 
 from strandline.cli import output as show
-from strandline.log.findings import Severity
+from strandline.log.findings import FindingKind, Severity, Verification
 
 SHOWN: Final = 20
-"""So many findings of one kind are printed,"""
-SHOWN_JSON: Final = 1000
-"""and so many as JSON."""
+"""How many findings of one kind are printed as text."""
 
 _STYLES: Final = {Severity.DAMAGE: "bold red", Severity.WASTE: "yellow", Severity.NOTE: "cyan"}
 _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
@@ -25,73 +24,46 @@ _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
 }
 
 
-class Found(Protocol):
-    """One thing that was found."""
+def finish(found: Verification, looked: str, *, json: bool, **fields: Any) -> None:
+    """Print a verification, and end the command with status 1 if there is damage.
 
-    @property
-    def severity(self) -> Severity:
-        """How bad it is."""
+    ``looked`` says in words what was examined; ``fields`` come first in the JSON document.
+    """
+    if json:
+        show.document(
+            {
+                **fields,
+                "clean": found.is_clean,
+                **{str(severity): found.count(severity) for severity in Severity},
+                "looked_at": dict(found.examined),
+                "findings": [asdict(finding) for finding in found.findings],
+            }
+        )
+    else:
+        print_findings(found)
+        verdict = ("clean", "bold green") if found.is_clean else ("DAMAGED", "bold red")
+        show.out().print(Text.assemble(verdict, f": {summary(found, looked)}"), soft_wrap=True)
+    if not found.is_clean:
+        raise typer.Exit(1)
 
-    @property
-    def kind(self) -> str:
-        """What it is about."""
 
-    @property
-    def where(self) -> str:
-        """The object that it is about."""
-
-    @property
-    def message(self) -> str:
-        """One sentence that says what, and what to do."""
+def summary(found: Verification, looked: str) -> str:
+    """What was examined, and the number of findings of each severity."""
+    return f"{looked}; {', '.join(_WORDS[severity](found.count(severity)) for severity in Severity)}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Findings:
-    """What was found. Of many findings of one kind only the first are kept: a million orphans are one line."""
-
-    most: int
-    findings: list[Found] = field(default_factory=list)
-    counts: Counter[tuple[Severity, str]] = field(default_factory=Counter)
-
-    def take(self, findings: Iterable[Found]) -> None:
-        """Count findings, and keep some of each kind."""
-        for finding in findings:
-            group = (finding.severity, finding.kind)
-            self.counts[group] += 1
-            if self.counts[group] <= self.most:
-                self.findings.append(finding)
-
-    def of(self, severity: Severity) -> int:
-        """How many there are of a severity."""
-        return sum(count for (found, _), count in self.counts.items() if found is severity)
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.of(Severity.DAMAGE)
-
-    def fields_of_each(self) -> list[dict[str, str]]:
-        """The findings that were kept, for ``--json``."""
-        return [
-            {"severity": each.severity, "kind": each.kind, "where": each.where, "message": each.message}
-            for each in self.findings
-        ]
-
-    def counted(self) -> str:
-        """How many there are of each severity, in words."""
-        return ", ".join(_WORDS[severity](self.of(severity)) for severity in Severity)
-
-    def show(self, title: str, summary: str) -> None:
-        """Print all of it, the worst first; the summary stands behind the last line's first word."""
-        out = show.out()
-        out.print(Text(title, "bold"), soft_wrap=True)
-        for severity in Severity:
-            head = (f"{severity:>8}", _STYLES[severity])
-            for finding in self.findings:
-                if finding.severity is severity:
-                    out.print(Text.assemble(head, f"  {finding.message}"), soft_wrap=True)
-            for (found, kind), count in self.counts.items():
-                if found is severity and count > self.most:
-                    out.print(Text.assemble(head, f"  … and {count - self.most:,} more about: {kind}"))
-        verdict = ("clean", "bold green") if self.is_clean else ("DAMAGED", "bold red")
-        out.print(Text.assemble(verdict, summary), soft_wrap=True)
+def print_findings(found: Verification) -> None:
+    """Print the subject and its findings, the worst first, at most :data:`SHOWN` of each kind."""
+    out = show.out()
+    out.print(Text(found.subject, "bold"), soft_wrap=True)
+    for severity in Severity:
+        head = (f"{severity:>8}", _STYLES[severity])
+        printed: Counter[FindingKind] = Counter()
+        for finding in found.findings:
+            if finding.severity is severity and printed[finding.kind] < SHOWN:
+                printed[finding.kind] += 1
+                out.print(Text.assemble(head, f"  {finding.message}"), soft_wrap=True)
+        for kind, shown in printed.items():
+            more = found.counts[severity, kind] - shown
+            if more:
+                out.print(Text.assemble(head, f"  … and {more:,} more about: {kind}"))

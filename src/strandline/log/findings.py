@@ -1,16 +1,99 @@
-"""What verifying a log may find, whichever log it is."""
+"""Findings of a verification, and its result: the same for an object log, a write-ahead log and a cold tier."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """What a finding means."""
+    """How bad a finding is."""
 
     DAMAGE = "damage"
-    """Something that was acknowledged is lost or wrong, a promise is broken, or the log cannot be opened."""
+    """Acknowledged data is lost or wrong, a guarantee is broken, or the log cannot be opened."""
     WASTE = "waste"
-    """Something takes up room that nobody needs."""
+    """An object or file takes up space and is not needed."""
     NOTE = "note"
-    """Something that is as it should be or is put right by itself, and that somebody may want to know."""
+    """Worth knowing; correct as it is, or corrected automatically."""
+
+
+class FindingKind(StrEnum):
+    """What a finding is about."""
+
+    IDENTITY = "identity"
+    SLOT = "slot"
+    TRIM = "trim"
+    STRANGER = "stranger"
+    ORPHAN = "orphan"
+    # object logs
+    HEAD = "head"
+    CHUNK = "chunk"
+    LISTING = "listing"
+    WRITER = "writer"
+    BATCH = "batch"
+    DEAD_LETTER = "dead-letter"
+    # write-ahead logs
+    MARK = "mark"
+    FRAME = "frame"
+    VERSION = "version"
+    CONTINUITY = "continuity"
+    TAIL = "tail"
+    INDEX = "index"
+    PIECE = "piece"
+    TIMES = "times"
+    # cold tiers
+    SEGMENT = "segment"
+    HOLE = "hole"
+    OVERLAP = "overlap"
+    STATE = "state"
+    HISTORY = "history"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding. ``message`` is one sentence: what is wrong with ``where``, and what to do."""
+
+    severity: Severity
+    kind: FindingKind
+    where: str
+    """The object, file or slot concerned."""
+    message: str
+    byte: int | None = None
+    """The byte of the file from which on it applies, if it is about a place in a file."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """Result of a verification. Counts all findings, and keeps the first ``most`` of each severity and kind."""
+
+    subject: str
+    """The URL or folder that was verified."""
+    examined: Counter[str] = field(default_factory=Counter)
+    """How many batches, records, bytes and so on were examined."""
+    most: int = 1000
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[tuple[Severity, FindingKind]] = field(default_factory=Counter)
+
+    def take(self, findings: Iterable[Finding]) -> None:
+        """Add findings."""
+        for finding in findings:
+            group = (finding.severity, finding.kind)
+            self.counts[group] += 1
+            if self.counts[group] <= self.most:
+                self.findings.append(finding)
+
+    def count(self, severity: Severity) -> int:
+        """Number of findings of a severity."""
+        return sum(count for (found, _), count in self.counts.items() if found is severity)
+
+    @property
+    def damage(self) -> list[Finding]:
+        """The findings that are damage."""
+        return [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is no damage."""
+        return not self.count(Severity.DAMAGE)

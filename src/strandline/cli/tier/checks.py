@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
 from strandline.cli.tier.shared import Seen
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
 from strandline.tier.copy.agreement import Cut
 from strandline.tier.copy.segment_files import segment_path
-
-
-class Kind(StrEnum):
-    """What a finding is about."""
-
-    SEGMENT = "segment"
-    HOLE = "hole"
-    OVERLAP = "overlap"
-    SLOT = "slot"
-    STATE = "state"
-    ORPHAN = "orphan"
-    HISTORY = "history"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was found: about which object, and one sentence that says what, and what to do."""
-
-    severity: Severity
-    kind: Kind
-    where: str
-    message: str
 
 
 def check_known(seen: Seen) -> Iterator[Finding]:
@@ -55,7 +31,7 @@ def _contiguity(seen: Seen) -> Iterator[Finding]:
         elif segment.start < reached:
             yield Finding(
                 Severity.NOTE,
-                Kind.OVERLAP,
+                FindingKind.OVERLAP,
                 path,
                 f"{path} begins at offset {segment.start}, and segments before it hold everything up to {reached - 1}: "
                 "two primaries copied it, and the later term is read.",
@@ -68,7 +44,7 @@ def _contiguity(seen: Seen) -> Iterator[Finding]:
 def _hole(where: str, first: int, end: int, why: str) -> Finding:
     return Finding(
         Severity.DAMAGE,
-        Kind.HOLE,
+        FindingKind.HOLE,
         where,
         f"There is a hole: offsets {first} to {end - 1} are lost, {why}. Restore what held them, or bootstrap "
         "consumers past them.",
@@ -86,7 +62,7 @@ def _slots(seen: Seen) -> Iterator[Finding]:
         if slot.name != TIER_SLOT and slot.pins and slot.position < first:
             yield Finding(
                 Severity.DAMAGE,
-                Kind.SLOT,
+                FindingKind.SLOT,
                 slot.name,
                 f"Slot {slot.name!r} needs offset {slot.position}, and both tiers begin at {first} or later: what it "
                 "pinned was removed. Bootstrap its consumer again, and reset the slot.",
@@ -100,23 +76,23 @@ def _states(seen: Seen) -> Iterator[Finding]:
         match segment.state:
             case SegmentState.COPY_STARTED:
                 told = "is being copied, or whoever did that died: the next round of a tierer removes it then."
-                yield Finding(Severity.NOTE, Kind.STATE, path, f"{path} {offsets} {told}")
+                yield Finding(Severity.NOTE, FindingKind.STATE, path, f"{path} {offsets} {told}")
             case SegmentState.DELETE_STARTED:
                 told = "is being deleted, or whoever did that died: the next round of a tierer goes on with it."
-                yield Finding(Severity.NOTE, Kind.STATE, path, f"{path} {offsets} {told}")
+                yield Finding(Severity.NOTE, FindingKind.STATE, path, f"{path} {offsets} {told}")
             case SegmentState.COPY_FINISHED if segment.segment in seen.spare:
                 told = "holds only what other segments hold: the next round of a tierer removes it."
-                yield Finding(Severity.WASTE, Kind.STATE, path, f"{path} {offsets} {told}")
+                yield Finding(Severity.WASTE, FindingKind.STATE, path, f"{path} {offsets} {told}")
     if seen.deletion is not None:
         said = f"The whole cold tier is being deleted: {seen.deletion.state}."
-        yield Finding(Severity.NOTE, Kind.STATE, seen.cold.store, said)
+        yield Finding(Severity.NOTE, FindingKind.STATE, seen.cold.store, said)
 
 
 def orphan(path: str, size: int) -> Finding:
     """An object that no event knows."""
     return Finding(
         Severity.WASTE,
-        Kind.ORPHAN,
+        FindingKind.ORPHAN,
         path,
         f"{path} ({size} bytes) is named as a segment, and no event knows it: a tierer removes it when it is a "
         "day old.",
@@ -128,7 +104,7 @@ def parted(cut: Cut) -> Finding:
     path = segment_path(cut.segment.segment, cut.segment.start)
     return Finding(
         Severity.NOTE,
-        Kind.HISTORY,
+        FindingKind.HISTORY,
         path,
         f"{path} is of another history than the log from offset {cut.at} on, where the log went on in a later term: "
         "the next round of a tierer cuts it there.",
@@ -140,7 +116,7 @@ def differing(segment: SegmentMetadata) -> Finding:
     path = segment_path(segment.segment, segment.start)
     return Finding(
         Severity.DAMAGE,
-        Kind.HISTORY,
+        FindingKind.HISTORY,
         path,
         f"{path} ends with another record, at offset {segment.end}, than the log has there in the same term: the log "
         "was restored from a copy and went on, or the cold tier was. Restore what belongs together; 'strandline tier "

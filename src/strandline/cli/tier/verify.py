@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -13,11 +13,11 @@ import typer
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.findings import SHOWN, SHOWN_JSON, Findings
-from strandline.cli.tier.checks import Finding, Kind, check_known, differing, orphan, parted
+from strandline.cli.findings import finish
+from strandline.cli.tier.checks import check_known, differing, orphan, parted
 from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
 from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.model.cold import ColdTier
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
@@ -35,30 +35,6 @@ from strandline.tier.copy.segment_files import (
 )
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import cold_tier, follow_events, partition_of
-
-
-@dataclass(slots=True)
-class Report(Findings):
-    """What was found in a cold tier."""
-
-    url: str
-    store: str
-    fast: bool
-    segments: int = 0
-    records: int = 0
-    bytes: int = 0
-
-    def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        return {
-            "url": self.url,
-            "store": self.store,
-            "clean": self.is_clean,
-            "fast": self.fast,
-            **{str(severity): self.of(severity) for severity in Severity},
-            "looked_at": {"segments": self.segments, "records": self.records, "bytes": self.bytes},
-            "findings": self.fields_of_each(),
-        }
 
 
 @guarded
@@ -81,26 +57,26 @@ def verify(
     opened = open_to_look(log)
     cold = cold_tier(opened)
     with follow_events(cold) as manager:
-        report = look(opened, cold, manager, fast=fast, workers=workers, as_json=json)
-    if json:
-        show.document(report.fields())
-    else:
-        report.show(report.store, summary(report))
-    if not report.is_clean:
-        raise typer.Exit(1)
+        url, found = look(opened, cold, manager, fast=fast, workers=workers, quiet=json)
+    seen = found.examined
+    looked = (
+        f"{show.counted(seen['segments'], 'segment')} {'looked at' if fast else 'read'}, with "
+        f"{show.counted(seen['records'], 'record')} ({show.size(seen['bytes'])})"
+    )
+    finish(found, looked, json=json, url=url, store=cold.store, fast=fast)
 
 
 def look(
-    log: AnyLog, cold: ColdTier, manager: MetadataManager, *, fast: bool, workers: int, as_json: bool = False
-) -> Report:
-    """Verify a log's cold tier, with progress."""
+    log: AnyLog, cold: ColdTier, manager: MetadataManager, *, fast: bool, workers: int, quiet: bool = False
+) -> tuple[str, Verification]:
+    """Verify a log's cold tier, with a progress bar unless ``quiet``; returns the log's URL and the result."""
     store, partition = open_store(cold.store), partition_of(cold)
     # The objects before the events: a copy is told of before its object is put, so that what no event knows then was
     # deleted, or put by somebody slow.
     listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
-    report = Report(seen.url, cold.store, fast, most=SHOWN_JSON if as_json else SHOWN)
-    report.take(check_known(seen))
+    found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
+    found.take(check_known(seen))
     finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
     forget_tails()  # what this process has read before proves nothing about the store
 
@@ -109,17 +85,17 @@ def look(
 
     what = "looking at segments" if fast else "reading bytes"
     total = len(finished) if fast else sum(segment.size for segment in finished)
-    with show.meter(what, total=total, quiet=as_json) as advance, _pool(workers) as pool:
+    with show.meter(what, total=total, quiet=quiet) as advance, _pool(workers) as pool:
         for segment, wrong in pool.map(judge, finished):
             advance(1 if fast else segment.size)
-            report.segments += 1
-            report.records += segment.end - segment.start + 1
-            report.bytes += segment.size
+            found.examined["segments"] += 1
+            found.examined["records"] += segment.end - segment.start + 1
+            found.examined["bytes"] += segment.size
             if wrong is not None and _is_finished(manager, segment):
-                report.take([Finding(Severity.DAMAGE, Kind.SEGMENT, _path(segment), wrong)])
-    report.take(_history(log, store, seen, finished, fast=fast))
-    report.take(_orphans(store, listed.values(), seen))
-    return report
+                found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, _path(segment), wrong)])
+    found.take(_history(log, store, seen, finished, fast=fast))
+    found.take(_orphans(store, listed.values(), seen))
+    return seen.url, found
 
 
 def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
@@ -166,7 +142,7 @@ def _history(
     try:
         cuts = plan_cuts(kept, history, partition_of(seen.cold))
     except (Diverged, NotReady, Gap) as error:
-        yield Finding(Severity.DAMAGE, Kind.HISTORY, seen.cold.store, str(error))
+        yield Finding(Severity.DAMAGE, FindingKind.HISTORY, seen.cold.store, str(error))
         return
     yield from map(parted, cuts)
     parting = {cut.segment.segment for cut in cuts}
@@ -207,13 +183,3 @@ def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C what has not begun does not begin
-
-
-def summary(report: Report) -> str:
-    """The last line, behind its first word."""
-    how = "looked at" if report.fast else "read"
-    looked = (
-        f": {show.counted(report.segments, 'segment')} {how}, with {show.counted(report.records, 'record')} "
-        f"({show.size(report.bytes)})"
-    )
-    return f"{looked}; {report.counted()}"

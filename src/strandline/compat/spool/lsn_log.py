@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.compat.spool.migrate import folder_of
 from strandline.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
-from strandline.log.wal.recover.verify import Told, Verification
+from strandline.log.wal.recover.verify import Told, WalVerification
 from strandline.log.wal.write.encode import check_numbers
 from strandline.log.wal.write.groups import Group, WalHandle
 from strandline.model.addresses import Address
@@ -223,7 +223,7 @@ class WriteAheadLog:
         """Block until an lsn above ``past`` is durable (True) or the time is over (False)."""
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
-    def verify(self, told: Told | None = None) -> Verification:
+    def verify(self, told: Told | None = None) -> WalVerification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
         return self.log.verify(told)
 

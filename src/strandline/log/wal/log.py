@@ -22,7 +22,7 @@ from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.recover.repair import drop_below, repair
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine
-from strandline.log.wal.recover.verify import Told, Verification, verify
+from strandline.log.wal.recover.verify import Told, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import Committer
 from strandline.log.wal.write.encode import check_numbers, encoded, encoded_copy, value_of
@@ -331,7 +331,7 @@ class WalLog(WalShowing):
 
     # --- checking ----------------------------------------------------------------------------------------------
 
-    def verify(self, told: Told | None = None) -> Verification:
+    def verify(self, told: Told | None = None) -> WalVerification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
         return verify(self._folder, disk=self._disk, clock=self._clock, told=told)
 

@@ -11,6 +11,7 @@ from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverge
 from strandline.formats.wal.folder import FORMAT_VERSION, KIND
 from strandline.formats.wal.frame import HEADER_SIZE, Stop, frame_head
 from strandline.formats.wal.mark import Mark
+from strandline.log.findings import FindingKind, Severity
 from strandline.log.folders import Kind as FolderKind
 from strandline.log.folders import contents
 from strandline.log.wal.create import describe_copy
@@ -19,7 +20,6 @@ from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.log.wal.read.catalog import Catalog, damaged
 from strandline.log.wal.read.reader import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
-from strandline.log.wal.recover.checks import Kind
 from strandline.log.wal.recover.verify import verify as look_through
 from strandline.model.cursor import Bounds, Cursor
 from strandline.storage.clock import CLOCK, Clock
@@ -216,7 +216,11 @@ def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:
     except NotALog as error:
         raise CorruptData(f"There is no copy of a log in {folder}: {error}") from error
     # What opening a log would put right must not be in a copy: it was made whole.
-    wrong = [finding for finding in found.findings if finding in found.damage or finding.kind is not Kind.INDEX]
+    wrong = [
+        finding
+        for finding in found.findings
+        if finding.severity is Severity.DAMAGE or finding.kind is not FindingKind.INDEX
+    ]
     if wrong:
         raise CorruptData(wrong[0].message)
     mark = None if found.log_id is None else read_mark(folder, found.log_id, disk=disk)

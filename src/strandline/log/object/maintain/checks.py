@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
@@ -17,32 +16,6 @@ from strandline.model.slots import SlotState
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _OLDER_WRITERS: Final = 1 << 16
 """How many writers are remembered beyond those that the head would know; more than that ago, nothing is compared."""
-
-
-class Kind(StrEnum):
-    """What a finding is about."""
-
-    IDENTITY = "identity"
-    HEAD = "head"
-    CHUNK = "chunk"
-    LISTING = "listing"
-    WRITER = "writer"
-    BATCH = "batch"
-    SLOT = "slot"
-    TRIM = "trim"
-    ORPHAN = "orphan"
-    STRANGER = "stranger"
-    DEAD_LETTER = "dead-letter"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was found: about which object, and one sentence that says what, and what to do."""
-
-    severity: Severity
-    kind: Kind
-    where: str
-    message: str
 
 
 # --- the head and its chunks -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ objects are held against the listing one generation after the other (see :mod:`.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +20,7 @@ from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.head import decode_cut
 from strandline.formats.object.identity import SlotCodec
 from strandline.log.fetch import fetch_in_order
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.head.index import (
     MissingChunk,
     chunk_path,
@@ -31,8 +31,6 @@ from strandline.log.object.head.index import (
 )
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.checks import (
-    Finding,
-    Kind,
     Place,
     Writers,
     check_chunk,
@@ -50,20 +48,8 @@ _SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 _HOLD: Final = "hold-"
 
 
-@dataclass(slots=True)
-class Verified:
-    """What was looked at so far. ``trims`` are those whose objects are still to be deleted."""
-
-    batches: int = 0
-    records: int = 0
-    bytes: int = 0
-    chunks: int = 0
-    slots: int = 0
-    trims: int = 0
-
-
-class Verification:
-    """One look through a log. Changes nothing; the log may be used meanwhile, by collectors too.
+class ObjectLogVerifier:
+    """One verification of an object log. Changes nothing; the log may be used meanwhile, by collectors too.
 
     ``quick`` looks only whether each batch object is there and has its size, by a listing; otherwise all of them are
     read, ``workers`` at a time, and checked whole.
@@ -71,8 +57,8 @@ class Verification:
 
     def __init__(self, log: ObjectLog, *, quick: bool = False, workers: int = 8) -> None:
         """Verify this log; nothing is read yet."""
-        self.done = Verified()
-        """What was looked at so far."""
+        self.examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
+        """What was examined so far. ``trims`` are those whose objects are still to be deleted."""
         self._log = log
         self._store = log.store
         self._quick = quick
@@ -89,6 +75,12 @@ class Verification:
         first = [reference.first_sequence for _, reference in references_of(head)]
         return head.next_sequence - min([*first, *(entry.sequence for entry in head.tail)], default=head.next_sequence)
 
+    def run(self, on_progress: Callable[[int], None] = lambda _: None) -> Verification:
+        """Verify the whole log; raises as :meth:`findings` does."""
+        result = Verification(self._log.url, self.examined)
+        result.take(self.findings(on_progress))
+        return result
+
     def findings(self, on_progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
         """All there is to say, as it is found; ``on_progress`` is told of each batch.
 
@@ -97,17 +89,17 @@ class Verification:
         try:
             head = self._head
         except CorruptData as error:
-            yield Finding(Severity.DAMAGE, Kind.HEAD, "head", str(error))
+            yield Finding(Severity.DAMAGE, FindingKind.HEAD, "head", str(error))
             return
         for problem in check_head(head):
-            yield self._finding(Severity.DAMAGE, Kind.HEAD, "head", f"is wrong: {problem}")
+            yield self._finding(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
         stock = Inventory(self._store)
         self._take_trimmed(list(self._cuts(head)), stock)
         for entry in self._checked(self._entries(head)):
             on_progress(1)
-            self.done.batches += 1
-            self.done.records += entry.count
-            self.done.bytes += entry.size
+            self.examined["batches"] += 1
+            self.examined["records"] += entry.count
+            self.examined["bytes"] += entry.size
             stock.add(entry.location, entry.size, entry.sequence)
             yield from self._said()
             for compared in stock.ended():
@@ -130,13 +122,13 @@ class Verification:
         while self._waiting:
             yield self._waiting.popleft()
 
-    def _say(self, severity: Severity, kind: Kind, where: str, what: str) -> None:
+    def _say(self, severity: Severity, kind: FindingKind, where: str, what: str) -> None:
         self._waiting.append(self._finding(severity, kind, where, what))
 
-    def _damaged(self, kind: Kind, where: str, error: Exception | str) -> None:
+    def _damaged(self, kind: FindingKind, where: str, error: Exception | str) -> None:
         self._waiting.append(Finding(Severity.DAMAGE, kind, where, str(error)))
 
-    def _finding(self, severity: Severity, kind: Kind, where: str, what: str) -> Finding:
+    def _finding(self, severity: Severity, kind: FindingKind, where: str, what: str) -> Finding:
         return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
 
     # --- trims -------------------------------------------------------------------------------------------------
@@ -151,18 +143,18 @@ class Verification:
                 upto = None  # a collector has done it, and died or is about to say so
                 continue
             except CorruptData as error:
-                self._damaged(Kind.TRIM, gone.location, error)
+                self._damaged(FindingKind.TRIM, gone.location, error)
                 self._holes, upto = True, None
                 continue
             if upto not in (None, cut.since) or cut.since >= cut.upto:
                 what = f"trims from offset {cut.since} to {cut.upto}, and the trim before it ended at {upto}"
-                self._say(Severity.DAMAGE, Kind.TRIM, gone.location, what)
+                self._say(Severity.DAMAGE, FindingKind.TRIM, gone.location, what)
             upto = cut.upto
-            self.done.trims += 1
+            self.examined["trims"] += 1
             yield cut
         if upto not in (None, head.floor):
             what = f"names trims up to offset {upto}, and says that the log begins at {head.floor}"
-            self._say(Severity.DAMAGE, Kind.TRIM, "head", what)
+            self._say(Severity.DAMAGE, FindingKind.TRIM, "head", what)
 
     def _take_trimmed(self, cuts: Sequence[Cut], stock: Inventory) -> None:
         """Take note of the objects that trims are about to delete: they may be there or not."""
@@ -172,7 +164,7 @@ class Verification:
                     if not stock.add(gone.path, gone.size):
                         self._chunks.add(gone.path)
             except CorruptData as error:
-                self._damaged(Kind.CHUNK, "chunks", error)
+                self._damaged(FindingKind.CHUNK, "chunks", error)
                 self._holes = True
 
     # --- the listing -------------------------------------------------------------------------------------------
@@ -182,16 +174,16 @@ class Verification:
         place = Place(head.floor)
         for entry in self._walk(head, place):
             for problem in place.check(entry):
-                self._say(Severity.DAMAGE, Kind.LISTING, entry.location, f"is listed wrongly: {problem}")
+                self._say(Severity.DAMAGE, FindingKind.LISTING, entry.location, f"is listed wrongly: {problem}")
             for severity, problem in self._writers.check(entry):
-                self._say(severity, Kind.WRITER, entry.location, f"is listed, and {problem}")
+                self._say(severity, FindingKind.WRITER, entry.location, f"is listed, and {problem}")
             yield entry
         if (place.offset, place.sequence) not in ((head.next_offset, head.next_sequence), (head.next_offset, None)):
             what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, and lists up to offset"
-            self._say(Severity.DAMAGE, Kind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
+            self._say(Severity.DAMAGE, FindingKind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
         if not self._holes:
             for problem in self._writers.compare(head):
-                self._say(Severity.DAMAGE, Kind.WRITER, "head", f"is wrong: {problem}")
+                self._say(Severity.DAMAGE, FindingKind.WRITER, "head", f"is wrong: {problem}")
 
     def _walk(self, head: Head, place: Place) -> Iterator[Entry]:
         for level, reference in references_of(head):
@@ -208,14 +200,14 @@ class Verification:
             items = self._log.chunks.references(reference, level) if level else self._log.chunks.entries(reference)
         except CorruptData as error:
             if self._log.head().floor < reference.next:  # else it was trimmed since this began
-                self._damaged(Kind.CHUNK, path, error)
+                self._damaged(FindingKind.CHUNK, path, error)
             self._holes = True
             self._writers = Writers()  # whoever wrote in it has gone on
             place.skip(reference)
             return
-        self.done.chunks += 1
+        self.examined["chunks"] += 1
         for problem in check_chunk(reference, items):
-            self._say(Severity.DAMAGE, Kind.CHUNK, path, problem)
+            self._say(Severity.DAMAGE, FindingKind.CHUNK, path, problem)
         for item in items:
             if isinstance(item, ChunkRef):
                 yield from self._below(item, level - 1, floor, place)
@@ -232,7 +224,7 @@ class Verification:
         for look, _ in fetch_in_order(looks, workers=self._workers):
             entry = look.span.entry
             if look.problem is not None and self._log.head().floor < entry.next:  # else it was trimmed since this began
-                self._damaged(Kind.BATCH, entry.location, look.problem)
+                self._damaged(FindingKind.BATCH, entry.location, look.problem)
             yield entry
 
     def _judged(self, compared: Compared) -> Iterator[Finding]:
@@ -240,7 +232,7 @@ class Verification:
         for sequence in compared.doubled:
             entry = self._entry(sequence)
             what = f"is listed a second time, for offsets {entry.first} to {entry.next - 1}"
-            yield self._finding(Severity.DAMAGE, Kind.LISTING, entry.location, what)
+            yield self._finding(Severity.DAMAGE, FindingKind.LISTING, entry.location, what)
         if not self._quick or not (compared.absent or compared.resized):
             return  # without quick all of them have been read
         floor = self._log.head().floor
@@ -248,7 +240,7 @@ class Verification:
             for entry in map(self._entry, sequences):
                 if entry.next > floor:
                     held = f"it is listed as offsets {entry.first} to {entry.next - 1}: restore the object"
-                    yield self._finding(Severity.DAMAGE, Kind.BATCH, entry.location, f"{what}; {held}")
+                    yield self._finding(Severity.DAMAGE, FindingKind.BATCH, entry.location, f"{what}; {held}")
 
     def _entry(self, sequence: int) -> Entry:
         return next(entries_from_sequence(self._head, sequence, self._log.chunks))
@@ -271,14 +263,14 @@ class Verification:
             if generation < head.swept_generation:
                 what = "was never listed and came after its generation was swept: 'gc --everything' deletes it"
             for path in paths:
-                yield self._finding(Severity.WASTE, Kind.ORPHAN, path, what)
+                yield self._finding(Severity.WASTE, FindingKind.ORPHAN, path, what)
             return
         which = "next collection" if generation < head.generation else "collection after the next"
         what = f"is not listed: its upload is under way, or was given up; then the {which} deletes it"
         used = frozenset(used_since(paths))  # asked only now that all of them have been seen
         for path in paths:
             if path not in used:
-                yield self._finding(Severity.NOTE, Kind.ORPHAN, path, what)
+                yield self._finding(Severity.NOTE, FindingKind.ORPHAN, path, what)
 
     # --- everything else ---------------------------------------------------------------------------------------
 
@@ -298,10 +290,10 @@ class Verification:
         letters = sum(item.path.endswith(".json") for item in self._store.list("dead-letter/"))
         if letters:
             what = f"holds {letters} batches that consumers could not read and have set aside: look at them"
-            yield self._finding(Severity.NOTE, Kind.DEAD_LETTER, "dead-letter", what)
+            yield self._finding(Severity.NOTE, FindingKind.DEAD_LETTER, "dead-letter", what)
         if self._holes:
             what = "has parts that cannot be read: objects that nothing lists were not looked for"
-            yield self._finding(Severity.NOTE, Kind.ORPHAN, "head", what)
+            yield self._finding(Severity.NOTE, FindingKind.ORPHAN, "head", what)
 
     def _referred_since(self, paths: list[str]) -> list[str]:
         """Those of some chunks and trims that the head names now, itself or through other chunks."""
@@ -320,15 +312,17 @@ class Verification:
         return [path for path in paths if is_used(path)]
 
     def _stranger(self, path: str) -> Finding:
-        return self._finding(Severity.NOTE, Kind.STRANGER, path, "is not the log's: no collection ever deletes it")
+        return self._finding(
+            Severity.NOTE, FindingKind.STRANGER, path, "is not the log's: no collection ever deletes it"
+        )
 
     def _slots(self, head: Head) -> Iterator[Finding]:
         first = _first_needed(head)
         for name, pin in sorted(head.slots.items()):
-            self.done.slots += 1
+            self.examined["slots"] += 1
             if pin is not None and not first <= pin.position <= head.next_offset:
                 what = f"pins offset {pin.position} for slot {name!r}, outside of the log"
-                yield self._finding(Severity.DAMAGE, Kind.SLOT, "head", what)
+                yield self._finding(Severity.DAMAGE, FindingKind.SLOT, "head", what)
             yield from self._slot(name, pinned=pin is not None)
         for item in self._store.list("slots/"):
             known = _SLOT.fullmatch(item.path)
@@ -336,7 +330,7 @@ class Verification:
                 yield self._stranger(item.path)
             elif known[1].startswith(_HOLD) and known[1] not in head.slots and known[1] not in self._log.head().slots:
                 what = "was left by a reader's hold that has ended; it pins nothing: delete it if you like"
-                yield self._finding(Severity.WASTE, Kind.SLOT, item.path, what)
+                yield self._finding(Severity.WASTE, FindingKind.SLOT, item.path, what)
 
     def _slot(self, name: str, *, pinned: bool) -> Iterator[Finding]:
         path = f"slots/{name}.json"
@@ -345,17 +339,17 @@ class Verification:
         except NotFound:
             if not pinned and name in self._log.head().slots:  # else it is being created, or was dropped since
                 what = "is missing although the head names the slot: restore the object"
-                yield self._finding(Severity.DAMAGE, Kind.SLOT, path, what)
+                yield self._finding(Severity.DAMAGE, FindingKind.SLOT, path, what)
             return
         except CorruptData as error:
-            yield Finding(Severity.DAMAGE, Kind.SLOT, path, str(error))
+            yield Finding(Severity.DAMAGE, FindingKind.SLOT, path, str(error))
             return
         # The floor as it was before the slot was read, and the end and the membership as they are after.
         after = self._log.head()
         if name in after.slots:
             first = _first_needed(self._head)
             for severity, what in check_slot(state, floor=first, end=after.next_offset, pinned=pinned):
-                yield self._finding(severity, Kind.SLOT, path, what)
+                yield self._finding(severity, FindingKind.SLOT, path, what)
 
 
 def _first_needed(head: Head) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -12,7 +11,7 @@ from strandline.errors import CorruptData
 from strandline.formats.wal.folder import Kept, append_of, lead_of
 from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.slots import retained_first
 from strandline.log.wal.names import LEAD, salt_of
 from strandline.log.wal.read.catalog import Located
@@ -24,34 +23,6 @@ MOST_PROBLEMS: Final = 100
 """Behind so many problems in one file no more are told: it has to be restored anyway."""
 
 
-class Kind(StrEnum):
-    """What a finding is about."""
-
-    IDENTITY = "identity"
-    SLOTS = "slots"
-    MARK = "mark"
-    FRAME = "frame"
-    VERSION = "version"
-    CONTINUITY = "continuity"
-    TAIL = "tail"
-    INDEX = "index"
-    PRUNED = "pruned"
-    PIECE = "piece"
-    STRANGER = "stranger"
-    TIMES = "times"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was found: in which file, from which byte on, and one sentence that says what, and what to do."""
-
-    severity: Severity
-    kind: Kind
-    file: str
-    byte: int | None
-    message: str
-
-
 class Problem(NamedTuple):
     """Something in a file that should not be there."""
 
@@ -59,7 +30,7 @@ class Problem(NamedTuple):
     upto: int
     offset: int
     """The offset that should be there."""
-    kind: Kind
+    kind: FindingKind
     why: str
     is_cut: bool = True
     """Whether opening cuts the file there, if nothing from there on was acknowledged."""
@@ -110,7 +81,7 @@ class FileCheck:
     def take(self, found: Frame | Hole) -> None:
         """Look at the next piece."""
         if isinstance(found, Hole):
-            kind = Kind.VERSION if found.ending is Ending.UNSUPPORTED else Kind.FRAME
+            kind = FindingKind.VERSION if found.ending is Ending.UNSUPPORTED else FindingKind.FRAME
             self._say(found.at, found.upto, kind, found.why)
             self._index.lost(found.upto)
             self._past_hole = True
@@ -125,18 +96,20 @@ class FileCheck:
         try:
             owner, _ = lead_of(decode_frame(frame, facts.path).metadata, facts.path)
         except CorruptData as error:
-            self._say(0, frame.end, Kind.FRAME, _reason(error), is_cut=False)
+            self._say(0, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
             return
         if owner != self._log_id or info.first != facts.first + 1 or info.flags != self._salt | LEAD or info.count:
             why = f"it is a file of log {owner} that begins at offset {info.first - 1}"
-            self._say(0, frame.end, Kind.CONTINUITY, why, is_cut=False)
+            self._say(0, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         self._pass(frame)
         self._index.begin(frame.end)
 
     def _follow(self, frame: Frame) -> None:
         facts, info = self.facts, frame.info
         if info.flags != self._salt or not info.count:
-            self._say(frame.start, frame.end, Kind.CONTINUITY, "the frame there is not one of this log's records")
+            self._say(
+                frame.start, frame.end, FindingKind.CONTINUITY, "the frame there is not one of this log's records"
+            )
             return
         first = info.first - 1
         past_hole, self._past_hole = self._past_hole, False
@@ -146,13 +119,13 @@ class FileCheck:
             facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
         elif first > facts.next:
             why = f"it goes on at offset {first}, and {facts.next} should be there"
-            self._say(frame.start, frame.end, Kind.CONTINUITY, why)
+            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why)
         elif first < facts.next:
             why = f"offset {first} is there again, and {facts.next} should be there"
-            self._say(frame.start, frame.end, Kind.CONTINUITY, why)
+            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why)
         if info.durable > first:
             why = f"the frame of offset {first} says that everything below {info.durable} was durable before it"
-            self._say(frame.start, frame.end, Kind.CONTINUITY, why, is_cut=False)
+            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         else:
             facts.durable = max(facts.durable, info.durable)
         writers: dict[WriterId, WriterState] = {}
@@ -160,7 +133,7 @@ class FileCheck:
         try:
             append = append_of(decode_frame(frame, where).metadata, where)
         except CorruptData as error:
-            self._say(frame.start, frame.end, Kind.FRAME, _reason(error), is_cut=False)
+            self._say(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
         else:
             if append is not None:
                 writers[append[0]] = WriterState(append[1], first, first, info.count, info.timestamp * 1000)
@@ -176,10 +149,10 @@ class FileCheck:
     def _pass(self, frame: Frame) -> None:
         facts, term = self.facts, frame.info.term
         if term < facts.term:
-            self._say(frame.start, frame.end, Kind.CONTINUITY, f"the term goes down from {facts.term} to {term}")
+            self._say(frame.start, frame.end, FindingKind.CONTINUITY, f"the term goes down from {facts.term} to {term}")
         facts.term = max(facts.term, term)
 
-    def _say(self, at: int, upto: int, kind: Kind, why: str, *, is_cut: bool = True) -> None:
+    def _say(self, at: int, upto: int, kind: FindingKind, why: str, *, is_cut: bool = True) -> None:
         self.facts.problems.append(Problem(at, upto, self.facts.next, kind, why, is_cut))
 
     def done(self, *, is_closed: bool, index_size: int | None) -> FileFacts:
@@ -272,10 +245,10 @@ def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
         yield _damage(facts, problem)
     if facts.next < following and not _ends_badly(facts):
         why = f"it ends at offset {facts.next}, and the next file begins at {following}"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, Kind.CONTINUITY, why))
+        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
     elif facts.next > following:
         why = f"it goes on to offset {facts.next}, and the next file begins at {following}"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, Kind.CONTINUITY, why))
+        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
 def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_written: bool) -> Iterator[Finding]:
@@ -284,23 +257,23 @@ def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_writte
     ``is_active`` says that something has told that it was begun; ``may_be_written``, that a writer may be at it now.
     """
     if not facts.is_begun and durable <= facts.first and not is_active:
-        if facts.problems and facts.problems[0].kind is Kind.VERSION:
+        if facts.problems and facts.problems[0].kind is FindingKind.VERSION:
             yield _damage(facts, facts.problems[0])
         else:
             why = facts.problems[0].why if facts.problems else "it is empty"
             yield _torn(facts, 0, f"it was never finished ({why})", may_be_written=may_be_written)
         return
     if not facts.is_begun and not facts.problems:
-        yield _damage(facts, Problem(0, 0, facts.first, Kind.FRAME, "it is empty"))
+        yield _damage(facts, Problem(0, 0, facts.first, FindingKind.FRAME, "it is empty"))
         return
     for problem in facts.problems:
-        if facts.is_begun and problem.is_cut and problem.kind is not Kind.VERSION and problem.offset >= durable:
+        if facts.is_begun and problem.is_cut and problem.kind is not FindingKind.VERSION and problem.offset >= durable:
             yield _torn(facts, problem.at, problem.why, may_be_written=may_be_written)
             return
         yield _damage(facts, problem)
     if facts.next < durable and not _ends_badly(facts):
         why = f"it ends at offset {facts.next}, and everything below {durable} was durable"
-        yield _damage(facts, Problem(facts.size, facts.size, facts.next, Kind.CONTINUITY, why))
+        yield _damage(facts, Problem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
 def judge_kept(path: str, kept: Kept, end: int) -> Iterator[Finding]:
@@ -314,7 +287,7 @@ def judge_kept(path: str, kept: Kept, end: int) -> Iterator[Finding]:
         else:
             continue
         yield Finding(
-            Severity.DAMAGE, Kind.SLOTS, path, None, f"{path} is wrong: {why}. Reset the slot, or restore the log."
+            Severity.DAMAGE, FindingKind.SLOT, path, f"{path} is wrong: {why}. Reset the slot, or restore the log."
         )
 
 
@@ -324,17 +297,19 @@ def _ends_badly(facts: FileFacts) -> bool:
 
 def _damage(facts: FileFacts, problem: Problem) -> Finding:
     what = (
-        "Upgrade strandline" if problem.kind is Kind.VERSION else "Restore the file: what was acknowledged is affected"
+        "Upgrade strandline"
+        if problem.kind is FindingKind.VERSION
+        else "Restore the file: what was acknowledged is affected"
     )
     message = f"{facts.path} is damaged at byte {problem.at} (offset {problem.offset}): {problem.why}. {what}."
-    if problem.kind is Kind.VERSION:
+    if problem.kind is FindingKind.VERSION:
         message = f"{facts.path} cannot be read from byte {problem.at} on: {problem.why}. {what}."
-    return Finding(Severity.DAMAGE, problem.kind, facts.path, problem.at, message)
+    return Finding(Severity.DAMAGE, problem.kind, facts.path, message, problem.at)
 
 
 def _note(facts: FileFacts, problem: Problem, what: str) -> Finding:
     message = f"{facts.path}, from byte {problem.at} on: {what} ({problem.why})."
-    return Finding(Severity.NOTE, Kind.TAIL, facts.path, problem.at, message)
+    return Finding(Severity.NOTE, FindingKind.TAIL, facts.path, message, problem.at)
 
 
 def _torn(facts: FileFacts, at: int, why: str, *, may_be_written: bool) -> Finding:
@@ -343,4 +318,4 @@ def _torn(facts: FileFacts, at: int, why: str, *, may_be_written: bool) -> Findi
         f"{facts.path} has a torn tail of {facts.size - at} bytes from byte {at} on: {why}. Nothing in it was "
         f"acknowledged; {what}, and keeps it aside."
     )
-    return Finding(Severity.NOTE, Kind.TAIL, facts.path, at, message)
+    return Finding(Severity.NOTE, FindingKind.TAIL, facts.path, message, at)

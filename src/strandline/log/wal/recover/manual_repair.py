@@ -10,16 +10,16 @@ from typing import NamedTuple, cast
 
 from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
 from strandline.formats.wal.folder import Kept
+from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import Kind as FolderKind
 from strandline.log.folders import contents, refuse_others
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, index_name
-from strandline.log.wal.recover.checks import Finding, Kind
 from strandline.log.wal.recover.reindex import rebuild_index
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_kept
-from strandline.log.wal.recover.verify import Told, Verification, verify
+from strandline.log.wal.recover.verify import Told, WalVerification, verify
 from strandline.log.wal.slots import write_kept
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -38,7 +38,7 @@ class Mending:
     """What a repair does, or would do."""
 
     folder: str
-    verification: Verification
+    verification: WalVerification
     start: int
     """Where the log begins, afterwards."""
     next: int
@@ -71,7 +71,7 @@ def plan_mending(
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
     found = verify(folder, disk=disk, clock=clock, told=told)
     forgotten = _unreadable(folder, found, disk=disk, clock=clock) if forget_slots else None
-    _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not Kind.SLOTS], folder)
+    _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not FindingKind.SLOT], folder)
     log_id = read_identity(folder, disk=disk)
     if forgotten is None:
         kept = read_kept(folder, log_id, disk=disk, clock=clock)
@@ -82,7 +82,7 @@ def plan_mending(
     return _planned(folder, found, examined, forgotten)
 
 
-def _planned(folder: str, found: Verification, examined: Examined, forgotten: str | None) -> Mending:
+def _planned(folder: str, found: WalVerification, examined: Examined, forgotten: str | None) -> Mending:
     place, start = examined.place, examined.kept.start
     unsure = place.size - examined.sure
     dropped = tuple(first for first, following in pairwise(examined.firsts) if following <= start)
@@ -99,7 +99,7 @@ def _planned(folder: str, found: Verification, examined: Examined, forgotten: st
     )
 
 
-def _unreadable(folder: str, found: Verification, *, disk: Disk, clock: Clock) -> str | None:
+def _unreadable(folder: str, found: WalVerification, *, disk: Disk, clock: Clock) -> str | None:
     """Why the slots cannot be read; None if they can."""
     try:
         if found.log_id is not None:
@@ -110,7 +110,7 @@ def _unreadable(folder: str, found: Verification, *, disk: Disk, clock: Clock) -
 
 
 def _refuse(damage: Sequence[Finding], folder: str) -> None:
-    if damage and all(finding.kind is Kind.SLOTS for finding in damage):
+    if damage and all(finding.kind is FindingKind.SLOT for finding in damage):
         raise CorruptData(f"{damage[0].message} Nothing was changed.")
     if damage:
         places = "" if len(damage) == 1 else f" in {len(damage)} places, the first of which follows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,7 @@ from strandline.formats.wal.folder import Kept, lead_of
 from strandline.formats.wal.frame import HEADER_SIZE, Frame, FrameScanner, Stop, decode_frame, frame_head
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
-from strandline.log.findings import Severity
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import Kind as FolderKind
 from strandline.log.folders import contents, refuse_others
 from strandline.log.wal.names import (
@@ -37,8 +38,6 @@ from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.recover.checks import (
     FileCheck,
     FileFacts,
-    Finding,
-    Kind,
     judge_closed,
     judge_kept,
     judge_last,
@@ -60,42 +59,18 @@ Told = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class Looked:
-    """What was looked at."""
+class WalVerification(Verification):
+    """Result of verifying a write-ahead log."""
 
-    files: int = 0
-    frames: int = 0
-    records: int = 0
-    bytes: int = 0
-    slots: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The outcome of one look through a log."""
-
-    folder: str
-    log_id: UUID | None
-    """None if nothing tells which log it is."""
-    bounds: Bounds
-    """From where to where it reaches, as far as it could be read."""
-    looked_at: Looked
-    findings: tuple[Finding, ...]
+    log_id: UUID | None = None
+    """None if no file says which log it is."""
+    bounds: Bounds = Bounds(0, 0)  # noqa: RUF009 - immutable
+    """First retained and next offset, as far as the log could be read."""
     indexes: tuple[int, ...] = ()
-    """The files, by their first offsets, whose index should be made again."""
-
-    @property
-    def damage(self) -> list[Finding]:
-        """What is damaged."""
-        return [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.damage
+    """The files, by their first offsets, whose index has to be rebuilt."""
 
 
-def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -> Verification:
+def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -> WalVerification:
     """Read all of a log and say what is wrong with it. Changes nothing, takes no lock, and holds little in memory.
 
     Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
@@ -106,22 +81,21 @@ def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -
     there = contents(folder, disk=disk)
     if FolderKind.WAL not in there.kinds and not there.is_free():
         refuse_others(there, FolderKind.WAL)
-    return _Look(folder, disk, clock, told or (lambda _: None)).all()
+    return _Verifier(folder, disk, clock, told or (lambda _: None)).all()
 
 
-class _Look:
-    """One look through a log."""
+class _Verifier:
+    """One verification of a log."""
 
     def __init__(self, folder: str, disk: Disk, clock: Clock, told: Told) -> None:
         self._folder = folder
         self._disk = disk
         self._clock = clock
         self._told = told
-        self._done = Looked()
-        self._findings: list[Finding] = []
+        self._result = WalVerification(folder, Counter(files=0, frames=0, records=0, bytes=0, slots=0))
         self._indexes: list[int] = []
 
-    def all(self) -> Verification:
+    def all(self) -> WalVerification:
         log_id = self._identity()
         kept = None if log_id is None else self._kept(log_id)
         # The mark before the names: what is below it is in files that are there by now.
@@ -131,11 +105,13 @@ class _Look:
         start = kept.start if kept is not None else firsts[0] if firsts else 0
         end = 0 if log_id is None else self._files(log_id, start, mark, firsts)
         if kept is not None:
-            self._done.slots = sum(not slot.dropped for slot in kept.slots)
-            self._findings += judge_kept(f"{self._folder}/{KEPT}", kept, max(end, 0 if mark is None else mark.next))
-        self._findings += self._others(rows, firsts)
-        bounds = Bounds(start, max(start, end))
-        return Verification(self._folder, log_id, bounds, self._done, tuple(self._findings), tuple(self._indexes))
+            self._result.examined["slots"] = sum(not slot.dropped for slot in kept.slots)
+            self._result.take(judge_kept(f"{self._folder}/{KEPT}", kept, max(end, 0 if mark is None else mark.next)))
+        self._result.take(self._others(rows, firsts))
+        self._result.log_id = log_id
+        self._result.bounds = Bounds(start, max(start, end))
+        self._result.indexes = tuple(self._indexes)
+        return self._result
 
     # --- beside the frames -------------------------------------------------------------------------------------
 
@@ -147,13 +123,13 @@ class _Look:
         except WrongKind as error:
             if not self._has_frames():
                 raise
-            self._damaged(Kind.IDENTITY, path, str(error))
+            self._damaged(FindingKind.IDENTITY, path, str(error))
         except NotALog:
             if not self._has_frames():
                 raise
-            self._damaged(Kind.IDENTITY, path, f"{path} is missing: restore the file.")
+            self._damaged(FindingKind.IDENTITY, path, f"{path} is missing: restore the file.")
         except CorruptData as error:
-            self._damaged(Kind.IDENTITY, path, str(error))
+            self._damaged(FindingKind.IDENTITY, path, str(error))
         return next(self._owners(), None)
 
     def _has_frames(self) -> bool:
@@ -180,7 +156,7 @@ class _Look:
         try:
             return read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
         except CorruptData as error:
-            self._damaged(Kind.SLOTS, f"{self._folder}/{KEPT}", str(error))
+            self._damaged(FindingKind.SLOT, f"{self._folder}/{KEPT}", str(error))
             return None
 
     def _mark(self, log_id: UUID) -> Mark | None:
@@ -189,7 +165,7 @@ class _Look:
             if mark is not None:
                 return mark
         path = f"{self._folder}/{MARK}"
-        self._note(Kind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
+        self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
         return None
 
     def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
@@ -199,22 +175,22 @@ class _Look:
             of = _OF_FILE.fullmatch(row.name)
             if row.name.endswith(TORN):
                 text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when nobody needs it."
-                yield Finding(Severity.NOTE, Kind.PIECE, path, None, text)
+                yield Finding(Severity.NOTE, FindingKind.PIECE, path, text)
             elif row.name == REWIND:
                 text = f"{path} tells of a rewind that was interrupted, and opening the log finishes it: do that first."
-                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
             elif row.name in _KNOWN or (row.name.endswith(DATA) and of is not None):
                 continue
             elif row.name.endswith(NEW) and (row.name.removesuffix(NEW) in _KNOWN or of is not None):
                 text = f"{path} was left by a write that was interrupted: it counts for nothing."
-                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
             elif row.name.endswith(INDEX) and of is not None:
                 if int(of[1]) not in firsts:
                     text = f"{path} is the index of a file that is not there: it counts for nothing."
-                    yield Finding(Severity.NOTE, Kind.INDEX, path, None, text)
+                    yield Finding(Severity.NOTE, FindingKind.INDEX, path, text)
             else:
                 text = f"{path} does not belong to the log, which leaves it alone."
-                yield Finding(Severity.NOTE, Kind.STRANGER, path, None, text)
+                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
 
     # --- the frames --------------------------------------------------------------------------------------------
 
@@ -223,26 +199,30 @@ class _Look:
         if not firsts:
             if not self._is_pruned(log_id, 0 if mark is None else mark.next):
                 text = f"{self._folder} has no files of frames, although there is a log: restore them."
-                self._damaged(Kind.CONTINUITY, self._folder, text)
+                self._damaged(FindingKind.CONTINUITY, self._folder, text)
             return 0
         if firsts[0] > start and not self._is_pruned(log_id, firsts[0]):
             text = f"The log begins at offset {start}, and its first file at {firsts[0]}: restore the files before it."
-            self._damaged(Kind.CONTINUITY, f"{self._folder}/{data_name(firsts[0])}", text)
+            self._damaged(FindingKind.CONTINUITY, f"{self._folder}/{data_name(firsts[0])}", text)
         term, end = 0, 0
         for first, following in zip(firsts, [*firsts[1:], None], strict=True):
             path = f"{self._folder}/{data_name(first)}"
             if following is not None and following <= start:
-                self._note(Kind.PRUNED, path, f"{path} holds nothing that is retained: opening or pruning removes it.")
+                self._note(
+                    FindingKind.TRIM, path, f"{path} holds nothing that is retained: opening or trimming removes it."
+                )
                 continue
             try:
                 facts = self._look_at(log_id, path, first, term, is_closed=following is not None)
             except NotFound:
                 if not self._may_be_gone(log_id, first, following, mark):
-                    self._damaged(Kind.CONTINUITY, path, f"{path} is gone, and was not pruned: restore the file.")
+                    self._damaged(
+                        FindingKind.CONTINUITY, path, f"{path} is gone, and was not pruned: restore the file."
+                    )
                 continue
             term, end = facts.term, facts.next
             if following is not None:
-                self._findings += judge_closed(facts, following)
+                self._result.take(judge_closed(facts, following))
             else:
                 end = self._last(log_id, facts, mark)
                 self._times(facts)
@@ -250,7 +230,7 @@ class _Look:
                 self._indexes.append(first)
                 index = f"{self._folder}/{index_name(first)}"
                 text = f"{index} has to be made again: {facts.index}. 'strandline wal repair' does that."
-                self._note(Kind.INDEX, index, text)
+                self._note(FindingKind.INDEX, index, text)
         return end
 
     def _look_at(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
@@ -271,10 +251,10 @@ class _Look:
             if check.is_hopeless:
                 break
         facts = check.done(is_closed=is_closed, index_size=None if data is None else len(data))
-        self._done.files += 1
-        self._done.frames += facts.frames
-        self._done.records += facts.records
-        self._done.bytes += at
+        self._result.examined["files"] += 1
+        self._result.examined["frames"] += facts.frames
+        self._result.examined["records"] += facts.records
+        self._result.examined["bytes"] += at
         return facts
 
     def _last(self, log_id: UUID, facts: FileFacts, mark: Mark | None) -> int:
@@ -288,8 +268,8 @@ class _Look:
         findings = list(
             judge_last(facts, durable, is_active=is_active, may_be_written=mark is not None and not mark.clean)
         )
-        self._findings += findings
-        torn = next((finding.byte for finding in findings if finding.kind is Kind.TAIL), None)
+        self._result.take(findings)
+        torn = next((finding.byte for finding in findings if finding.kind is FindingKind.TAIL), None)
         offsets = [problem.offset for problem in facts.problems if problem.at == torn]
         return offsets[0] if offsets else facts.next
 
@@ -301,7 +281,7 @@ class _Look:
                 f"The last frame in {facts.path} is {ahead // SECOND:,} s ahead of this machine's clock, which was "
                 "ahead when it was written, or is behind now: set it right. It heals by itself within a day."
             )
-            self._note(Kind.TIMES, facts.path, text)
+            self._note(FindingKind.TIMES, facts.path, text)
 
     def _may_be_gone(self, log_id: UUID, first: int, following: int | None, mark: Mark | None) -> bool:
         """Whether a file that was there may have gone since: pruned, or never finished and removed on opening."""
@@ -319,8 +299,8 @@ class _Look:
 
     # --- saying it ---------------------------------------------------------------------------------------------
 
-    def _damaged(self, kind: Kind, path: str, text: str) -> None:
-        self._findings.append(Finding(Severity.DAMAGE, kind, path, None, text))
+    def _damaged(self, kind: FindingKind, path: str, text: str) -> None:
+        self._result.take([Finding(Severity.DAMAGE, kind, path, text)])
 
-    def _note(self, kind: Kind, path: str, text: str) -> None:
-        self._findings.append(Finding(Severity.NOTE, kind, path, None, text))
+    def _note(self, kind: FindingKind, path: str, text: str) -> None:
+        self._result.take([Finding(Severity.NOTE, kind, path, text)])
