@@ -28,7 +28,7 @@ def snapshots(draw):
     chosen = draw(st.lists(paths.filter(lambda path: len(path) < 200), unique=True, max_size=5))
     chosen = [path for path in chosen if not any(path.startswith(f"{other}/") for other in chosen)]
     files = tuple(SnapshotFile(path, draw(st.integers(0, 2**63 - 1)), draw(hashes)) for path in chosen)
-    cursor = Cursor(draw(st.uuids()), draw(st.integers(0, 2**64)), draw(st.integers(0, 2**64)))
+    cursor = Cursor(draw(st.uuids()), draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 2**63 - 1)))
     kind = draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True))
     return Snapshot("/s", kind, draw(st.integers(0, 1000)), cursor, draw(st.integers(0, 2**63 - 1)), files)
 
@@ -67,6 +67,7 @@ def row(**changes: object) -> dict[str, object]:
         {"cursor": None}, {"cursor": []}, {"cursor": "x"}, {"cursor": {"log_id": "x", "next": 1, "term": 0}},
         {"cursor": {"log_id": 7, "next": 1, "term": 0}}, {"cursor": {"log_id": str(UUID(int=7)), "next": 1}},
         {"cursor": {"log_id": str(UUID(int=7)), "next": 1 << 65, "term": 0}},
+        {"cursor": {"log_id": str(UUID(int=7)), "next": 1 << 63, "term": 0}},
         {"cursor": {"log_id": str(UUID(int=7)), "next": -1, "term": 0}},
         {"created": -1}, {"created": 1 << 64}, {"created": "now"},
         {"files": None}, {"files": {}}, {"files": 7}, {"files": ["a"]}, {"files": [None]}, {"files": [{}]},

@@ -54,10 +54,13 @@ SERVERS = {"Primary", "Replica", "RunningNode", "NatsKeyValue", "RemoteLog", "Me
 """What talks to servers or starts threads: tried only with what is refused before anything of that happens."""
 
 CHECKS_ITSELF = {
+    "AppendLogStore.get",
     "Limit.allows",
+    "MemoryStore.get",
     "Prefix",
     "Producer.append",
     "Producer.produce",
+    "RocksStore.get",
     "WriteAheadLog.append_many",
     "Tierer(log)",
     "attach(log)",

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @bound_to_process()
 @final
-@checked(own=("__init__",))
+@checked(own=("__init__", "get"))
 class RocksStore(RuledStore):
     """A :class:`~strandline.model.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 

@@ -159,7 +159,7 @@ class Copy:
     standing: Standing
 
 
-@checked
+@checked(own=("get",))
 class KeyedStore(RuledStore):
     """A store with its state in memory, all of :class:`~strandline.model.store.Store` but exporting.
 

@@ -189,7 +189,7 @@ def cursor_fields(cursor: Cursor) -> dict[str, Any]:
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
     """The inverse; ``ValueError``, ``KeyError`` or ``TypeError`` for what it never wrote."""
     numbers = (fields["next"], fields["term"])
-    if not all(type(number) is int and 0 <= number <= 1 << 64 for number in numbers):
+    if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
         raise ValueError(f"{str(numbers)[:80]} are no position and term")
     return Cursor(UUID(fields["log_id"]), *numbers, fingerprint_of(fields.get("fingerprint")))
 
