@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.cli.tier.checks import Kind, check_known
+from strandline.cli.tier.checks import check_known
 from strandline.cli.tier.listing import moment
 from strandline.cli.tier.picture import Stretch, picture, stretches
 from strandline.cli.tier.run import FENCED
@@ -24,7 +24,7 @@ from strandline.cli.tier.shared import Seen, wal_folder
 from strandline.cli.tier.verify import examined
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.formats.segment.writer import SegmentWriter
-from strandline.log.findings import Severity
+from strandline.log.findings import FindingKind, Severity
 from strandline.log.object.log import open_log
 from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cold import ColdTier
@@ -519,10 +519,10 @@ def test_what_only_the_events_tell_is_judged() -> None:
     )
     found = [(finding.severity, finding.kind, finding.where) for finding in check_known(seen)]
     assert found == [
-        (Severity.NOTE, Kind.OVERLAP, segment_path(twice.segment, 5)),
-        (Severity.DAMAGE, Kind.HOLE, "memory://cold"),
-        (Severity.WASTE, Kind.STATE, segment_path(held(2, 3).segment, 2)),
-        (Severity.NOTE, Kind.STATE, segment_path(gone.segment, 30)),
+        (Severity.NOTE, FindingKind.OVERLAP, segment_path(twice.segment, 5)),
+        (Severity.DAMAGE, FindingKind.HOLE, "memory://cold"),
+        (Severity.WASTE, FindingKind.STATE, segment_path(held(2, 3).segment, 2)),
+        (Severity.NOTE, FindingKind.STATE, segment_path(gone.segment, 30)),
     ]
 
 
