@@ -10,7 +10,7 @@ import strandline as sl
 from benchmarks.harness import Result, in_turns, scratch
 from strandline.formats.object.head import HeadCodec, encode_chunk
 from strandline.log.object import ObjectLog
-from strandline.log.object.head.edits import Listing, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
@@ -30,7 +30,7 @@ def filled(folder: str, entries: int) -> ObjectLog:
     writer = WriterId(UUID(int=1))
     head = log.head()
     for number in range(entries):
-        listing = Listing(f"batches/{0:016d}/{number:032x}.batch", 0, 100, 12_000, 1, 2, writer, number, 0)
+        listing = BatchListing(f"batches/{0:016d}/{number:032x}.batch", 0, 100, 12_000, 1, 2, writer, number, 0)
         spills = plan_spills(head)
         for spill in spills:
             path = os.path.join(folder, chunk_path(spill.reference, spill.level))

@@ -33,7 +33,7 @@ from strandline.cli.demo.truth import (
     folded,
     truth,
 )
-from strandline.cli.lag import Lag, SlotLag
+from strandline.cli.lag import Lag, SlotLagRow
 from strandline.errors import StrandlineError
 from tests.cli.conftest import Run
 
@@ -203,7 +203,7 @@ def told() -> Story:
         Event(6.0, "join", "one joins late"),
         Event(11.0, "done", "done"),
     ]
-    slot = SlotLag("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
+    slot = SlotLagRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
     story.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
     wrong = replace(state, missing=12345, different=7)
     lossy = HistoryDifference(rows=900, lost=54321, doubled=17, disordered=3)

@@ -12,7 +12,7 @@ import pytest
 import strandline as sl
 from strandline.cli.gc import lines
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.collector import Collected
+from strandline.log.object.maintain.collector import TrimResult
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
@@ -75,7 +75,7 @@ def test_an_upload_that_was_never_listed_goes_and_is_told_apart(run: Run, log: s
 
 
 def test_everything_is_said_in_sentences() -> None:
-    done = Collected(
+    done = TrimResult(
         floor=7,
         trimmed_records=1,
         trimmed_bytes=10,
@@ -95,7 +95,7 @@ def test_everything_is_said_in_sentences() -> None:
 
 
 def test_where_everything_deleted_was_never_listed_it_is_said_once() -> None:
-    done = Collected(deleted=2, deleted_bytes=9, orphans=2, orphan_bytes=9, dry_run=True)
+    done = TrimResult(deleted=2, deleted_bytes=9, orphans=2, orphan_bytes=9, dry_run=True)
     assert lines(done, 60) == [("would delete", "2 objects (9 B) that nothing ever listed")]
 
 

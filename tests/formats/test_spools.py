@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.compat.spool.format import Run, SpoolRecord, SpoolScanner, decode_slots, encode_slots, read_spool, runs
+from strandline.compat.spool.format import (
+    SpoolRecord,
+    SpoolRun,
+    SpoolScanner,
+    decode_slots,
+    encode_slots,
+    read_spool,
+    runs,
+)
 from strandline.compat.spool.legacy_frame import (
     RECORD_OVERHEAD,
     LegacyEnding,
@@ -334,7 +342,7 @@ def test_runs_hold_one_term_and_dense_lsns():
         (2, 11, 1),
         (2, 3, 1),
     ]
-    assert found[0] == Run(1, 5, [50, 60, 70], [bytes(10)] * 3)
+    assert found[0] == SpoolRun(1, 5, [50, 60, 70], [bytes(10)] * 3)
 
 
 def test_runs_keep_to_their_bounds_and_a_record_over_the_bound_is_a_run_by_itself():

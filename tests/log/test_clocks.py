@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strandline.log.object.head.edits import Listing, apply_spills, list_batches, plan_spills, set_back
+from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills, set_back
 from strandline.log.object.head.trimming import begin_collection, is_due
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.maintain.verify import ObjectLogVerifier
@@ -299,7 +299,7 @@ skews = some.integers(-20 * YEAR * SECOND, 20 * YEAR * SECOND)
 def listed(*moments: int) -> Head:
     head = Head(UUID(int=2))
     for number, now in enumerate(moments):
-        head = list_batches(head, [Listing(f"b{number}", 0, 1, 1, 0, 0, WRITER, number, 0)], now)
+        head = list_batches(head, [BatchListing(f"b{number}", 0, 1, 1, 0, 0, WRITER, number, 0)], now)
         head = apply_spills(head, plan_spills(head))
     return head
 
@@ -312,7 +312,7 @@ def test_setting_back_leaves_times_in_order_and_none_ahead(moments: list[int], n
     assert found == sorted(found)
     assert head.listed <= max(now, 0)
     assert all(time <= now for time in found)
-    again = list_batches(head, [Listing("new", 0, 1, 1, 0, 0, WRITER, len(moments), 0)], now + 5)
+    again = list_batches(head, [BatchListing("new", 0, 1, 1, 0, 0, WRITER, len(moments), 0)], now + 5)
     assert again.listed == max(now + 5, head.listed)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 import strandline as sl
 from strandline.errors import NotALog, WrongKind
-from strandline.log.folders import Kind, contents, recognise, refuse_others
-from strandline.log.wal.recover.manual_repair import mend
+from strandline.log.folders import FolderKind, contents, recognise, refuse_others
+from strandline.log.wal.recover.manual_repair import repair_log
 from strandline.log.wal.recover.verify import verify
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, FolderRow
@@ -15,24 +15,24 @@ from strandline.testing.simdisk import SimulatedDisk
 from tests import things
 
 KINDS = {
-    things.wal: {Kind.WAL},
-    things.object_log: {Kind.OBJECT_LOG},
-    things.queue_v1: {Kind.QUEUE_V1},
-    things.topic: {Kind.TOPIC},
-    things.node: {Kind.NODE},
-    things.append_log_store: {Kind.APPEND_LOG_STORE},
-    things.rocksdb_store: {Kind.ROCKSDB_STORE},
-    things.snapshot: {Kind.SNAPSHOT},
-    things.delta_table: {Kind.DELTA_TABLE},
-    things.spool: {Kind.SPOOL},
-    things.spool_beside: {Kind.SPOOL},
-    things.empty: {Kind.EMPTY},
-    things.file: {Kind.FILE},
-    things.absent: {Kind.ABSENT},
-    things.something_else: {Kind.OTHER},
-    things.wal_and_append_log_store: {Kind.WAL, Kind.APPEND_LOG_STORE},
-    things.object_log_and_node: {Kind.OBJECT_LOG, Kind.NODE},
-    things.object_log_over_wal: {Kind.OBJECT_LOG, Kind.WAL},
+    things.wal: {FolderKind.WAL},
+    things.object_log: {FolderKind.OBJECT_LOG},
+    things.queue_v1: {FolderKind.QUEUE_V1},
+    things.topic: {FolderKind.TOPIC},
+    things.node: {FolderKind.NODE},
+    things.append_log_store: {FolderKind.APPEND_LOG_STORE},
+    things.rocksdb_store: {FolderKind.ROCKSDB_STORE},
+    things.snapshot: {FolderKind.SNAPSHOT},
+    things.delta_table: {FolderKind.DELTA_TABLE},
+    things.spool: {FolderKind.SPOOL},
+    things.spool_beside: {FolderKind.SPOOL},
+    things.empty: {FolderKind.EMPTY},
+    things.file: {FolderKind.FILE},
+    things.absent: {FolderKind.ABSENT},
+    things.something_else: {FolderKind.OTHER},
+    things.wal_and_append_log_store: {FolderKind.WAL, FolderKind.APPEND_LOG_STORE},
+    things.object_log_and_node: {FolderKind.OBJECT_LOG, FolderKind.NODE},
+    things.object_log_over_wal: {FolderKind.OBJECT_LOG, FolderKind.WAL},
 }
 
 
@@ -46,7 +46,7 @@ def test_each_thing_is_recognised_and_left_as_it_is(tmp_path, make):
     assert things.state_of(tmp_path) == before
 
 
-TAKEN = [make for make in KINDS if not KINDS[make] & {Kind.EMPTY, Kind.ABSENT, Kind.OTHER}]
+TAKEN = [make for make in KINDS if not KINDS[make] & {FolderKind.EMPTY, FolderKind.ABSENT, FolderKind.OTHER}]
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,19 @@ def test_no_delta_table_begins_in_the_place_of_something_else_whose_files_its_va
 def test_a_write_ahead_log_that_lost_its_identity_is_still_one(tmp_path):
     things.wal(tmp_path / "place")
     (tmp_path / "place" / "log.json").unlink()
-    assert contents(tmp_path / "place", disk=DISK).kinds == {Kind.WAL}
+    assert contents(tmp_path / "place", disk=DISK).kinds == {FolderKind.WAL}
 
 
 def test_an_object_log_whose_identity_is_damaged_is_still_one(tmp_path):
     things.object_log(tmp_path / "place")
     (tmp_path / "place" / "log.json").write_bytes(b"\xff{")
-    assert contents(tmp_path / "place", disk=DISK).kinds == {Kind.OBJECT_LOG}
+    assert contents(tmp_path / "place", disk=DISK).kinds == {FolderKind.OBJECT_LOG}
 
 
 def test_what_a_refused_opening_leaves_is_an_empty_folder():
-    assert recognise([FolderRow("lock"), FolderRow("node.lock"), FolderRow(".~lock-head")], {}) == {Kind.EMPTY: ()}
+    assert recognise([FolderRow("lock"), FolderRow("node.lock"), FolderRow(".~lock-head")], {}) == {
+        FolderKind.EMPTY: ()
+    }
 
 
 def test_several_things_are_told_with_the_names_of_each(tmp_path):
@@ -97,7 +99,7 @@ def test_verifying_and_repairing_a_log_that_is_none_refuses_it_and_leaves_nothin
     before = things.state_of(tmp_path)
     for tried in (
         lambda: verify(str(tmp_path / "place"), disk=DISK, clock=CLOCK),
-        lambda: mend(str(tmp_path / "place"), forget_slots=True),
+        lambda: repair_log(str(tmp_path / "place"), forget_slots=True),
     ):
         with pytest.raises(NotALog, match="and no write-ahead log: "):
             tried()
@@ -107,12 +109,12 @@ def test_verifying_and_repairing_a_log_that_is_none_refuses_it_and_leaves_nothin
 def test_a_relative_path_and_the_simulated_disk_will_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     things.empty(tmp_path / "place")
-    assert contents("place", disk=DISK).kinds == {Kind.EMPTY}
-    assert contents("elsewhere", disk=DISK).kinds == {Kind.ABSENT}
+    assert contents("place", disk=DISK).kinds == {FolderKind.EMPTY}
+    assert contents("elsewhere", disk=DISK).kinds == {FolderKind.ABSENT}
     disk = SimulatedDisk()
     disk.make_folders("/data/place")
-    assert contents("/data/place", disk=disk).kinds == {Kind.EMPTY}
-    assert contents("/data/elsewhere", disk=disk).kinds == {Kind.ABSENT}
+    assert contents("/data/place", disk=disk).kinds == {FolderKind.EMPTY}
+    assert contents("/data/elsewhere", disk=disk).kinds == {FolderKind.ABSENT}
     assert contents("/data/place", disk=disk).is_free()
 
 
@@ -122,5 +124,5 @@ def test_the_refusal_says_what_it_is_and_what_is_meant(tmp_path):
     with pytest.raises(
         NotALog, match=r"place is the folder of a node \(node.json, data-00000001\), and no write-ahead"
     ):
-        refuse_others(there, Kind.WAL)
-    refuse_others(there, Kind.NODE)
+        refuse_others(there, FolderKind.WAL)
+    refuse_others(there, FolderKind.NODE)

@@ -25,7 +25,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head import edits
 from strandline.log.object.head.edits import (
-    Listing,
+    BatchListing,
     Spill,
     StaleGeneration,
     apply_spills,
@@ -53,9 +53,9 @@ SOON = 120.0
 WRITER = writer_named(1)
 
 
-def listing(number: int, count: int = 1, *, writer: WriterId = WRITER, **options: int) -> Listing:
+def listing(number: int, count: int = 1, *, writer: WriterId = WRITER, **options: int) -> BatchListing:
     fields = {"generation": 0, "size": 10 * count, "oldest": number, "newest": number, "born": 0, **options}
-    return Listing(location=f"b{writer.int}-{number}", count=count, writer=writer, number=number, **fields)
+    return BatchListing(location=f"b{writer.int}-{number}", count=count, writer=writer, number=number, **fields)
 
 
 @dataclass

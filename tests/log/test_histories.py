@@ -71,7 +71,7 @@ def test_a_caller_that_appends_anew_when_it_got_no_answer_is_caught() -> None:
 
 
 def test_a_lister_that_ignores_writers_numbers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def list_anyway(head: edits.Head, listings: list[edits.Listing], now: int) -> edits.Head:
+    def list_anyway(head: edits.Head, listings: list[edits.BatchListing], now: int) -> edits.Head:
         for listing in listings:
             stranger = replace(head, writers={}, writers_floor=0)
             listed = edits.list_batches(stranger, [replace(listing, number=0)], now)

@@ -14,7 +14,7 @@ from strandline.errors import BufferFull, Contended, InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
-from strandline.log.object.produce.committer import Pace
+from strandline.log.object.produce.committer import ListingPace
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
@@ -329,7 +329,7 @@ class TestAmongOthers:
             assert [reads_of_one_listing() for _ in range(18)] == [1] * 16 + [0] * 2
 
     def test_others_are_left_as_much_time_as_a_listing_takes(self) -> None:
-        pace = Pace()
+        pace = ListingPace()
         assert pace.rest(0.02, crowded=False) == 0.0
         assert pace.rest(0.03, crowded=True) == 0.03
         assert pace.rest(0.1, crowded=True) == pytest.approx(0.0484)  # twice the shortest of late

@@ -77,15 +77,15 @@ def test_a_trim_above_the_floor_is_caught(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest.MonkeyPatch):
     def forgetful(
-        self: collector.Collector, head: Head, limits: object, done: collector.Collected, clocks: object
+        self: collector.GarbageCollector, head: Head, limits: object, done: collector.TrimResult, clocks: object
     ) -> slots.Members:
-        pretended = collector.Collected(dry_run=True)
+        pretended = collector.TrimResult(dry_run=True)
         members = judged(self, head, limits, pretended, clocks)
         done.invalidated += pretended.invalidated
         return members
 
-    judged = collector.Collector._judged
-    monkeypatch.setattr(collector.Collector, "_judged", forgetful)
+    judged = collector.GarbageCollector._judged
+    monkeypatch.setattr(collector.GarbageCollector, "_judged", forgetful)
     assert "is above the valid slot" in caught()
 
 
@@ -116,7 +116,7 @@ def test_a_new_slot_that_does_not_pin_first_is_caught(monkeypatch: pytest.Monkey
 def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = edits.list_batches
 
-    def trusting(head: Head, listings: list[edits.Listing], now: int) -> Head:
+    def trusting(head: Head, listings: list[edits.BatchListing], now: int) -> Head:
         return honest(head, [replace(listing, generation=1 << 60) for listing in listings], now)
 
     monkeypatch.setattr(upload, "list_batches", trusting)
@@ -132,7 +132,7 @@ def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.
 
     monkeypatch.setattr(collector, "begin_collection", late)
     monkeypatch.setattr(
-        collector.Collector,
+        collector.GarbageCollector,
         "_of_generations",
         lambda self, folder, low, _: self._store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"),
     )
@@ -141,5 +141,5 @@ def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.
 
 
 def test_deleting_within_the_grace_period_is_caught(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector.Collector, "_is_ripe", lambda *_: True)
+    monkeypatch.setattr(collector.GarbageCollector, "_is_ripe", lambda *_: True)
     assert "grace period" in caught()

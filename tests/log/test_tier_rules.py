@@ -11,7 +11,7 @@ import pytest
 from strandline.errors import CursorExpired, Diverged
 from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.slot_lag import standings, trim_end
+from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.planning import Gathering
 from strandline.log.slots import check_position, floor, outrun, retained_first, trim_floor
@@ -213,7 +213,7 @@ def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
 
     def told() -> dict[str, int]:
         head = log.head()
-        found = standings(head, log.slots(), log.chunks, retention=MaxBytes(1), limits=NO_LIMITS, now=clock.now())
+        found = slot_lags(head, log.slots(), log.chunks, retention=MaxBytes(1), limits=NO_LIMITS, now=clock.now())
         return {each.state.name: each.retained for each in found}
 
     head = log.head()

@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.log.object import open_log
-from strandline.log.reading import Waiter
+from strandline.log.reading import HeadPoller
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
@@ -47,13 +47,13 @@ def idle(waiter, looked, clock, *, turn, seconds=60.0):
 
 def test_who_waits_in_short_turns_looks_no_oftener_than_who_waits_in_long_ones(log, clock):
     short, long = Looked(log), Looked(log)
-    few = idle(Waiter(), long, clock, turn=60.0)
+    few = idle(HeadPoller(), long, clock, turn=60.0)
     assert few <= 60 * 4 + 30
-    assert idle(Waiter(), short, clock, turn=0.05) <= few + 2
+    assert idle(HeadPoller(), short, clock, turn=0.05) <= few + 2
 
 
 def test_what_comes_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, clock):
-    waiter, looked = Waiter(), Looked(log)
+    waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     end = log.end()
     append(log)
@@ -64,7 +64,7 @@ def test_what_comes_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, 
 
 
 def test_after_something_came_it_looks_often_again(log, clock):
-    waiter, looked = Waiter(), Looked(log)
+    waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     append(log)
     looked.looks = 0
@@ -73,7 +73,7 @@ def test_after_something_came_it_looks_often_again(log, clock):
 
 
 def test_without_a_timeout_it_looks_at_once(log, clock):
-    waiter, looked = Waiter(), Looked(log)
+    waiter, looked = HeadPoller(), Looked(log)
     idle(waiter, looked, clock, turn=0.05)
     end = log.end()
     append(log)

@@ -11,7 +11,7 @@ import pytest
 
 from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.log.wal.write import groups
-from strandline.log.wal.write.groups import Group
+from strandline.log.wal.write.groups import CommitGroup
 from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
@@ -167,7 +167,7 @@ def test_one_who_gives_up_does_not_keep_the_next_one_from_being_woken(monkeypatc
     """Each thread that is woken wakes another: nobody may be left out when one of them is gone."""
     monkeypatch.setattr(groups, "_LOOK", 1000.0)  # whoever is left out would wait for this
     for _ in range(30):
-        group, woken, given_up = Group(), SimpleQueue[int](), SimpleQueue[int]()
+        group, woken, given_up = CommitGroup(), SimpleQueue[int](), SimpleQueue[int]()
 
         with Threads() as threads:
             for number in range(16):
@@ -181,15 +181,17 @@ def test_one_who_gives_up_does_not_keep_the_next_one_from_being_woken(monkeypatc
 
 def test_a_thread_whose_turn_was_interrupted_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(groups, "_LOOK", 0.01)
-    monkeypatch.setattr(groups.Group, "_pass_on", lambda _: None)  # nobody is ever woken
-    group = Group()
+    monkeypatch.setattr(groups.CommitGroup, "_pass_on", lambda _: None)  # nobody is ever woken
+    group = CommitGroup()
     with Threads() as threads:
         for _ in range(4):
             threads.start(group.wait, SOON)
         group.settle()
 
 
-def _wait(group: Group, number: int, patience: float, woken: SimpleQueue[int], given_up: SimpleQueue[int]) -> None:
+def _wait(
+    group: CommitGroup, number: int, patience: float, woken: SimpleQueue[int], given_up: SimpleQueue[int]
+) -> None:
     try:
         group.wait(patience)
     except TimeoutError:

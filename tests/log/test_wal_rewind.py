@@ -25,7 +25,7 @@ from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import REWIND, data_name, firsts_in, index_name
 from strandline.log.wal.read.reader import WalReader
-from strandline.log.wal.recover.manual_repair import mend
+from strandline.log.wal.recover.manual_repair import repair_log
 from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Bounds, Cursor
@@ -396,7 +396,7 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
         decided += 1
         notes = [finding.message for finding in verify(PLACE, disk=disk.fork(), clock=ManualClock()).findings]
         assert any("a rewind that was interrupted" in note for note in notes)
-        mend(PLACE, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
+        repair_log(PLACE, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
         assert sorted(values(WalReader(PLACE, disk=disk))) == list(range(7))
         assert verify(PLACE, disk=disk, clock=ManualClock()).findings == []
     assert decided > 5

@@ -17,8 +17,8 @@ from strandline.log.wal.read.catalog import damaged
 from strandline.log.wal.recover import repair
 from strandline.log.wal.recover import scan_tail as examine
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.write.committer import Committer
-from strandline.log.wal.write.groups import Run
+from strandline.log.wal.write.committer import GroupCommitter
+from strandline.log.wal.write.groups import ValueRun
 from strandline.log.wal.write.journal import Journal
 from strandline.storage.disk import DISK
 from strandline.testing.logs.parts import SOON
@@ -153,7 +153,7 @@ def append_at_once(folder, monkeypatch, add=None):
     """Two threads append at the same time; each gets an offset of its own, and both records are there."""
     meeting = threading.Barrier(2)
     if add is not None:
-        monkeypatch.setattr(Committer, "add", add(meeting))
+        monkeypatch.setattr(GroupCommitter, "add", add(meeting))
     with WalLog.open(str(folder)) as log, ThreadPoolExecutor(2) as pool:
 
         def append(value):
@@ -174,7 +174,7 @@ def test_a_twin_that_gives_the_offset_before_the_lock_is_caught(tmp_path, monkey
             meeting.wait(SOON)
             with self._lock:
                 group = self._group
-                run = Run(first, self._term, [value], [0])
+                run = ValueRun(first, self._term, [value], [0])
                 group.items.append(run)
                 self._next = first + 1
                 if self._asleep:
@@ -211,7 +211,7 @@ def prune_beside_an_append(folder):
 
 def test_a_twin_that_prunes_without_the_lock_is_caught(tmp_path, monkeypatch):
     prune_beside_an_append(tmp_path / "honest")
-    monkeypatch.setattr(Committer, "exclusively", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(GroupCommitter, "exclusively", lambda _: contextlib.nullcontext())
     with pytest.raises((AssertionError, StrandlineError)):
         prune_beside_an_append(tmp_path / "twin")
 
@@ -242,6 +242,6 @@ def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):
             return False
         return True
 
-    monkeypatch.setattr(Committer, "_commit_group", carelessly)
+    monkeypatch.setattr(GroupCommitter, "_commit_group", carelessly)
     with pytest.raises((AssertionError, CorruptData), match="acknowledged"):
         append_after_a_failure()

@@ -21,7 +21,7 @@ from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in, salt_of
 from strandline.log.wal.read.scan import Hole, walk
-from strandline.log.wal.recover.manual_repair import mend, plan_mending
+from strandline.log.wal.recover.manual_repair import plan_repair, repair_log
 from strandline.log.wal.recover.reindex import rebuild_index
 from strandline.log.wal.recover.verify import WalVerification, verify
 from strandline.model.head import WriterId
@@ -588,9 +588,9 @@ def test_whatever_a_crash_leaves_is_no_damage_and_a_repair_does_what_it_planned(
         if f"{FOLDER}/log.json" in disk.files():
             before = disk.files()
             assert verified(disk).damage == []
-            plan = plan_mending(FOLDER, forget_slots=False, disk=disk, clock=ManualClock())
+            plan = plan_repair(FOLDER, forget_slots=False, disk=disk, clock=ManualClock())
             assert disk.files() == before
-            done = mend(FOLDER, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
+            done = repair_log(FOLDER, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
             assert done == plan
             left = [finding.message for finding in verified(disk).findings if finding.kind is not FindingKind.PIECE]
             assert all("is the index of a file that is not there" in message for message in left), left

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput, TransientStorageError
 from strandline.formats.segment.events import encode_event, metadata_partition
-from strandline.log.topic.contract import NO_TOPIC, Assignment, Message, Subscription
+from strandline.log.topic.contract import NO_TOPIC, Assignment, Message, TopicSubscription
 from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Bounds
 from strandline.model.segments import (
@@ -117,7 +117,7 @@ class Events:
         hook()
         return bounds
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[Subscription, Assignment]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[TopicSubscription, Assignment]:
         subscription, assignment = self.inner.subscribe(starts)
         return Stream(self, subscription), assignment
 
@@ -140,7 +140,7 @@ class Events:
 class Stream:
     """A subscription of such a topic."""
 
-    def __init__(self, events: Events, inner: Subscription) -> None:
+    def __init__(self, events: Events, inner: TopicSubscription) -> None:
         self._events = events
         self._inner = inner
 

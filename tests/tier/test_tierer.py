@@ -23,7 +23,7 @@ from strandline.errors import (
 from strandline.log.contract import Log
 from strandline.log.object import ObjectLog
 from strandline.log.object.log import open_log
-from strandline.log.topic.contract import Assignment, Subscription, Topic
+from strandline.log.topic.contract import Assignment, Topic, TopicSubscription
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
@@ -90,7 +90,7 @@ class HookedTopic:
     def bounds(self, partition: int) -> Bounds:
         return self._inner.bounds(partition)
 
-    def subscribe(self, starts: list[tuple[int, int]] = ()) -> tuple[Subscription, Assignment]:  # type: ignore[assignment]
+    def subscribe(self, starts: list[tuple[int, int]] = ()) -> tuple[TopicSubscription, Assignment]:  # type: ignore[assignment]
         return self._inner.subscribe(starts)
 
     def close(self) -> None:

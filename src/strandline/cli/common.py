@@ -23,7 +23,7 @@ from strandline.cli.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.errors import InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.model.cursor import Start
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
@@ -46,7 +46,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print machine-readable outpu
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 
 
-class Format(StrEnum):
+class TargetFormat(StrEnum):
     """What is at an address."""
 
     LOG = "log"
@@ -54,7 +54,7 @@ class Format(StrEnum):
 
 
 LogFormat = Annotated[
-    Format, typer.Option("--format", help="What is at the address: a log of this project, or a shared queue.")
+    TargetFormat, typer.Option("--format", help="What is at the address: a log of this project, or a shared queue.")
 ]
 Manifest = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its manifest is, below the address.")]
 Data = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its batches are, below the address.")]
@@ -224,13 +224,13 @@ def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> 
         queue = open_queue(url, manifest=manifest, data=data, grace=grace)
     except WrongKind:
         if folder is not None:
-            need(look(str(folder)), Kind.QUEUE_V1)  # in the words of commands
+            need(look(str(folder)), FolderKind.QUEUE_V1)  # in the words of commands
         raise
     try:
         queue.store.get(manifest)
     except NotFound as error:
         if folder is not None and not is_free(there := look(str(folder))):
-            need(there, Kind.QUEUE_V1)
+            need(there, FolderKind.QUEUE_V1)
         raise NotALog(
             f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "
             "ever listed there."

@@ -16,10 +16,10 @@ from strandline.cli.common import (
     MANIFEST,
     Data,
     Debug,
-    Format,
     Json,
     LogFormat,
     Manifest,
+    TargetFormat,
     Url,
     confirm,
     guarded,
@@ -29,7 +29,7 @@ from strandline.cli.common import (
 )
 from strandline.compat.v1.gc import GRACE, Collection
 from strandline.log.object.maintain import collector
-from strandline.log.object.maintain.collector import Collected
+from strandline.log.object.maintain.collector import TrimResult
 
 Line = tuple[str, str]
 """What was done, in one word, and the sentence about it."""
@@ -51,7 +51,7 @@ def gc(
     everything: Annotated[
         bool, typer.Option("--everything", help="Look through all objects, not only those since the last time.")
     ] = False,
-    format: LogFormat = Format.LOG,  # noqa: A002
+    format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
     yes: Annotated[
@@ -69,7 +69,7 @@ def gc(
     A queue-v1 has no slots to judge: what is not listed goes when it is older than the grace period, which has to be
     the same for all who write to the queue.
     """
-    if format is Format.LOG:
+    if format is TargetFormat.LOG:
         log = open_log(url)
         with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
             told = show.so_far(advance)
@@ -113,7 +113,7 @@ def _report(where: str, facts: dict[str, Any], said: list[Line], as_json: bool) 
         out.print(Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}"))
 
 
-def _shout(url: str, done: Collected) -> None:
+def _shout(url: str, done: TrimResult) -> None:
     """Wrong clocks and invalidated slots, on standard error whatever the output is: somebody has to act."""
     for said in [] if done.clocks is None else done.clocks.warnings():
         show.warning(said)
@@ -126,7 +126,7 @@ def _shout(url: str, done: Collected) -> None:
         )
 
 
-def fields(done: Collected) -> dict[str, Any]:
+def fields(done: TrimResult) -> dict[str, Any]:
     """What ``--json`` prints for a log."""
     return {
         "dry_run": done.dry_run,
@@ -152,7 +152,7 @@ def fields(done: Collected) -> dict[str, Any]:
     }
 
 
-def lines(done: Collected, grace: int) -> list[Line]:
+def lines(done: TrimResult, grace: int) -> list[Line]:
     """What people are told of a collection of a log."""
     said = []
     if done.invalidated:
@@ -197,5 +197,5 @@ def queue_lines(done: Collection, grace: int) -> list[Line]:
     return said
 
 
-def _word(done: Collected | Collection, past: str, present: str) -> str:
+def _word(done: TrimResult | Collection, past: str, present: str) -> str:
     return f"would {present}" if done.dry_run else past

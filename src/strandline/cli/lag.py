@@ -24,10 +24,10 @@ from strandline.cli.common import (
     MANIFEST,
     Data,
     Debug,
-    Format,
     Json,
     LogFormat,
     Manifest,
+    TargetFormat,
     Url,
     guarded,
     open_log,
@@ -35,7 +35,7 @@ from strandline.cli.common import (
 )
 from strandline.cli.queue import look_at_queue
 from strandline.log.object.head.index import Chunks
-from strandline.log.object.maintain.slot_lag import Standing, standings, trim_end
+from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
 from strandline.model.cursor import microseconds
@@ -48,7 +48,7 @@ EVERY: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLag:
+class SlotLagRow:
     """One slot, measured against the end of its log."""
 
     slot: str
@@ -63,20 +63,20 @@ class SlotLag:
     seconds_behind: float = 0.0
 
     @classmethod
-    def of(cls, standing: Standing) -> SlotLag:
-        """What people and programs are told of a slot's standing."""
-        state = standing.state
+    def of(cls, measured: SlotLag) -> SlotLagRow:
+        """What people and programs are told of a slot's measured."""
+        state = measured.state
         return cls(
             slot=state.name,
             position=state.position,
-            records_behind=standing.records_behind,
-            bytes_behind=standing.bytes_behind,
-            seconds_since_seen=round(standing.seconds_since_seen, 3),
+            records_behind=measured.records_behind,
+            bytes_behind=measured.bytes_behind,
+            seconds_since_seen=round(measured.seconds_since_seen, 3),
             holder=state.holder,
             epoch=state.epoch,
-            pins_floor=standing.pins_floor,
+            pins_floor=measured.pins_floor,
             invalid=None if state.invalid is None else str(state.invalid.reason),
-            seconds_behind=round(standing.seconds_behind, 3),
+            seconds_behind=round(measured.seconds_behind, 3),
         )
 
 
@@ -95,7 +95,7 @@ class Lag:
     next: int
     floor: int | None
     floor_without: int | None
-    slots: tuple[SlotLag, ...]
+    slots: tuple[SlotLagRow, ...]
     records_kept: int | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Lag:
         return f"offsets {self.first:,} to {self.next:,}; " + ("; ".join(slots) or "no slots")
 
 
-class Seen(Protocol):
+class LagView(Protocol):
     """What one look found."""
 
     def fields(self) -> dict[str, Any]:
@@ -136,15 +136,15 @@ def lag(
         float | None,
         typer.Option(metavar="[SECONDS]", min=0.1, help=f"Look again and again, every {EVERY:.0f} seconds or as told."),
     ] = None,
-    format: LogFormat = Format.LOG,  # noqa: A002
+    format: LogFormat = TargetFormat.LOG,  # noqa: A002
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
     json: Json = False,
     debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Show how far behind each slot is: in records, in bytes and in time, and what pins the floor. Changes nothing."""
-    looking: Callable[[], Seen]
-    if format is Format.LOG:
+    looking: Callable[[], LagView]
+    if format is TargetFormat.LOG:
         looking = partial(look, open_log(url))
     else:
         looking = partial(look_at_queue, open_shared(url, manifest=manifest, data=data))
@@ -169,7 +169,7 @@ def with_default_interval(arguments: list[str]) -> list[str]:
     return given
 
 
-def _watch(looking: Callable[[], Seen], every: float, *, as_json: bool) -> None:
+def _watch(looking: Callable[[], LagView], every: float, *, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
         with Live(looking().rendered(), console=show.out(), auto_refresh=False) as live:
             while True:
@@ -184,7 +184,7 @@ def _watch(looking: Callable[[], Seen], every: float, *, as_json: bool) -> None:
         time.sleep(every)
 
 
-def _print(seen: Seen, *, as_json: bool) -> None:
+def _print(seen: LagView, *, as_json: bool) -> None:
     if as_json:
         show.document(seen.fields())
     else:
@@ -209,7 +209,7 @@ def measure(
     """Slots against a head, as a value."""
     pending = pending_positions(head.slots.values())  # slots that are being created or moved
     floor = lowest(states, pending)
-    found = standings(head, states, chunks, retention=retention, limits=NO_LIMITS, now=microseconds(now))
+    found = slot_lags(head, states, chunks, retention=retention, limits=NO_LIMITS, now=microseconds(now))
     others = [state for state in states if state.position != floor]
     pinning = frozenset(one.state.name for one in found if one.pins_floor)
     kept: int | None = None
@@ -226,7 +226,7 @@ def measure(
         next=head.next_offset,
         floor=floor,
         floor_without=lowest(others, [position for position in pending if position != floor]),
-        slots=tuple(map(SlotLag.of, found)),
+        slots=tuple(map(SlotLagRow.of, found)),
         records_kept=kept,
     )
 
@@ -257,14 +257,14 @@ def rendered(seen: Lag) -> RenderableType:
     return Group(head, table if seen.slots else Text("no slots"), Text(floor_sentence(seen)))
 
 
-def _behind(slot: SlotLag) -> str:
+def _behind(slot: SlotLagRow) -> str:
     if not slot.records_behind:
         return "up to date"
     size, length = show.size(slot.bytes_behind), show.seconds(slot.seconds_behind)
     return f"{slot.records_behind:,} records ({size}, {length}) behind"
 
 
-def _note(slot: SlotLag) -> tuple[str, str]:
+def _note(slot: SlotLagRow) -> tuple[str, str]:
     if slot.invalid is not None:
         return f"invalid: {slot.invalid}", "red"
     if slot.pins_floor and slot.records_behind:

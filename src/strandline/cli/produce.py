@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.cli import output as show
 from strandline.cli.common import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
 from strandline.cli.common import retention as known_retention
-from strandline.cli.text import Row, parse_json, parse_line
+from strandline.cli.text import InputRecord, parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 
@@ -25,7 +25,7 @@ _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
 
 
-class Format(StrEnum):
+class InputFormat(StrEnum):
     """How standard input is read."""
 
     LINES = "lines"
@@ -45,7 +45,7 @@ class Tally:
 def produce(
     url: Url,
     *,
-    format: Annotated[Format, typer.Option("--format", help="How standard input is read.")] = Format.LINES,  # noqa: A002
+    format: Annotated[InputFormat, typer.Option("--format", help="How standard input is read.")] = InputFormat.LINES,  # noqa: A002
     key_separator: Annotated[
         str | None, typer.Option(help="Splits a line into key and value; without it a line is a value.")
     ] = None,
@@ -73,7 +73,7 @@ def produce(
     key_base64, value_base64 and headers_base64. That is what "tail --json" prints, so one log can be piped into
     another. A record is durable when the command has ended with status 0.
     """
-    if key_separator == "" or (key_separator is not None and format is Format.JSON):
+    if key_separator == "" or (key_separator is not None and format is InputFormat.JSON):
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
@@ -110,20 +110,20 @@ def _append_lines(
     advance: Callable[[int], None],
     lines: Iterable[bytes],
     *,
-    kind: Format,
+    kind: InputFormat,
     separator: bytes | None,
 ) -> None:
     for number, line in enumerate(lines, 1):
-        if kind is Format.JSON and not line.strip():
+        if kind is InputFormat.JSON and not line.strip():
             continue
-        row = parse_json(line, number) if kind is Format.JSON else parse_line(line, number, separator)
+        row = parse_json(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
         tally.last = _append(producer, row)
         tally.records += 1
         tally.bytes += len(row.key or b"") + len(row.value or b"")
         advance(1)
 
 
-def _append(producer: sl.Producer, row: Row) -> Handle:
+def _append(producer: sl.Producer, row: InputRecord) -> Handle:
     return producer.append(key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=row.headers)
 
 

@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, Url, both_tiers, confirm, guarded, open_log, start
 from strandline.errors import NotFound
-from strandline.log.object.maintain.slot_lag import Standing, standings
+from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags
 from strandline.model.cursor import Start
 from strandline.model.retention import Retention, SlotLimits
 from strandline.model.slots import SlotState
@@ -78,22 +78,22 @@ class SlotRow:
     invalid_for: float | None
 
     @classmethod
-    def of(cls, standing: Standing, now: int) -> SlotRow:
-        """A slot's standing at ``now`` (microseconds)."""
-        state, gone = standing.state, standing.state.invalid
+    def of(cls, lag: SlotLag, now: int) -> SlotRow:
+        """A slot's lag at ``now`` (microseconds)."""
+        state, gone = lag.state, lag.state.invalid
         return cls(
             slot=state.name,
             position=state.position,
             holder=state.holder,
             epoch=state.epoch,
-            seconds_since_seen=round(standing.seconds_since_seen, 3),
-            bytes_behind=standing.bytes_behind,
-            retained_bytes=standing.retained,
-            pins_floor=standing.pins_floor,
-            bytes_left=standing.bytes_left,
-            idle_left=None if standing.seconds_left is None else round(standing.seconds_left, 3),
-            expires_in=None if standing.expires_in is None else round(standing.expires_in, 3),
-            pending=standing.pending,
+            seconds_since_seen=round(lag.seconds_since_seen, 3),
+            bytes_behind=lag.bytes_behind,
+            retained_bytes=lag.retained,
+            pins_floor=lag.pins_floor,
+            bytes_left=lag.bytes_left,
+            idle_left=None if lag.seconds_left is None else round(lag.seconds_left, 3),
+            expires_in=None if lag.expires_in is None else round(lag.expires_in, 3),
+            pending=lag.pending,
             invalid=None if gone is None else str(gone.reason),
             invalid_for=None if gone is None else max(0.0, round((now - gone.at) / 1e6, 3)),
         )
@@ -230,7 +230,7 @@ def look(log: sl.log.ObjectLog) -> Slots:
     """How the slots stand now."""
     states = log.slots()  # before the head: then no slot is ahead of the log's end
     head, identity, now = log.head(), log.identity, time.time_ns() // 1000
-    found = standings(head, states, log.chunks, retention=identity.retention, limits=identity.limits, now=now)
+    found = slot_lags(head, states, log.chunks, retention=identity.retention, limits=identity.limits, now=now)
     known = {state.name for state in states}
     return Slots(
         url=log.url,
@@ -239,7 +239,7 @@ def look(log: sl.log.ObjectLog) -> Slots:
         floor=log.floor(),
         retention=identity.retention,
         limits=identity.limits,
-        rows=tuple(SlotRow.of(standing, now) for standing in found),
+        rows=tuple(SlotRow.of(lag, now) for lag in found),
         creating={name: pin.position for name, pin in head.slots.items() if pin is not None and name not in known},
     )
 

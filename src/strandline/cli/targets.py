@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from strandline.errors import NotALog
-from strandline.log.folders import Contents, Kind, contents, refuse_others
+from strandline.log.folders import Contents, FolderKind, contents, refuse_others
 from strandline.storage.disk import DISK
 
 _SUFFIX: Final = ".logical.wal"
@@ -26,38 +26,39 @@ def look(path: str) -> Contents:
     return contents(path, disk=DISK)
 
 
-def meant(there: Contents) -> dict[Kind, str]:
+def meant(there: Contents) -> dict[FolderKind, str]:
     """For each kind the commands that are for it."""
     path = there.path.rstrip("/") or there.path
-    data = next((name for name in reversed(there.found.get(Kind.NODE, ())) if name.startswith("data-")), None)
+    data = next((name for name in reversed(there.found.get(FolderKind.NODE, ())) if name.startswith("data-")), None)
     copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline wal verify' checks"
-    spool = spool_at(there) or f"{path}/{next(iter(there.found.get(Kind.SPOOL, ())), 'NAME' + _SUFFIX)}"
+    spool = spool_at(there) or f"{path}/{next(iter(there.found.get(FolderKind.SPOOL, ())), 'NAME' + _SUFFIX)}"
     return {
-        Kind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline wal verify {path}'.",
-        Kind.OBJECT_LOG: f"read it with 'strandline tail {path}', and check it with 'strandline verify {path}'.",
-        Kind.QUEUE_V1: f"look at it with 'strandline lag {path} --format queue-v1', or copy it into a log with "
+        FolderKind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline wal verify "
+        f"{path}'.",
+        FolderKind.OBJECT_LOG: f"read it with 'strandline tail {path}', and check it with 'strandline verify {path}'.",
+        FolderKind.QUEUE_V1: f"look at it with 'strandline lag {path} --format queue-v1', or copy it into a log with "
         f"'strandline upgrade {path} TARGET_URL'.",
-        Kind.TOPIC: "its partitions are logs in the folders below it: name one of those.",
-        Kind.NODE: f"run it with 'strandline node run {path} --name NAME'{copy}.",
-        Kind.APPEND_LOG_STORE: _PROGRAM.format("AppendLogStore"),
-        Kind.ROCKSDB_STORE: _PROGRAM.format("RocksStore"),
-        Kind.SNAPSHOT: _PROGRAM.format("AppendLogStore.import_from, or with that of the store which exported it"),
-        Kind.DELTA_TABLE: _PROGRAM.format("DeltaSink, and reads it with Spark"),
-        Kind.SPOOL: f"look at it with 'strandline wal inspect {spool}', and move it into a folder with 'strandline wal "
-        f"migrate {spool}'.",
+        FolderKind.TOPIC: "its partitions are logs in the folders below it: name one of those.",
+        FolderKind.NODE: f"run it with 'strandline node run {path} --name NAME'{copy}.",
+        FolderKind.APPEND_LOG_STORE: _PROGRAM.format("AppendLogStore"),
+        FolderKind.ROCKSDB_STORE: _PROGRAM.format("RocksStore"),
+        FolderKind.SNAPSHOT: _PROGRAM.format("AppendLogStore.import_from, or with that of the store which exported it"),
+        FolderKind.DELTA_TABLE: _PROGRAM.format("DeltaSink, and reads it with Spark"),
+        FolderKind.SPOOL: f"look at it with 'strandline wal inspect {spool}', and move it into a folder with "
+        f"'strandline wal migrate {spool}'.",
     }
 
 
 def spool_at(there: Contents) -> str | None:
     """The spool that a path names: by its own name, or by that of the folder that it would be moved to."""
-    names = there.found.get(Kind.SPOOL)
+    names = there.found.get(FolderKind.SPOOL)
     if names is None:
         return None
     path = there.path.rstrip("/")
     return path if not names else path + _SUFFIX if names[0].startswith("../") else None
 
 
-def need(there: Contents, *kinds: Kind, nothing: str = "check the path.") -> None:
+def need(there: Contents, *kinds: FolderKind, nothing: str = "check the path.") -> None:
     """Refuse anything but one thing of these kinds."""
     refuse_others(there, *kinds, instead=meant(there), nothing=nothing)
 
@@ -71,18 +72,18 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
     if folder is None:
         return
     there = look(str(folder))
-    if Kind.OBJECT_LOG in there.kinds or create:
+    if FolderKind.OBJECT_LOG in there.kinds or create:
         found = dict(there.found)
-        found.pop(Kind.QUEUE_V1, None)
-        there = Contents(there.path, found or {Kind.EMPTY: ()})
+        found.pop(FolderKind.QUEUE_V1, None)
+        there = Contents(there.path, found or {FolderKind.EMPTY: ()})
     if not is_free(there):
-        need(there, Kind.OBJECT_LOG)
+        need(there, FolderKind.OBJECT_LOG)
     # A lone log.json is too damaged to tell whose it is: who opens it says so.
-    elif not create and "log.json" not in there.found.get(Kind.OTHER, ()):
-        why = "there is no such folder" if Kind.ABSENT in there.kinds else f"it is {there}"
+    elif not create and "log.json" not in there.found.get(FolderKind.OTHER, ()):
+        why = "there is no such folder" if FolderKind.ABSENT in there.kinds else f"it is {there}"
         raise NotALog(f"There is no log at {url}, {why}: {hint}.")
 
 
 def is_free(there: Contents) -> bool:
     """Whether nothing of ours is there."""
-    return there.kinds <= {Kind.EMPTY, Kind.ABSENT, Kind.OTHER}
+    return there.kinds <= {FolderKind.EMPTY, FolderKind.ABSENT, FolderKind.OTHER}

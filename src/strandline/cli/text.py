@@ -23,7 +23,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRecord:
     """One record to append; ``timestamp`` None means now."""
 
     key: bytes | None
@@ -111,7 +111,7 @@ def _text(data: bytes | None) -> str | None:
         return None
 
 
-def parse_json(line: bytes, number: int) -> Row:
+def parse_json(line: bytes, number: int) -> InputRecord:
     """A record from a line of JSON: what :func:`to_fields` gives, where a value may also be any JSON.
 
     ``InvalidInput`` names the line and what is wrong with it.
@@ -126,7 +126,7 @@ def parse_json(line: bytes, number: int) -> Row:
     if unknown:
         raise InvalidInput(f"Line {number} has the unknown field {unknown[0]!r}; known are {sorted(_FIELDS)}.")
     try:
-        return Row(
+        return InputRecord(
             key=_bytes(fields, "key"),
             value=_bytes(fields, "value"),
             op=_op(fields.get("op", "put")),
@@ -137,19 +137,19 @@ def parse_json(line: bytes, number: int) -> Row:
         raise InvalidInput(f"Line {number} cannot be a record: {error}.") from error
 
 
-def parse_line(line: bytes, number: int, separator: bytes | None) -> Row:
+def parse_line(line: bytes, number: int, separator: bytes | None) -> InputRecord:
     r"""A record from a line of text: its value, or with a separator its key and value.
 
     >>> parse_line(b"a=1\n", 1, b"=")
-    Row(key=b'a', value=b'1', op=<Op.PUT: 0>, timestamp=None, headers=None)
+    InputRecord(key=b'a', value=b'1', op=<Op.PUT: 0>, timestamp=None, headers=None)
     """
     content = line.removesuffix(b"\n").removesuffix(b"\r")
     if separator is None:
-        return Row(None, content)
+        return InputRecord(None, content)
     key, found, value = content.partition(separator)
     if not found:
         raise InvalidInput(f"Line {number} does not hold the key separator {separator.decode()!r}.")
-    return Row(key, value)
+    return InputRecord(key, value)
 
 
 def parse_start(text: str) -> Start:

@@ -24,7 +24,7 @@ from strandline.model.addresses import Address, as_address
 from strandline.storage.disk import Disk, FolderRow
 
 
-class Kind(StrEnum):
+class FolderKind(StrEnum):
     """What a path may lead to; the value is its name in a sentence."""
 
     WAL = "a write-ahead log"
@@ -53,10 +53,14 @@ _SPOOL_SUFFIX: Final = ".logical.wal"
 _FRAMES: Final = re.compile(r"[0-9]{20}\.log")
 _NODE_DATA: Final = re.compile(r"data-[0-9]{8}")
 _ROCKS_MANIFEST: Final = re.compile(r"MANIFEST-[0-9]+")
-_LOG_KINDS: Final = {WAL_KIND: Kind.WAL, KEPT_KIND: Kind.WAL, "strandline-object-log": Kind.OBJECT_LOG}
+_LOG_KINDS: Final = {
+    WAL_KIND: FolderKind.WAL,
+    KEPT_KIND: FolderKind.WAL,
+    "strandline-object-log": FolderKind.OBJECT_LOG,
+}
 _OWN_NAMES: Final = {
-    Kind.WAL: ("log.json", "slots.json", "mark", "rewind.json"),
-    Kind.OBJECT_LOG: ("log.json", "head", "batches", "chunks", "slots"),
+    FolderKind.WAL: ("log.json", "slots.json", "mark", "rewind.json"),
+    FolderKind.OBJECT_LOG: ("log.json", "head", "batches", "chunks", "slots"),
 }
 
 
@@ -65,16 +69,16 @@ class Contents:
     """What a path leads to. Several kinds if a folder holds several things, each with the names that tell so."""
 
     path: str
-    found: Mapping[Kind, tuple[str, ...]] = field(default_factory=dict)
+    found: Mapping[FolderKind, tuple[str, ...]] = field(default_factory=dict)
 
     @property
-    def kinds(self) -> frozenset[Kind]:
+    def kinds(self) -> frozenset[FolderKind]:
         """All that is there."""
         return frozenset(self.found)
 
     def is_free(self) -> bool:
         """Whether something new may begin here: there is nothing, or an empty folder."""
-        return self.kinds <= {Kind.ABSENT, Kind.EMPTY}
+        return self.kinds <= {FolderKind.ABSENT, FolderKind.EMPTY}
 
     def __str__(self) -> str:
         """What is there, in words: ``a write-ahead log (log.json) and an append-log store (fold.log)``."""
@@ -87,44 +91,44 @@ def _named(names: tuple[str, ...]) -> str:
     return f" ({shown})" if names else ""
 
 
-def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Kind, tuple[str, ...]]:
+def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[FolderKind, tuple[str, ...]]:
     """What a folder with these names holds; ``firsts`` has the first bytes of those in :data:`PROBED` that exist.
 
     >>> recognise([FolderRow("fold.log"), FolderRow("lock")], {})
-    {<Kind.APPEND_LOG_STORE: 'an append-log store'>: ('fold.log',)}
+    {<FolderKind.APPEND_LOG_STORE: 'an append-log store'>: ('fold.log',)}
     >>> recognise([FolderRow("lock")], {})
-    {<Kind.EMPTY: 'an empty folder'>: ()}
+    {<FolderKind.EMPTY: 'an empty folder'>: ()}
     """
     listed = sorted(row for row in rows if not row.name.startswith(".~"))
     files = [row.name for row in listed if not row.is_folder]
     folders = [row.name for row in listed if row.is_folder]
-    found: dict[Kind, tuple[str, ...]] = {}
+    found: dict[FolderKind, tuple[str, ...]] = {}
     logs = {_LOG_KINDS.get(_json_kind(firsts.get(name, b""))) for name in ("log.json", "slots.json")}
     frames = [name for name in files if _FRAMES.fullmatch(name)]
     for kind, is_there in (
-        (Kind.WAL, Kind.WAL in logs or frames),
-        (Kind.OBJECT_LOG, Kind.OBJECT_LOG in logs or firsts.get("head", b"").startswith(HEAD_MAGIC)),
+        (FolderKind.WAL, FolderKind.WAL in logs or frames),
+        (FolderKind.OBJECT_LOG, FolderKind.OBJECT_LOG in logs or firsts.get("head", b"").startswith(HEAD_MAGIC)),
     ):
         if is_there:
             names = [name for name in _OWN_NAMES[kind] if name in files or name in folders]
-            found[kind] = (*names, *(frames if kind is Kind.WAL else ()))
+            found[kind] = (*names, *(frames if kind is FolderKind.WAL else ()))
     if len(found) > 1:  # the identity is of one of them
         owner = _LOG_KINDS.get(_json_kind(firsts.get("log.json", b"")))
         found = {
             kind: tuple(name for name in names if name != "log.json" or kind is owner) for kind, names in found.items()
         }
     if "ingest/manifest" in firsts or ("manifest" in files and any(name.endswith(".batch") for name in files)):
-        found[Kind.QUEUE_V1] = ("ingest/manifest" if "ingest/manifest" in firsts else "manifest",)
+        found[FolderKind.QUEUE_V1] = ("ingest/manifest" if "ingest/manifest" in firsts else "manifest",)
     data = [name for name in folders if _NODE_DATA.fullmatch(name)]
     if "node.json" in files or data:
-        found[Kind.NODE] = (*(name for name in ("node.json",) if name in files), *data)
+        found[FolderKind.NODE] = (*(name for name in ("node.json",) if name in files), *data)
     rocks = [name for name in files if _ROCKS_MANIFEST.fullmatch(name)]
     for kind, names in (
-        (Kind.TOPIC, ["topic.json"]),
-        (Kind.APPEND_LOG_STORE, ["fold.log"]),
-        (Kind.ROCKSDB_STORE, ["CURRENT", *(rocks or [""])]),
-        (Kind.SNAPSHOT, ["MANIFEST.json", "data"]),
-        (Kind.DELTA_TABLE, ["_delta_log"]),
+        (FolderKind.TOPIC, ["topic.json"]),
+        (FolderKind.APPEND_LOG_STORE, ["fold.log"]),
+        (FolderKind.ROCKSDB_STORE, ["CURRENT", *(rocks or [""])]),
+        (FolderKind.SNAPSHOT, ["MANIFEST.json", "data"]),
+        (FolderKind.DELTA_TABLE, ["_delta_log"]),
     ):
         if all(name in files or name in folders for name in names):
             found[kind] = tuple(names)
@@ -132,9 +136,9 @@ def recognise(rows: Iterable[FolderRow], firsts: Mapping[str, bytes]) -> dict[Ki
         return found
     spools = tuple(name for name in files if name.endswith(_SPOOL_SUFFIX))
     if spools:  # beside anything else they are files that get in nobody's way
-        return {Kind.SPOOL: spools}
+        return {FolderKind.SPOOL: spools}
     others = tuple(name for name in (*files, *folders) if name not in _LEFT)
-    return {Kind.OTHER: others} if others else {Kind.EMPTY: ()}
+    return {FolderKind.OTHER: others} if others else {FolderKind.EMPTY: ()}
 
 
 def _json_kind(first: bytes) -> str:
@@ -155,14 +159,14 @@ def contents(path: Address, *, disk: Disk) -> Contents:
         with contextlib.suppress(NotFound):
             first = disk.read(bare, 0, len(FRAME_MAGIC))  # a folder has no bytes: NotFound
             is_spool = bare.endswith(_SPOOL_SUFFIX) or first == FRAME_MAGIC
-            return Contents(named, {Kind.SPOOL if is_spool else Kind.FILE: ()})
-    found: dict[Kind, tuple[str, ...]] = recognise(rows, _first_bytes(bare, disk=disk))
+            return Contents(named, {FolderKind.SPOOL if is_spool else FolderKind.FILE: ()})
+    found: dict[FolderKind, tuple[str, ...]] = recognise(rows, _first_bytes(bare, disk=disk))
     if not rows and not _is_folder(bare, disk=disk):
-        found = {Kind.ABSENT: ()}
-    if set(found) <= {Kind.EMPTY, Kind.ABSENT}:
+        found = {FolderKind.ABSENT: ()}
+    if set(found) <= {FolderKind.EMPTY, FolderKind.ABSENT}:
         with contextlib.suppress(NotFound):
             disk.size(bare + _SPOOL_SUFFIX)
-            found = {Kind.SPOOL: (f"../{PurePath(bare).name}{_SPOOL_SUFFIX}",)}
+            found = {FolderKind.SPOOL: (f"../{PurePath(bare).name}{_SPOOL_SUFFIX}",)}
     return Contents(named, found)
 
 
@@ -180,22 +184,25 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
 
 
 OPENED_WITH: Final = {
-    Kind.WAL: "open it with strandline.compat.WriteAheadLog.",
-    Kind.OBJECT_LOG: "open it with strandline.open.",
-    Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1').",
-    Kind.TOPIC: "open the logs of its partitions.",
-    Kind.NODE: "open it with strandline.node.Primary, or strandline.node.Replica.",
-    Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.",
-    Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.",
-    Kind.SNAPSHOT: "import it into a store with import_from.",
-    Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink.",
-    Kind.SPOOL: "open it with strandline.compat.WriteAheadLog and migrate=True.",
+    FolderKind.WAL: "open it with strandline.compat.WriteAheadLog.",
+    FolderKind.OBJECT_LOG: "open it with strandline.open.",
+    FolderKind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1').",
+    FolderKind.TOPIC: "open the logs of its partitions.",
+    FolderKind.NODE: "open it with strandline.node.Primary, or strandline.node.Replica.",
+    FolderKind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.",
+    FolderKind.ROCKSDB_STORE: "open it with strandline.RocksStore.",
+    FolderKind.SNAPSHOT: "import it into a store with import_from.",
+    FolderKind.DELTA_TABLE: "follow into it with strandline.DeltaSink.",
+    FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog and migrate=True.",
 }
 """What a program opens each kind with."""
 
 
 def refuse_others(
-    there: Contents, *needs: Kind, instead: Mapping[Kind, str] = OPENED_WITH, nothing: str = "check the path."
+    there: Contents,
+    *needs: FolderKind,
+    instead: Mapping[FolderKind, str] = OPENED_WITH,
+    nothing: str = "check the path.",
 ) -> None:
     """Raise ``NotALog`` unless this is one thing of a kind that is needed; says what it is, and what that is for.
 
@@ -212,7 +219,7 @@ def refuse_others(
             "files, into a folder of its own, and repeat this."
         )
     kind = next(iter(there.kinds))
-    if kind in (Kind.ABSENT, Kind.EMPTY, Kind.OTHER):
-        what = "there is no such folder" if kind is Kind.ABSENT else f"it is {kind}"
+    if kind in (FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER):
+        what = "there is no such folder" if kind is FolderKind.ABSENT else f"it is {kind}"
         raise NotALog(f"There is no {needed} in {path}, {what}: {nothing}")
     raise WrongKind(f"{path} is {there}, and no {needed}: {instead.get(kind, 'check the path.')}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.errors import NotFound
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, Receipt
-from strandline.log.object.head.edits import Listing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
+from strandline.log.object.head.edits import BatchListing, bounds_of, list_batches, pin_slot, settle_slot, unlist_slot
 from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, entries_after, known_columns, plan_entries
 from strandline.log.reading import read_between
@@ -67,7 +67,9 @@ class MemoryLog:
         count, size = sum(page.num_rows for page in batches), sum(page.nbytes for page in batches)
         with self._changed:
             head = self._head
-            listing = Listing("", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect)
+            listing = BatchListing(
+                "", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect
+            )
             listed = list_batches(head, [listing], self._clock.now())
             if listed is not head:
                 # The records before the head: planning takes no lock, and goes by the head.

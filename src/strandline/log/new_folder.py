@@ -12,25 +12,25 @@ from typing import Final
 
 from strandline.errors import NotFound, WrongKind
 from strandline.formats.object.identity import OPEN_OBJECT_LOG, OPEN_WAL
-from strandline.log.folders import FIRST_BYTES, PROBED, Contents, Kind, contents, recognise
+from strandline.log.folders import FIRST_BYTES, PROBED, Contents, FolderKind, contents, recognise
 from strandline.storage.disk import Disk, FolderRow
 from strandline.storage.store import ObjectStore
 
-_STRANGERS: Final = frozenset({Kind.ABSENT, Kind.EMPTY, Kind.OTHER})
+_STRANGERS: Final = frozenset({FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER})
 """What may be there: files of nobody here are in nobody's way."""
 
 _OPENED_WITH: Final = {
-    Kind.WAL: OPEN_WAL,
-    Kind.OBJECT_LOG: OPEN_OBJECT_LOG,
-    Kind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
-    Kind.TOPIC: "open it as a topic",
-    Kind.NODE: "open it with strandline.node.Primary.open, strandline.node.Replica or 'strandline node run'",
-    Kind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
-    Kind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
-    Kind.SNAPSHOT: "import it into a store with import_from",
-    Kind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
-    Kind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
-    Kind.FILE: "name a folder",
+    FolderKind.WAL: OPEN_WAL,
+    FolderKind.OBJECT_LOG: OPEN_OBJECT_LOG,
+    FolderKind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
+    FolderKind.TOPIC: "open it as a topic",
+    FolderKind.NODE: "open it with strandline.node.Primary.open, strandline.node.Replica or 'strandline node run'",
+    FolderKind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
+    FolderKind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
+    FolderKind.SNAPSHOT: "import it into a store with import_from",
+    FolderKind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
+    FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
+    FolderKind.FILE: "name a folder",
 }
 
 _TAKE_OVER: Final = (
@@ -38,8 +38,8 @@ _TAKE_OVER: Final = (
     "run FOLDER --take-over {path}'"
 )
 _TAKEN_OVER: Final = {
-    (Kind.NODE, Kind.WAL): _TAKE_OVER,
-    (Kind.NODE, Kind.SPOOL): (
+    (FolderKind.NODE, FolderKind.WAL): _TAKE_OVER,
+    (FolderKind.NODE, FolderKind.SPOOL): (
         "move it into a write-ahead log, with strandline.compat.WriteAheadLog.open('{path}', migrate=True) or "
         "'strandline wal migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
     ),
@@ -50,7 +50,7 @@ _IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_de
 """What tells the kinds of things that a bucket may hold; a table without its first commit has had a checkpoint."""
 
 
-def check_new(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
+def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> None:
     """``WrongKind`` if something of this kind would begin where something else is; says what that is, and its use.
 
     What an interrupted beginning of the same kind has left is left to the opener.
@@ -58,7 +58,7 @@ def check_new(folder: str | PathLike[str], kind: Kind, *, disk: Disk) -> None:
     _refuse_new(contents(folder, disk=disk), kind, "folder")
 
 
-def check_new_in_bucket(url: str, kind: Kind, first_bytes: Callable[[str], bytes | None]) -> None:
+def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
     """The same for a place in a bucket, where a listing may be long: only names that tell something are asked for.
 
     ``first_bytes`` gives the first bytes of the object with a name below that place, or None if there is none.
@@ -68,7 +68,7 @@ def check_new_in_bucket(url: str, kind: Kind, first_bytes: Callable[[str], bytes
     _refuse_new(Contents(url, recognise(rows, firsts)), kind, "place")
 
 
-def check_new_in_store(store: ObjectStore, kind: Kind) -> None:
+def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
     """The same by means of an object store."""
 
     def first_bytes(name: str) -> bytes | None:
@@ -80,7 +80,7 @@ def check_new_in_store(store: ObjectStore, kind: Kind) -> None:
     check_new_in_bucket(store.url, kind, first_bytes)
 
 
-def _refuse_new(there: Contents, kind: Kind, place: str) -> None:
+def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:
     found = _other(there, kind)
     if found is not None:
         path, what, advice = found
@@ -90,7 +90,9 @@ def _refuse_new(there: Contents, kind: Kind, place: str) -> None:
         )
 
 
-def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside: Collection[Kind] = ()) -> None:
+def check_missing(
+    folder: str | PathLike[str], kind: FolderKind, *, disk: Disk, beside: Collection[FolderKind] = ()
+) -> None:
     """``WrongKind`` if what was not found in a folder is not there because something else is; says what, and its use.
 
     What is of the kinds ``beside`` is in nobody's way.
@@ -101,7 +103,7 @@ def check_missing(folder: str | PathLike[str], kind: Kind, *, disk: Disk, beside
         raise WrongKind(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
 
 
-def _other(there: Contents, kind: Kind, *, beside: Collection[Kind] = ()) -> tuple[str, str, str] | None:
+def _other(there: Contents, kind: FolderKind, *, beside: Collection[FolderKind] = ()) -> tuple[str, str, str] | None:
     """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
     others = [found for found in there.found if found not in _STRANGERS and found not in beside]
     if not others or kind in others:
@@ -110,5 +112,5 @@ def _other(there: Contents, kind: Kind, *, beside: Collection[Kind] = ()) -> tup
     return path, str(there), _TAKEN_OVER.get((kind, others[0]), _OPENED_WITH[others[0]]).format(path=path)
 
 
-def _bare(kind: Kind) -> str:
-    return "node" if kind is Kind.NODE else kind.partition(" ")[2]
+def _bare(kind: FolderKind) -> str:
+    return "node" if kind is FolderKind.NODE else kind.partition(" ")[2]

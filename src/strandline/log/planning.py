@@ -13,7 +13,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA
 
 
-class Stored(Protocol):
+class StoredRange(Protocol):
     """A batch that is somewhere: which offsets it holds, and how many bytes."""
 
     @property
@@ -30,7 +30,7 @@ class Stored(Protocol):
 
 
 @runtime_checkable
-class Termed(Protocol):
+class SpanWithTerm(Protocol):
     """A span of a log whose records have terms; all of its own have the same."""
 
     @property
@@ -47,11 +47,11 @@ class Fingerprinted(Protocol):
         """What :func:`~strandline.model.cursor.batch_fingerprint` makes of the batch's identity."""
 
 
-class StoredBatch(Stored, Fingerprinted, Protocol):
+class StoredBatch(StoredRange, Fingerprinted, Protocol):
     """A stored batch with its fingerprint."""
 
 
-E = TypeVar("E", bound=Stored)
+E = TypeVar("E", bound=StoredRange)
 B = TypeVar("B", bound=StoredBatch)
 
 
@@ -60,7 +60,7 @@ def behind(since: Cursor, span: Span) -> Cursor:
 
     It has the span's term and the fingerprint of its batch, as far as the log has such.
     """
-    term = span.term if isinstance(span, Termed) else since.term
+    term = span.term if isinstance(span, SpanWithTerm) else since.term
     return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
 
 
@@ -129,7 +129,7 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
     return planned
 
 
-S = TypeVar("S", bound=Stored)
+S = TypeVar("S", bound=StoredRange)
 
 
 class Gathering(Generic[S]):

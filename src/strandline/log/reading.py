@@ -39,7 +39,7 @@ class Readable(Protocol):
         """What to fetch after a cursor."""
 
 
-class Waiter(threading.local):
+class HeadPoller(threading.local):
     """How patiently each thread waits for a log that has to be looked at.
 
     Whoever waits in short turns, to hear a request to stop, goes on as rarely as it had come to: an idle follower

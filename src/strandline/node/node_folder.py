@@ -11,7 +11,7 @@ from typing import Any, Final, Self, final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_new
 from strandline.model.node import NodeState
 from strandline.node.elect.terms import check_rise
@@ -68,7 +68,7 @@ class Home:
         """
         path = f"{folder}/{STATE}"
         if not exists(path, disk=disk):
-            check_new(folder, Kind.NODE, disk=disk)
+            check_new(folder, FolderKind.NODE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):

@@ -15,7 +15,7 @@ from typing import ClassVar
 import pytest
 
 from strandline.errors import InvalidInput, StrandlineError
-from strandline.log.topic.contract import Message, Subscription, Topic
+from strandline.log.topic.contract import Message, Topic, TopicSubscription
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.testing.stores import together
@@ -27,7 +27,7 @@ FOREVER = 3600.0
 """Longer than a test may run: who waits so long and comes back was woken."""
 
 
-def collect(subscription: Subscription, count: int, *, seconds: float = SOON) -> list[Message]:
+def collect(subscription: TopicSubscription, count: int, *, seconds: float = SOON) -> list[Message]:
     """The next messages of a subscription, exactly so many; an assertion says what came if they do not come."""
     messages: list[Message] = []
     deadline = CLOCK.monotonic() + seconds
@@ -91,7 +91,7 @@ class TopicContract(TopicOwner):
         offsets = topic.publish_all(partition, [payload for _, payload in numbered(first, first + count)])
         assert offsets == list(range(first, first + count))
 
-    def hears_nothing(self, subscription: Subscription) -> bool:
+    def hears_nothing(self, subscription: TopicSubscription) -> bool:
         """Whether nothing comes for a moment."""
         return subscription.take(self.quiet) == []
 
@@ -325,7 +325,7 @@ class TopicContract(TopicOwner):
         together(publish, follow)
         assert all(offsets == list(range(len(offsets))) for offsets in found.values())
 
-    def _noted(self, subscription: Subscription, found: dict[int, list[int]]) -> Sequence[Message]:
+    def _noted(self, subscription: TopicSubscription, found: dict[int, list[int]]) -> Sequence[Message]:
         messages = subscription.take(self.quiet)
         for message in messages:
             found[message.partition].append(message.offset)
@@ -380,7 +380,7 @@ class TopicContract(TopicOwner):
         self._woken(topic, lambda _: topic.close())
         assert other.take(FOREVER) == []
 
-    def _woken(self, topic: Topic, close: Callable[[Subscription], None]) -> None:
+    def _woken(self, topic: Topic, close: Callable[[TopicSubscription], None]) -> None:
         subscription, assignment = topic.subscribe([(0, 0), (1, 0)])
         begun = threading.Event()
 
@@ -408,7 +408,7 @@ class TopicContract(TopicOwner):
             assignment.add(1, 0)
 
     def test_closing_frees_what_a_subscription_holds(self, topic: Topic) -> None:
-        def follow() -> weakref.ref[Subscription]:
+        def follow() -> weakref.ref[TopicSubscription]:
             subscription, _ = topic.subscribe([(0, 0)])
             collect(subscription, 2)
             subscription.close()

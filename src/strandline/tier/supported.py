@@ -7,7 +7,7 @@ from pathlib import Path
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import Unsupported
 from strandline.log.contract import READING, SLOTS, require
-from strandline.log.folders import Kind, contents
+from strandline.log.folders import FolderKind, contents
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reader import WalReader
@@ -46,7 +46,7 @@ def check_own(log: object) -> None:
     if not isinstance(log, WalReading):
         return
     folder = Path(log.folder).absolute()
-    names = contents(folder.parent, disk=log.disk).found.get(Kind.NODE, ())
+    names = contents(folder.parent, disk=log.disk).found.get(FolderKind.NODE, ())
     if _STATE in names and folder.name in names:
         raise Unsupported(
             f"The log in {folder} belongs to the node in {folder.parent}, and the log of a primary and its replicas "

@@ -24,7 +24,7 @@ from strandline.errors import (
     TransientStorageError,
     WrongKind,
 )
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.object import open_log
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER
@@ -257,10 +257,10 @@ def other_line(url: str) -> Line | None:
     if folder is None:
         return None
     there = look_into(str(folder))
-    if is_free(there) or there.kinds == {Kind.OBJECT_LOG}:
+    if is_free(there) or there.kinds == {FolderKind.OBJECT_LOG}:
         return None
     try:
-        need(there, Kind.OBJECT_LOG)
+        need(there, FolderKind.OBJECT_LOG)
     except NotALog as error:
         return problem("place", str(error))
     return None

@@ -16,7 +16,7 @@ from strandline.cli.common import Debug, Json, guarded, length_of_time, log_to_s
 from strandline.cli.common import retention as understood
 from strandline.cli.targets import is_free, look, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
-from strandline.log.folders import Contents, Kind, refuse_others
+from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
 from strandline.node.lead.flow import FlowLimits
@@ -68,15 +68,15 @@ def known_certificates(nodes: Iterable[str], given: Sequence[str]) -> dict[str, 
     return {name: frozenset({Role.REPLICA, Role.CLIENT}) for name in nodes} | parse_identities(given)
 
 
-def _taken_over(there: Contents) -> dict[Kind, str]:
+def _taken_over(there: Contents) -> dict[FolderKind, str]:
     """What to do with what is in the place of a node: a log is taken over by a node with a folder of its own."""
     path = there.path.rstrip("/") or there.path
     run_it = "'strandline node run FOLDER --take-over {}' in a folder of the node's own"
     spool = spool_at(there) or f"{path}.logical.wal"
     return meant(there) | {
-        Kind.WAL: f"a node leads with a copy of it by {run_it.format(path)}.",
-        Kind.SPOOL: f"move it into a write-ahead log with 'strandline wal migrate {spool}'; a node leads with a copy "
-        f"of that by {run_it.format(spool.removesuffix('.logical.wal'))}.",
+        FolderKind.WAL: f"a node leads with a copy of it by {run_it.format(path)}.",
+        FolderKind.SPOOL: f"move it into a write-ahead log with 'strandline wal migrate {spool}'; a node leads with a "
+        f"copy of that by {run_it.format(spool.removesuffix('.logical.wal'))}.",
     }
 
 
@@ -295,7 +295,7 @@ def run(
     """
     there = look(folder)
     if not is_free(there):
-        refuse_others(there, Kind.NODE, instead=_taken_over(there))
+        refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
     if metrics is not None and not insecure and not is_loopback(metrics[0]):
         raise InvalidInput(
             f"--metrics {metrics[0]}:{metrics[1]} can be read by other machines, in plain text and by everybody: serve "

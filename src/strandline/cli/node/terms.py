@@ -12,7 +12,7 @@ from strandline.cli.node.shared import Yes
 from strandline.cli.targets import look, need
 from strandline.errors import InvalidInput
 from strandline.formats.node.state import decode_node
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.node.elect.terms import plausible_term
 from strandline.node.node_folder import STATE, Home
@@ -44,7 +44,7 @@ def reset_term(
     For a node that refuses its primary, or to lead, because somebody told it of a term in which no node leads. Do it
     only if that is so: a primary of that term would not be told from an older one any more.
     """
-    need(look(folder), Kind.NODE)
+    need(look(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
     with Home.open(folder, state.name) as home:
         before = home.state

@@ -13,7 +13,7 @@ import strandline as sl
 from strandline.cli.common import open_log
 from strandline.cli.targets import is_free, local_folder, need
 from strandline.cli.targets import look as look_into
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.object.head.index import bytes_from
 from strandline.log.wal.log import WalLog
 from strandline.model.cold import ColdTier
@@ -46,8 +46,8 @@ def wal_folder(place: str) -> str | None:
         return None
     there = look_into(str(folder))
     if not is_free(there):
-        need(there, Kind.OBJECT_LOG, Kind.WAL)
-    return str(folder) if Kind.WAL in there.kinds else None
+        need(there, FolderKind.OBJECT_LOG, FolderKind.WAL)
+    return str(folder) if FolderKind.WAL in there.kinds else None
 
 
 def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:

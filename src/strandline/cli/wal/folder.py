@@ -43,7 +43,7 @@ class FileRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRow:
+class WalSlotRow:
     """One slot, as it was last written."""
 
     slot: str
@@ -54,7 +54,7 @@ class SlotRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TornPiece:
     """What was once cut off a file."""
 
     file: str
@@ -62,7 +62,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Folder:
+class WalFolder:
     """A log as it lies on the disk. What is None is not known."""
 
     folder: str
@@ -78,8 +78,8 @@ class Folder:
     """Who opened it last for writing."""
     mark: dict[str, Any] | None
     files: list[FileRow] = field(default_factory=list)
-    slots: list[SlotRow] = field(default_factory=list)
-    torn: list[Piece] = field(default_factory=list)
+    slots: list[WalSlotRow] = field(default_factory=list)
+    torn: list[TornPiece] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What could not be read, and why."""
 
@@ -109,7 +109,7 @@ class FrameRow:
     problem: str | None = None
 
 
-def look(folder: str) -> Folder:
+def look(folder: str) -> WalFolder:
     """Everything but the frames. ``NotALog`` if there is nothing of a log."""
     rows = DISK.scan(folder)
     firsts = firsts_in(rows)
@@ -134,7 +134,7 @@ def look(folder: str) -> Folder:
         found = _told(problems, lambda: examine_files(folder, made_up, disk=DISK))
         if found is not None:
             end, term = max(made_up.start, found.place.next), found.place.term
-    return Folder(
+    return WalFolder(
         folder=folder,
         log_id=None if log_id is None else str(log_id),
         start=start,
@@ -146,7 +146,7 @@ def look(folder: str) -> Folder:
         mark=None if mark is None else {**asdict(mark), "log_id": str(mark.log_id), "boot": str(mark.boot)},
         files=list(_files(folder, log_id, rows, firsts, end)),
         slots=[] if kept is None else _slots(kept),
-        torn=[Piece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
+        torn=[TornPiece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
         problems=problems,
     )
 
@@ -199,11 +199,11 @@ def _files(
         yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
 
 
-def _slots(kept: Kept) -> list[SlotRow]:
+def _slots(kept: Kept) -> list[WalSlotRow]:
     listed = sorted((slot for slot in kept.slots if not slot.dropped), key=lambda slot: slot.name)
     reasons = [None if slot.invalid is None else str(slot.invalid.reason) for slot in listed]
     return [
-        SlotRow(slot.name, slot.position, slot.holder, slot.epoch, reason)
+        WalSlotRow(slot.name, slot.position, slot.holder, slot.epoch, reason)
         for slot, reason in zip(listed, reasons, strict=True)
     ]
 
@@ -211,7 +211,7 @@ def _slots(kept: Kept) -> list[SlotRow]:
 # --- frames ------------------------------------------------------------------------------------------------------
 
 
-def frames(found: Folder) -> Iterator[FrameRow]:
+def frames(found: WalFolder) -> Iterator[FrameRow]:
     """Every frame of every file, in order, each byte of it checked."""
     salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))
     for file in found.files:

@@ -17,9 +17,9 @@ from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.targets import look as look_into
 from strandline.cli.targets import need, spool_at
 from strandline.cli.text import readable
-from strandline.cli.wal.folder import Folder, FrameRow, frames, look
+from strandline.cli.wal.folder import FrameRow, WalFolder, frames, look
 from strandline.cli.wal.spool import SpoolFile, SpoolFrame, look_at_spool
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 
 _STATES: Final = {
     "closed": "closed",
@@ -54,7 +54,7 @@ def inspect(
     if (spool := spool_at(there)) is not None:
         _inspect_spool(spool, list_frames=list_frames, json=json)
         return
-    need(there, Kind.WAL)
+    need(there, FolderKind.WAL)
     found = look(folder)
     if json:
         show.document(found.fields())
@@ -71,7 +71,7 @@ def inspect(
 # --- a folder ----------------------------------------------------------------------------------------------------
 
 
-def _print(out: Console, found: Folder) -> None:
+def _print(out: Console, found: WalFolder) -> None:
     out.print(Text.assemble((found.folder, "bold"), f"  log {found.log_id or 'unknown'}"))
     out.print(f"  state    {_STATES[found.state].format(holder=readable((found.holder or 'nobody').encode()))}")
     out.print(f"  holds    {_bounds(found)}")
@@ -91,7 +91,7 @@ def _print(out: Console, found: Folder) -> None:
         out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
 
 
-def _bounds(found: Folder) -> str:
+def _bounds(found: WalFolder) -> str:
     if found.start is None or found.next is None:
         return "how far it reaches is not known"
     how = "as published" if found.published else "as found in the last file"
@@ -104,14 +104,14 @@ def _bounds(found: Folder) -> str:
     )
 
 
-def _file_table(found: Folder) -> Table:
+def _file_table(found: WalFolder) -> Table:
     table = _table("file", "first", "size", "records", "checkpoints")
     for row in found.files:
         table.add_row(row.file, f"{row.first:,}", show.size(row.size), _number(row.records), _number(row.checkpoints))
     return table
 
 
-def _slot_table(found: Folder) -> Table:
+def _slot_table(found: WalFolder) -> Table:
     table = _table("slot", "position", "epoch", "holder", "")
     for row in found.slots:
         invalid = "" if row.invalid is None else f"invalid: {row.invalid}"

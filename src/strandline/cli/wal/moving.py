@@ -17,7 +17,7 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.compat.spool.migrate import SPOOL, migrate_spool
 from strandline.compat.spool.renumber import OLD_LSN, Renumbering
 from strandline.errors import AlreadyExists, InvalidInput
-from strandline.log.folders import Contents, Kind
+from strandline.log.folders import Contents, FolderKind
 from strandline.log.wal.read.reader import WalReader
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
@@ -77,7 +77,7 @@ def migrate(
     there = look(path)
     spool = spool_at(there)
     if spool is None or not spool.endswith(SPOOL):
-        need(there, Kind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
+        need(there, FolderKind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
     refuse_taken(look(folder))
@@ -121,5 +121,5 @@ def _gap_lines(done: Renumbering) -> Iterator[str]:
 
 def refuse_taken(there: Contents) -> None:
     """Refuse to migrate to where something is already."""
-    if not there.kinds <= {Kind.SPOOL, Kind.EMPTY, Kind.ABSENT}:
+    if not there.kinds <= {FolderKind.SPOOL, FolderKind.EMPTY, FolderKind.ABSENT}:
         raise AlreadyExists(f"{there.path} is there already, and is {there}: nothing was moved.")

@@ -11,7 +11,7 @@ from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.wal.shared import Folder, data_bytes, need_wal
 from strandline.log.wal.names import data_name, index_name
-from strandline.log.wal.recover.manual_repair import Mending, mend, plan_mending
+from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
 
 
 @guarded
@@ -37,9 +37,9 @@ def repair(
     need_wal(folder)
     with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
         if dry_run:
-            plan = plan_mending(folder, forget_slots=forget_slots, told=advance)
+            plan = plan_repair(folder, forget_slots=forget_slots, told=advance)
         else:
-            plan = mend(folder, forget_slots=forget_slots, told=advance)
+            plan = repair_log(folder, forget_slots=forget_slots, told=advance)
     if json:
         show.document(fields(plan, dry_run=dry_run))
         return
@@ -48,7 +48,7 @@ def repair(
         out.print(line, soft_wrap=True, markup=False)
 
 
-def fields(plan: Mending, *, dry_run: bool) -> dict[str, Any]:
+def fields(plan: RepairPlan, *, dry_run: bool) -> dict[str, Any]:
     """What ``--json`` prints."""
     return {
         "folder": plan.folder,
@@ -68,7 +68,7 @@ def fields(plan: Mending, *, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def lines(plan: Mending, *, dry_run: bool) -> Iterator[str]:
+def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
     """What was done, or would be, a line each."""
     is_ = "would be" if dry_run else "was"
     are = "would be" if dry_run else "were"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.targets import look, need
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.wal.names import firsts_in
 from strandline.storage.disk import DISK
 
@@ -16,7 +16,7 @@ Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.
 
 def need_wal(folder: str) -> None:
     """Refuse a path that leads to anything but a write-ahead log."""
-    need(look(folder), Kind.WAL)
+    need(look(folder), FolderKind.WAL)
 
 
 def data_bytes(folder: str) -> int:

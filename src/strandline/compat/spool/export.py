@@ -37,7 +37,7 @@ _PLANNED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class SpoolExport:
     """What was written."""
 
     path: str
@@ -58,7 +58,7 @@ def export_spool(
     *,
     disk: Disk = DISK,
     told: Callable[[int], None] | None = None,
-) -> Exported:
+) -> SpoolExport:
     """Durably write everything that is retained now as a spool of version-3 frames, with the log's slots beside it.
 
     ``path`` is the spool's name, with ``.logical.wal`` behind it or without. It appears as a whole, and only when its
@@ -99,7 +99,7 @@ def export_spool(
                 disk.remove(temporary)
             raise
     disk.sync_folder(str(PurePath(spool).parent))
-    return Exported(spool, beside, bounds.count, bounds.first + 1, bounds.next, size, len(slots))
+    return SpoolExport(spool, beside, bounds.count, bounds.first + 1, bounds.next, size, len(slots))
 
 
 def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:

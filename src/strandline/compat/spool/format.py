@@ -34,7 +34,7 @@ class SpoolRecord(NamedTuple):
     payload: memoryview
 
 
-class Run(NamedTuple):
+class SpoolRun(NamedTuple):
     """Neighbouring records that one batch can hold: one term, each lsn one above the last."""
 
     term: int
@@ -97,13 +97,13 @@ def read_spool(data: memoryview) -> Spool:
     return Spool(records, scanner.stop.at, scanner.stop)
 
 
-def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[Run]:
+def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[SpoolRun]:
     """The same records as columns, each run as long as one term, dense lsns and the two bounds allow.
 
     A record over ``max_bytes`` is a run by itself. Where lsns leave a gap or go back, a run ends and the next begins
     with what was found: compare ``first`` with what should follow.
     """
-    run, size = Run(0, 0, [], []), 0
+    run, size = SpoolRun(0, 0, [], []), 0
     for term, lsn, timestamp, payload in records:
         count = len(run.payloads)
         if count and (
@@ -112,7 +112,7 @@ def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> I
             yield run
             count = 0
         if not count:
-            run, size = Run(term, lsn, [], []), 0
+            run, size = SpoolRun(term, lsn, [], []), 0
         run.timestamps.append(timestamp)
         run.payloads.append(payload)
         size += payload.nbytes

@@ -14,7 +14,7 @@ from strandline.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.recover.verify import Told, WalVerification
 from strandline.log.wal.write.encode import check_numbers
-from strandline.log.wal.write.groups import Group, WalHandle
+from strandline.log.wal.write.groups import CommitGroup, WalHandle
 from strandline.model.addresses import Address
 from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
 from strandline.model.cursor import Cursor, Limit
@@ -38,7 +38,7 @@ class LsnHandle:
 
     __slots__ = ("_count", "_first", "_group")
 
-    def __init__(self, group: Group, first: int, count: int = 1) -> None:
+    def __init__(self, group: CommitGroup, first: int, count: int = 1) -> None:
         """``count`` records from offset ``first`` on, in this group."""
         self._group = group
         self._first = first

@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.compat.spool.format import Run, SpoolScanner, decode_slots, runs
+from strandline.compat.spool.format import SpoolRun, SpoolScanner, decode_slots, runs
 from strandline.compat.spool.legacy_frame import LegacyEnding, LegacyScanner, LegacyStop
 from strandline.compat.spool.renumber import OLD_LSN, Renumbering, plan_renumbering
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
@@ -25,7 +25,7 @@ from strandline.log.slots import check_name
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
 from strandline.log.wal.slots import write_kept
-from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
@@ -223,7 +223,7 @@ def _make(
 def _begin(folder: str, kept: Kept, *, disk: Disk) -> None:
     """A log without records that begins at an offset; its first frame is of no time, so that the next may be old."""
     write_kept(folder, kept, disk=disk)
-    lead = encode_lead(kept.log_id, kept.start, Place(kept.start, 0, kept.start, 0, 0, {}))
+    lead = encode_lead(kept.log_id, kept.start, JournalPosition(kept.start, 0, kept.start, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(kept.log_id)])
 
@@ -264,7 +264,7 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Re
     return _Copied(offset, clamped, scanner.stop)
 
 
-def _batch_of(run: Run, renumbering: Renumbering | None) -> pa.RecordBatch:
+def _batch_of(run: SpoolRun, renumbering: Renumbering | None) -> pa.RecordBatch:
     count = len(run.payloads)
     told = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(array("Q", run.timestamps))])
     milliseconds = pc.min_element_wise(told, pa.scalar(LAST_TIME, pa.uint64())).cast(pa.int64())
@@ -295,7 +295,7 @@ def _checked_first(lsn: int, spool: str) -> int:
     return lsn - 1
 
 
-def _refuse_run(run: Run, offset: int, term: int, data: memoryview, index: int, spool: str) -> NoReturn:
+def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: int, spool: str) -> NoReturn:
     frame = next(islice(LegacyScanner(data), index, None))
     or_ = ""
     if run.first != offset + 1:

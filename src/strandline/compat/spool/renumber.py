@@ -17,7 +17,7 @@ OLD_LSN: Final = "spool-lsn"
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LsnGap:
     """A place where the lsns of a spool do not follow each other."""
 
     index: int
@@ -47,7 +47,7 @@ class Renumbering:
     """The offset of the first record."""
     lsns: Sequence[int]
     """The lsns as they were."""
-    gaps: tuple[Gap, ...]
+    gaps: tuple[LsnGap, ...]
 
     @property
     def missing(self) -> int:
@@ -98,7 +98,7 @@ def plan_renumbering(lsns: Sequence[int], last: int) -> Renumbering | None:
     if not lsns:
         return None
     gaps = tuple(
-        Gap(index, after, found) for index, (after, found) in enumerate(pairwise(lsns), 1) if found != after + 1
+        LsnGap(index, after, found) for index, (after, found) in enumerate(pairwise(lsns), 1) if found != after + 1
     )
     fits = 1 <= lsns[0] <= last - len(lsns) + 1
     return None if fits and not gaps else Renumbering(lsns[0] - 1 if fits else 0, lsns, gaps)

@@ -19,13 +19,13 @@ from strandline.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.shipper import ship
 from strandline.log.planning import check_fingerprint
-from strandline.log.reading import Waiter, read_between
+from strandline.log.reading import HeadPoller, read_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -67,7 +67,7 @@ def open_queue(
     folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
     if folder is not None:
         # A log and a queue may share a place: each has names of its own.
-        check_missing(folder, Kind.QUEUE_V1, disk=DISK, beside=(Kind.OBJECT_LOG,))
+        check_missing(folder, FolderKind.QUEUE_V1, disk=DISK, beside=(FolderKind.OBJECT_LOG,))
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
 
@@ -94,7 +94,7 @@ class QueueLog:
         """Use :func:`open_queue`."""
         self.store = store
         self.clock = clock
-        self._waiter = Waiter()
+        self._waiter = HeadPoller()
         self.manifest_path = checked_path(manifest, "manifest")
         self.folder = checked_path(data, "data")
         self.grace = grace

@@ -81,7 +81,7 @@ def upgrade(
     ``CorruptData`` or ``NotFound`` naming a batch that cannot be read: it ends there. ``Diverged`` if the target has
     batches that the queue never had, ``OutcomeUnknown`` if it no longer knows how far an earlier copy came.
     """
-    copy = _Copy(queue, target, Compression.named(compression), chance)
+    copy = _QueueCopy(queue, target, Compression.named(compression), chance)
     bounds = queue.bounds()
     done = copy.position(target.head())
     if done is not None and done >= bounds.next:
@@ -98,7 +98,7 @@ def upgrade(
 
 
 def _round(
-    queue: QueueLog, copy: _Copy, progress: UpgradeProgress, on_progress: Callable[[UpgradeProgress], None]
+    queue: QueueLog, copy: _QueueCopy, progress: UpgradeProgress, on_progress: Callable[[UpgradeProgress], None]
 ) -> UpgradeProgress:
     first = queue.bounds().first
     if first > progress.next:
@@ -128,7 +128,7 @@ def _acknowledged(manifest: QueueManifest, through: int) -> QueueManifest:
     return manifest if edits.first_listed(manifest) > through else edits.claim(manifest, through)
 
 
-class _Copy:
+class _QueueCopy:
     """The appending side. Each batch has a writer and number that say which batch of which queue it is.
 
     The writer's id holds the sequence that its number 0 stands for; a hole in the sequences begins a new writer. And

@@ -35,7 +35,7 @@ from strandline.followers.delta.history import (
     own_commits,
     parse_commit,
 )
-from strandline.log.folders import FIRST_BYTES, Kind
+from strandline.log.folders import FIRST_BYTES, FolderKind
 from strandline.log.new_folder import check_new, check_new_in_bucket
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, checked
@@ -263,12 +263,12 @@ class DeltaSink:
         # VACUUM deletes whatever is in the table's folder and not part of it.
         folder = _local_path(self._url)
         if folder is not None:
-            check_new(folder, Kind.DELTA_TABLE, disk=self._disk)
+            check_new(folder, FolderKind.DELTA_TABLE, disk=self._disk)
             # Not left to deltalake: others could read it, and a power cut could take the name of a table that a slot
             # says was stored.
             make_own_folder(folder, disk=self._disk)
         else:
-            check_new_in_bucket(self._url, Kind.DELTA_TABLE, self._first_bytes)
+            check_new_in_bucket(self._url, FolderKind.DELTA_TABLE, self._first_bytes)
         with self._named_errors():
             table: DeltaTable = _deltalake().DeltaTable.create(
                 self._url,

@@ -22,7 +22,7 @@ from strandline.followers.stores.append_log_file import (
 from strandline.followers.stores.state import KeyedStore
 from strandline.formats.arrow.block import Parts
 from strandline.formats.wal.frame import HEADER_SIZE, read_header
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_new
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
@@ -108,7 +108,7 @@ class AppendLogStore(KeyedStore):
         nothing was changed.
         """
         folder = as_folder(folder)
-        check_new(folder, Kind.APPEND_LOG_STORE, disk=disk)
+        check_new(folder, FolderKind.APPEND_LOG_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):

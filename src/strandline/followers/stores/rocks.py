@@ -32,7 +32,7 @@ from strandline.followers.stores.rocks_db import (
 )
 from strandline.followers.stores.rules import RuledStore
 from strandline.followers.stores.state import change_of
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_new
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
@@ -98,7 +98,7 @@ class RocksStore(RuledStore):
         """
         rocksdict()
         folder = as_folder(folder)
-        check_new(folder, Kind.ROCKSDB_STORE, disk=disk)
+        check_new(folder, FolderKind.ROCKSDB_STORE, disk=disk)
         make_own_folder(folder, disk=disk)
         db = open_database(folder, sync=sync)
         try:

@@ -26,11 +26,11 @@ from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log import slots as rules
 from strandline.log.contract import Handle
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing, check_new, check_new_in_store
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, StoredChunks, entries_from, entries_listed_since
-from strandline.log.object.maintain.collector import GRACE, Collected, Collector
+from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.shipper import ship
@@ -38,7 +38,7 @@ from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan, plan_spans
 from strandline.log.planning import entries_after
-from strandline.log.reading import Waiter, read_between
+from strandline.log.reading import HeadPoller, read_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -94,9 +94,9 @@ def open_log(
     except NotFound as error:
         folder = None if isinstance(place, ObjectStore) else local_folder(as_address(place))
         if folder is not None:
-            (check_new if create else check_missing)(folder, Kind.OBJECT_LOG, disk=DISK)
+            (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:
-            check_new_in_store(store, Kind.OBJECT_LOG)
+            check_new_in_store(store, FolderKind.OBJECT_LOG)
         if not create:
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."
@@ -148,7 +148,7 @@ class ObjectLog:
         self._chunks = StoredChunks(store)
         self._keeper = SlotKeeper(store, self._lister.cell, self.head, self._chunks, clock=clock, chance=chance)
         self._retries = Backoff()
-        self._waiter = Waiter()
+        self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -406,7 +406,7 @@ class ObjectLog:
         dry_run: bool = False,
         everything: bool = False,
         on_progress: Callable[[int], None] | None = None,
-    ) -> Collected:
+    ) -> TrimResult:
         """Invalidate slots that break a limit, trim as retention and slots allow, and delete what nobody can need.
 
         Trimmed objects go ``grace`` seconds later, by a later call. Safe at any time, from any number of processes;
@@ -414,7 +414,7 @@ class ObjectLog:
         seconds, so that many background collectors do no more than one. A dry run changes nothing and says what would
         be done.
         """
-        collector = Collector(
+        collector = GarbageCollector(
             self._store,
             self._lister.cell,
             read_head=self.head,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from strandline.errors import CursorExpired, InvalidInput
-from strandline.log.topic.contract import Assignment, Subscription
+from strandline.log.topic.contract import Assignment, TopicSubscription
 
 
 def check_count(partition_count: int) -> int:
@@ -41,7 +41,7 @@ def expired(partition: int, position: int, first: int) -> CursorExpired:
     )
 
 
-class Assigned(Subscription, Assignment, Protocol):
+class Assigned(TopicSubscription, Assignment, Protocol):
     """A subscription that is its own assignment."""
 
 

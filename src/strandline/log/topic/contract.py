@@ -38,7 +38,7 @@ class Assignment(Protocol):
         """What is assigned, ascending."""
 
 
-class Subscription(Protocol):
+class TopicSubscription(Protocol):
     """The messages of the assigned partitions: each exactly once, in the order of their offsets within a partition.
 
     One thread takes; any thread closes. Memory is bounded however slow that is: what was not taken stays in the log.
@@ -77,7 +77,7 @@ class Topic(Protocol):
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark: the offset after the last durable message; 0 if empty."""
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[Subscription, Assignment]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[TopicSubscription, Assignment]:
         """Follow partitions, each from an offset on (inclusive); raises as adding them does, and then nothing is left.
 
         More can be added later, and others removed, without disturbing those that are there.

@@ -12,13 +12,13 @@ from uuid import UUID, uuid5
 from strandline.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_new, check_new_in_store
 from strandline.log.object.log import open_log
 from strandline.log.topic.common import begun, check_count, check_partition
 from strandline.log.topic.contract import NO_TOPIC
-from strandline.log.topic.publishing import BatchingPublisher, Publisher, WalPublisher
-from strandline.log.topic.subscription import LogSubscription, Pieces, Polling
+from strandline.log.topic.publishing import BatchingPublisher, TopicPublisher, WalPublisher
+from strandline.log.topic.subscription import LogTopicSubscription, Pieces, Polling
 from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
@@ -49,7 +49,7 @@ class LogTopic:
         self,
         logs: Sequence[Log],
         *,
-        publishers: Sequence[Publisher] | None = None,
+        publishers: Sequence[TopicPublisher] | None = None,
         pieces: Pieces | None = None,
         polling: Polling | None = Polling(),  # noqa: B008 - a value that cannot change
         release: Callable[[], None] | None = None,
@@ -63,7 +63,7 @@ class LogTopic:
         """
         check_count(len(logs))
         self._logs = tuple(logs)
-        self._publishers: tuple[Publisher, ...] = (
+        self._publishers: tuple[TopicPublisher, ...] = (
             tuple(BatchingPublisher(log, clock=clock, chance=chance) for log in logs)
             if publishers is None
             else tuple(publishers)
@@ -73,7 +73,7 @@ class LogTopic:
         self._release = release
         self._clock = clock
         self._lock = threading.Lock()
-        self._subscriptions: frozenset[LogSubscription] = frozenset()
+        self._subscriptions: frozenset[LogTopicSubscription] = frozenset()
         self._closed = False
         self._origin = Origin(f"The topic of {self._logs[0]!r}", self)
 
@@ -127,9 +127,9 @@ class LogTopic:
         """The first retained offset and the high-water mark."""
         return self._logs[check_partition(partition, len(self._logs))].bounds()
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogSubscription, LogSubscription]:
+    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogTopicSubscription, LogTopicSubscription]:
         """Follow partitions, each from an offset on."""
-        subscription = LogSubscription(
+        subscription = LogTopicSubscription(
             self._logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
         )
         with self._lock:
@@ -139,7 +139,7 @@ class LogTopic:
             self._subscriptions |= {subscription}
         return begun(subscription, starts)
 
-    def _forget(self, subscription: LogSubscription) -> None:
+    def _forget(self, subscription: LogTopicSubscription) -> None:
         with self._lock:
             self._subscriptions -= {subscription}
 
@@ -181,7 +181,7 @@ def open_wal_topic(
     if found is not None:
         _check_same(folder, found, partition_count)
     elif create:
-        check_new(folder, Kind.TOPIC, disk=disk)
+        check_new(folder, FolderKind.TOPIC, disk=disk)
         make_own_folder(folder, disk=disk)
     else:
         raise _no_topic(folder)
@@ -238,9 +238,9 @@ def open_object_topic(
     elif not create:
         raise _no_topic(url)
     elif (folder := local_folder(url)) is not None:
-        check_new(folder, Kind.TOPIC, disk=DISK)
+        check_new(folder, FolderKind.TOPIC, disk=DISK)
     else:
-        check_new_in_store(store, Kind.TOPIC)
+        check_new_in_store(store, FolderKind.TOPIC)
     logs = [
         open_log(
             f"{url.rstrip('/')}/{_name(partition)}", create=found is None, options=options, clock=clock, chance=chance

@@ -51,7 +51,7 @@ class MemoryTopic:
         self._partitions = tuple(_Partition() for _ in range(check_count(partition_count)))
         # One lock for all: nothing is done under it but moving references.
         self._lock = threading.Lock()
-        self._subscriptions: set[MemorySubscription] = set()
+        self._subscriptions: set[MemoryTopicSubscription] = set()
         self._closed = False
         self._origin = Origin("A topic in memory", self)
 
@@ -98,9 +98,11 @@ class MemoryTopic:
                 for subscription in self._subscriptions:
                     subscription.published(partition)  # what it waits for may be gone, and it has to say so
 
-    def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[MemorySubscription, MemorySubscription]:
+    def subscribe(
+        self, starts: Sequence[tuple[int, int]] = ()
+    ) -> tuple[MemoryTopicSubscription, MemoryTopicSubscription]:
         """Follow partitions, each from an offset on."""
-        subscription = MemorySubscription(self._partitions, self._lock, self._subscriptions)
+        subscription = MemoryTopicSubscription(self._partitions, self._lock, self._subscriptions)
         with self._lock:
             if self._closed:
                 raise LogClosed("The topic is closed: there is nothing to follow.")
@@ -121,11 +123,11 @@ class MemoryTopic:
 
 @bound_to_process()
 @final
-class MemorySubscription:
+class MemoryTopicSubscription:
     """Positions in a memory topic: it holds no messages. One thread takes, any thread closes."""
 
     def __init__(
-        self, partitions: tuple[_Partition, ...], lock: threading.Lock, subscriptions: set[MemorySubscription]
+        self, partitions: tuple[_Partition, ...], lock: threading.Lock, subscriptions: set[MemoryTopicSubscription]
     ) -> None:
         """Use :meth:`MemoryTopic.subscribe`."""
         self._partitions = partitions

@@ -23,7 +23,7 @@ _TOGETHER: Final = 8 << 20
 _BACKOFF: Final = Backoff(attempts=4)
 
 
-class Publisher(Protocol):
+class TopicPublisher(Protocol):
     """The one way into a partition's log from this process. Safe in threads."""
 
     def publish(self, payloads: Sequence[bytes]) -> int:

@@ -67,7 +67,7 @@ class _Followed:
 
 @bound_to_process()
 @final
-class LogSubscription:
+class LogTopicSubscription:
     """Positions in the logs of a topic, and the rest of one piece of each that is behind.
 
     It looks at a partition when this process publishes to it and, where others may write the logs as well, at all of
@@ -80,7 +80,7 @@ class LogSubscription:
         *,
         pieces: Pieces,
         polling: Polling | None,
-        closed: Callable[[LogSubscription], None],
+        closed: Callable[[LogTopicSubscription], None],
         clock: Clock,
     ) -> None:
         """Use :meth:`LogTopic.subscribe`. ``closed`` is called once it holds nothing."""

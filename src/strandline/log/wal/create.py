@@ -9,7 +9,7 @@ from strandline.formats.wal.mark import Mark, encode_mark
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, MARK, NEW, data_name, firsts_in
 from strandline.log.wal.recover.repair import remove_files
 from strandline.log.wal.slots import write_kept
-from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file
@@ -26,7 +26,7 @@ def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -
     log_id = chance.uuid()
     write_kept(folder, Kept(log_id, 0), disk=disk)
     # Not when it was created: the first record may be a copy of one that was written long before, and says so.
-    lead = encode_lead(log_id, 0, Place(0, 0, 0, 0, 0, {}))
+    lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(0)}", lead)
     disk.sync_folder(folder)
     identity = f"{folder}/{IDENTITY}"

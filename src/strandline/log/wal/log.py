@@ -11,7 +11,7 @@ from uuid import UUID
 
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
-from strandline.log.folders import Kind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing, check_new
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.lock import hold_lock
@@ -24,9 +24,9 @@ from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine
 from strandline.log.wal.recover.verify import Told, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.write.committer import Committer
+from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.encode import check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.groups import Group, Item, WalHandle
+from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle
 from strandline.log.wal.write.journal import IndexWriter, Journal, Written
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
@@ -122,7 +122,7 @@ class WalLog(WalShowing):
             clock=clock,
         )
         self._unsynced = []
-        self._committer = Committer(
+        self._committer = GroupCommitter(
             folder,
             write=self._write,
             finish=self._finish,
@@ -166,7 +166,7 @@ class WalLog(WalShowing):
         by who commits; it must not raise.
         """
         folder = as_folder(folder)
-        (check_new if create else check_missing)(folder, Kind.WAL, disk=disk)
+        (check_new if create else check_missing)(folder, FolderKind.WAL, disk=disk)
         if create:
             make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
@@ -264,7 +264,7 @@ class WalLog(WalShowing):
         return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
 
     @property
-    def add_value(self) -> Callable[[bytes], tuple[Group, int]]:
+    def add_value(self) -> Callable[[bytes], tuple[CommitGroup, int]]:
         """The same in its plainest form, for who appends a great many: gives the group to wait for, and the offset."""
         return self._committer.add
 

@@ -12,8 +12,7 @@ from strandline.formats.wal.folder import FORMAT_VERSION, KIND
 from strandline.formats.wal.frame import HEADER_SIZE, Stop, frame_head
 from strandline.formats.wal.mark import Mark
 from strandline.log.findings import FindingKind, Severity
-from strandline.log.folders import Kind as FolderKind
-from strandline.log.folders import contents
+from strandline.log.folders import FolderKind, contents
 from strandline.log.wal.create import describe_copy
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, firsts_in, index_name
@@ -64,7 +63,7 @@ def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, di
     _check_destination(log, folder, disk)
     if not contents(folder, disk=disk).is_free() or disk.scan(folder):
         raise AlreadyExists(f"{folder} is not empty: name an empty folder for a copy of the log in {log.folder}.")
-    copy = _Copy(log, folder, disk)
+    copy = _WalCopy(log, folder, disk)
     while (cursor := copy.attempt(upto)) is None:
         copy.clear()  # all that this was to hold was pruned meanwhile
     return cursor
@@ -75,7 +74,7 @@ def _check_destination(log: WalLog | WalReader, folder: str, disk: Disk) -> None
         raise NotFound(f"There is no folder {folder} for a copy of the log in {log.folder}: make it, and copy again.")
 
 
-class _Copy:
+class _WalCopy:
     """A copy being made."""
 
     def __init__(self, log: WalLog | WalReader, folder: str, disk: Disk) -> None:

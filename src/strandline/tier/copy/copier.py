@@ -12,7 +12,7 @@ from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.log.fetch import fetch_in_order
 from strandline.log.object.span import ObjectSpan
-from strandline.log.planning import Fingerprinted, Termed
+from strandline.log.planning import Fingerprinted, SpanWithTerm
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
@@ -49,7 +49,7 @@ class Copier:
             # Compressed it may be less, and is hardly more: an event cannot tell of a larger one.
             if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
                 break
-            term = span.term if isinstance(span, Termed) else 0
+            term = span.term if isinstance(span, SpanWithTerm) else 0
             writer.add(batches, term=term, listed=listed_at(span, self._clock.now()))
             fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
             if writer.size >= self._target:

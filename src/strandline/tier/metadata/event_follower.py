@@ -8,7 +8,7 @@ from typing import Final
 
 from strandline.errors import CorruptData, CursorExpired, UnsupportedVersion
 from strandline.formats.segment.events import decode_event
-from strandline.log.topic.contract import Message, Subscription
+from strandline.log.topic.contract import Message, TopicSubscription
 from strandline.model.segments import SegmentEvent
 from strandline.storage.metrics import SEGMENT_EVENTS
 from strandline.tier.metadata.assignment import Assigner
@@ -24,7 +24,11 @@ class Follower:
     """Moves what was published into the caches, one round at a time. One thread steps."""
 
     def __init__(
-        self, subscription: Subscription, assigner: Assigner, state: MetadataState, known: Mapping[bytes, SegmentEvent]
+        self,
+        subscription: TopicSubscription,
+        assigner: Assigner,
+        state: MetadataState,
+        known: Mapping[bytes, SegmentEvent],
     ) -> None:
         """Follow a subscription, to which the assigner adds partitions. ``known`` has some events by their bytes."""
         self._known = known

@@ -29,7 +29,7 @@ class StaleGeneration(StrandlineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class BatchListing:
     """An uploaded batch that asks to be listed.
 
     ``born`` is the log's next sequence when the writer took its id: an unknown writer that is younger than every
@@ -54,14 +54,14 @@ def bounds_of(head: Head) -> Bounds:
     return Bounds(head.floor, head.next_offset)
 
 
-def list_batches(head: Head, listings: Sequence[Listing], now: int) -> Head:
+def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
     """The head with one writer's batches listed in order; those that are listed already are passed over."""
     for listing in listings:
         head = _list_one(head, listing, now)
     return head
 
 
-def _list_one(head: Head, new: Listing, now: int) -> Head:
+def _list_one(head: Head, new: BatchListing, now: int) -> Head:
     last = head.writers.get(new.writer)
     if last is not None and new.number <= last.number:
         return head

@@ -234,7 +234,7 @@ def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class DeletedObject:
     """An object to be deleted: a batch with so many records, or something else with none."""
 
     path: str
@@ -242,7 +242,7 @@ class Gone:
     size: int
 
 
-def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[Gone]]:
+def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[DeletedObject]]:
     """The objects that a cut took out of the listing, in groups, each to be deleted before the next.
 
     A chunk comes after all that is found through it, so that who is interrupted finds the rest again; one that is
@@ -253,7 +253,7 @@ def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[Gone]]:
     yield [_gone(entry) for entry in cut.entries]
 
 
-def _cut_below(reference: ChunkRef, level: int, cut: Cut, chunks: Chunks) -> Iterator[list[Gone]]:
+def _cut_below(reference: ChunkRef, level: int, cut: Cut, chunks: Chunks) -> Iterator[list[DeletedObject]]:
     try:
         if level:
             for child in chunks.references(reference, level):
@@ -265,8 +265,8 @@ def _cut_below(reference: ChunkRef, level: int, cut: Cut, chunks: Chunks) -> Ite
     except MissingChunk:
         return
     if reference.next <= cut.upto:
-        yield [Gone(chunk_path(reference, level), 0, 0)]
+        yield [DeletedObject(chunk_path(reference, level), 0, 0)]
 
 
-def _gone(entry: Entry) -> Gone:
-    return Gone(entry.location, entry.count, entry.size)
+def _gone(entry: Entry) -> DeletedObject:
+    return DeletedObject(entry.location, entry.count, entry.size)

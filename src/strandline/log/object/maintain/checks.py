@@ -75,7 +75,7 @@ def _times(items: Sequence[Entry] | Sequence[ChunkRef]) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Place:
+class ListingPosition:
     """Where the listing has been followed to: what the next entry has to continue. ``sequence`` None: not known yet."""
 
     offset: int

@@ -22,7 +22,7 @@ from strandline.formats.object.identity import LogIdentity
 from strandline.log.object.head.edits import StaleGeneration, bounds_of, set_back
 from strandline.log.object.head.index import (
     Chunks,
-    Gone,
+    DeletedObject,
     Listed,
     MissingChunk,
     bytes_from,
@@ -81,7 +81,7 @@ _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.
 
 
 @dataclass(slots=True)
-class Collected:
+class TrimResult:
     """What a round of collection did, or in a dry run would do.
 
     ``trimmed_bytes`` are about what was taken out of the listing now and goes after the grace period; ``waiting``
@@ -104,7 +104,7 @@ class Collected:
     clocks: Clocks | None = None
 
 
-class Collector:
+class GarbageCollector:
     """Trims and collects one log. Any number may run at once, anywhere; each may die at any moment."""
 
     def __init__(
@@ -139,13 +139,13 @@ class Collector:
         dry_run: bool = False,
         everything: bool = False,
         on_progress: Callable[[int], None] | None = None,
-    ) -> Collected:
+    ) -> TrimResult:
         """One round: judge and trim, then delete. ``on_progress`` is told how many objects are deleted so far.
 
         Nothing is done if a round began less than ``pause`` seconds ago. ``everything`` looks through all generations
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
-        head, done = self._read_head(), Collected(dry_run=dry_run)
+        head, done = self._read_head(), TrimResult(dry_run=dry_run)
         if not is_due(head.collected, self._clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
@@ -155,7 +155,7 @@ class Collector:
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
         return done
 
-    def _look_at_clocks(self, head: Head, done: Collected) -> Clocks:
+    def _look_at_clocks(self, head: Head, done: TrimResult) -> Clocks:
         """Find out what the time is, and set listing times back that are certainly ahead of it."""
         clocks = look_at_clocks(self._store, head, clock=self._clock, dry_run=done.dry_run)
         done.clocks = clocks
@@ -167,7 +167,7 @@ class Collector:
 
     # --- trimming ----------------------------------------------------------------------------------------------
 
-    def trim(self, done: Collected, clocks: Clocks) -> None:
+    def trim(self, done: TrimResult, clocks: Clocks) -> None:
         """Invalidate the slots that break a limit, then move the floor as far as policy and slots allow."""
         for _ in range(_TRIES):
             identity = self._read_identity()
@@ -190,7 +190,7 @@ class Collector:
             return head.floor
         return policy_start(head, retention, floor, self._chunks, clocks.earliest())
 
-    def _try_trim(self, head: Head, members: Members, upto: int, done: Collected, clocks: Clocks) -> bool:
+    def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)
         if not done.dry_run:
             trim = Trim(
@@ -214,7 +214,7 @@ class Collector:
         entry = next(entries_from(head, offset, self._chunks), None)
         return head.next_offset if entry is None else entry.first
 
-    def _watch_holders(self, limits: SlotLimits, done: Collected, now: int) -> None:
+    def _watch_holders(self, limits: SlotLimits, done: TrimResult, now: int) -> None:
         """Note since when slots stand still whose holders might be gone, and end the holds whose time is over."""
         for state in self._keeper.members(self._read_head()).states:
             if has_expired(state, now):
@@ -224,7 +224,7 @@ class Collector:
                 with contextlib.suppress(NotFound):  # a hold that its reader has ended
                     self._keeper.cell(state.name).update(self._op(), partial(suspect, judged=state, now=now))
 
-    def _judged(self, head: Head, limits: SlotLimits, done: Collected, clocks: Clocks) -> Members:
+    def _judged(self, head: Head, limits: SlotLimits, done: TrimResult, clocks: Clocks) -> Members:
         """The slots that are left after those that break a limit were durably invalidated."""
         members = self._keeper.members(head)
         now, states = clocks.now(), []
@@ -274,7 +274,7 @@ class Collector:
 
     # --- deleting ----------------------------------------------------------------------------------------------
 
-    def _sweep(self, done: Collected, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
+    def _sweep(self, done: TrimResult, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
         """Delete what was never listed and can no longer be, and what was trimmed a grace period ago."""
 
         def begin(head: Head) -> Head:
@@ -288,7 +288,7 @@ class Collector:
         garbage = list(self._garbage(head, cuts, low))
         done.orphans = len(garbage)
         done.orphan_bytes = sum(item.size for item in garbage)
-        self._delete([Gone(item.path, 0, item.size) for item in garbage], done, on_progress)
+        self._delete([DeletedObject(item.path, 0, item.size) for item in garbage], done, on_progress)
         if not done.dry_run:
             ORPHANS_COLLECTED.inc(len(garbage))
         finished = []
@@ -297,7 +297,7 @@ class Collector:
             if cut is not None:
                 for group in objects_of(cut, self._chunks):
                     self._delete(group, done, on_progress)
-            self._delete([Gone(location, 0, 0)], done, on_progress)
+            self._delete([DeletedObject(location, 0, 0)], done, on_progress)
             finished.append(location)
         done.waiting = len(cuts) - len(finished)
         if not done.dry_run:
@@ -377,7 +377,7 @@ class Collector:
             if generation is not None:
                 yield item
 
-    def _delete(self, group: list[Gone], done: Collected, on_progress: Callable[[int], None]) -> None:
+    def _delete(self, group: list[DeletedObject], done: TrimResult, on_progress: Callable[[int], None]) -> None:
         if not done.dry_run:
             self._delete_now([gone.path for gone in group])
             BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))

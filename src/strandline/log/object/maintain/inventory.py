@@ -52,7 +52,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class GenerationDifference:
     """What does not fit in one generation.
 
     ``unlisted`` are paths of objects that no entry names. The others are sequences of entries: ``absent`` ones have no
@@ -66,7 +66,7 @@ class Compared:
     doubled: list[int]
 
 
-def compare(listed: Names, stored: Names) -> Compared:
+def compare(listed: Names, stored: Names) -> GenerationDifference:
     """Hold what is listed against what is stored. Listed names with the sequence -1 need not be there."""
     ours, sizes, sequences = listed.columns()
     theirs, stored_sizes, _ = stored.columns()
@@ -74,7 +74,7 @@ def compare(listed: Names, stored: Names) -> Compared:
     found = pc.index_in(ours, theirs)
     resized = pc.not_equal(sizes, pc.take(stored_sizes, found))  # null where there is none
     unlisted = pc.indices_nonzero(pc.is_null(pc.index_in(theirs, ours))).to_pylist()
-    return Compared(
+    return GenerationDifference(
         generation=listed.generation,
         unlisted=[stored.path(index) for index in unlisted],
         absent=sequences.filter(pc.and_(needed, pc.is_null(found))).to_pylist(),
@@ -118,22 +118,22 @@ class Inventory:
         self._listed[generation].add(identifier, size, sequence)
         return True
 
-    def ended(self) -> Iterator[Compared]:
+    def ended(self) -> Iterator[GenerationDifference]:
         """The generations that no further entry can be of."""
         if self._listed and min(self._listed) < self._latest - 1:
             yield from self._below(self._latest - 1)
 
-    def rest(self) -> Iterator[Compared]:
+    def rest(self) -> Iterator[GenerationDifference]:
         """All that are left."""
         yield from self._below(None)
 
-    def _below(self, end: int | None) -> Iterator[Compared]:
+    def _below(self, end: int | None) -> Iterator[GenerationDifference]:
         for stored in self._generations(end):
             yield from self._alone(stored.generation)
             yield compare(self._listed.pop(stored.generation, Names(stored.generation)), stored)
         yield from self._alone(end)
 
-    def _alone(self, end: int | None) -> Iterator[Compared]:
+    def _alone(self, end: int | None) -> Iterator[GenerationDifference]:
         """The generations below ``end`` of which entries are listed, and nothing is stored."""
         for generation in sorted(self._listed):
             if end is None or generation < end:

@@ -17,7 +17,7 @@ from strandline.model.slots import SlotState
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SlotLag:
     """One slot against the end of its log.
 
     ``seconds_behind`` is the age of the oldest batch that it has not passed. ``retained`` are the bytes that the next
@@ -39,14 +39,14 @@ class Standing:
     pending: int | None
 
 
-def standings(
+def slot_lags(
     head: Head, states: Sequence[SlotState], chunks: Chunks, *, retention: Retention, limits: SlotLimits, now: int
-) -> list[Standing]:
+) -> list[SlotLag]:
     """How each slot stands at ``now`` (microseconds); reads at most one chunk of each level for a slot."""
     floor = lowest(states, pending_positions(head.slots.values()))
     kept = bytes_from(head, trim_end(head, states, chunks, retention=retention, now=now), chunks)
 
-    def standing(state: SlotState) -> Standing:
+    def lag(state: SlotState) -> SlotLag:
         position, pin = max(state.position, head.floor), head.slots.get(state.name)
         behind = bytes_from(head, position, chunks)
         oldest = next(entries_from(head, position, chunks), None)
@@ -58,7 +58,7 @@ def standings(
             ahead = frozenset({state.name})
             end = trim_end(head, states, chunks, retention=retention, now=now, up_to_date=ahead)
             without = bytes_from(head, end, chunks)
-        return Standing(
+        return SlotLag(
             state=state,
             records_behind=max(0, head.next_offset - state.position),
             bytes_behind=behind,
@@ -72,7 +72,7 @@ def standings(
             pending=None if pin is None else pin.position,
         )
 
-    return [standing(state) for state in states]
+    return [lag(state) for state in states]
 
 
 def trim_end(

@@ -31,13 +31,13 @@ from strandline.log.object.head.index import (
 )
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.checks import (
-    Place,
+    ListingPosition,
     Writers,
     check_chunk,
     check_head,
     check_slot,
 )
-from strandline.log.object.maintain.inventory import Compared, Inventory
+from strandline.log.object.maintain.inventory import GenerationDifference, Inventory
 from strandline.log.object.span import ObjectSpan
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.slots import TIER_SLOT
@@ -171,7 +171,7 @@ class ObjectLogVerifier:
 
     def _entries(self, head: Head) -> Iterator[Entry]:
         """Every entry from the floor on, with its place checked; what is wrong waits to be said."""
-        place = Place(head.floor)
+        place = ListingPosition(head.floor)
         for entry in self._walk(head, place):
             for problem in place.check(entry):
                 self._say(Severity.DAMAGE, FindingKind.LISTING, entry.location, f"is listed wrongly: {problem}")
@@ -185,12 +185,12 @@ class ObjectLogVerifier:
             for problem in self._writers.compare(head):
                 self._say(Severity.DAMAGE, FindingKind.WRITER, "head", f"is wrong: {problem}")
 
-    def _walk(self, head: Head, place: Place) -> Iterator[Entry]:
+    def _walk(self, head: Head, place: ListingPosition) -> Iterator[Entry]:
         for level, reference in references_of(head):
             yield from self._below(reference, level, head.floor, place)
         yield from head.tail
 
-    def _below(self, reference: ChunkRef, level: int, floor: int, place: Place) -> Iterator[Entry]:
+    def _below(self, reference: ChunkRef, level: int, floor: int, place: ListingPosition) -> Iterator[Entry]:
         if reference.next <= floor:
             return  # trimmed; what is above it stays for the others in it
         path = chunk_path(reference, level)
@@ -227,7 +227,7 @@ class ObjectLogVerifier:
                 self._damaged(FindingKind.BATCH, entry.location, look.problem)
             yield entry
 
-    def _judged(self, compared: Compared) -> Iterator[Finding]:
+    def _judged(self, compared: GenerationDifference) -> Iterator[Finding]:
         yield from self._unlisted(compared.unlisted, compared.generation, self._listed_since)
         for sequence in compared.doubled:
             entry = self._entry(sequence)

@@ -21,7 +21,7 @@ _LONGEST_REST: Final = 0.25
 _DROPPED: Final = "The producer was dropped without closing it, before this was listed: it is not in the log."
 
 
-class Pace:
+class ListingPace:
     """For how long to leave the head to others, if there are any: about as long as a listing takes.
 
     One who lists again at once always knows the head, and wins every race; the others have to read it first, and would
@@ -38,7 +38,7 @@ class Pace:
         return min(took, 2 * self._shortest, _LONGEST_REST) if crowded else 0.0
 
 
-class Committer:
+class ProducerThreads:
     """Closes batches when their time has come, lists them in order, and fails or keeps them when one fails.
 
     It knows nothing of the producer, which is the caller's to hold: its threads must not keep that one alive.
@@ -55,7 +55,7 @@ class Committer:
         self._last: Outcome | None = None
         self._is_closing = False
         """Whether closing was begun and it is not known yet that everything is listed; ``_last`` is the last of it."""
-        self._pace = Pace()
+        self._pace = ListingPace()
         self._rested_at = 0.0
         self._hurry = Bell()
         self._threads = [

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from strandline.errors import InvalidInput
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.buffer import MAX_METADATA, Buffer, Limits
-from strandline.log.object.produce.committer import Committer
+from strandline.log.object.produce.committer import ProducerThreads
 from strandline.log.object.produce.handles import BatchHandle, EntriesHandle, RecordHandle, placed_era
 from strandline.log.object.produce.outbox import Outbox
 from strandline.log.object.produce.rows import (
@@ -99,7 +99,7 @@ class Producer:
         self.writer = writer
         self._clock = clock
         self._buffer = Buffer(shipper, outbox, limits, writer=writer, clock=clock)
-        self._committer = Committer(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
+        self._committer = ProducerThreads(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
         # Its threads and its handles hold the parts, not the producer: so that one that nobody holds is noticed.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
         self._origin = Origin(f"The producer with the writer id {writer}", self)
@@ -282,7 +282,7 @@ def _size_of(entries: tuple[bytes, ...]) -> int:
     return sum(map(len, entries)) + _ENTRY * len(entries)
 
 
-def _drop(committer: Committer, writer: WriterId) -> None:
+def _drop(committer: ProducerThreads, writer: WriterId) -> None:
     # May run in any thread at any point, within the collector: no locks here.
     committer.drop()
     warnings.warn(

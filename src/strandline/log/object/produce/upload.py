@@ -16,7 +16,7 @@ from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
-from strandline.log.object.head.edits import Listing, StaleGeneration, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.edits import BatchListing, StaleGeneration, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
 from strandline.log.object.produce.shipper import Sealed, listed_size
 from strandline.model.head import Head, MetadataRanges, WriterId
@@ -117,14 +117,14 @@ class Lister:
         held = self.cell.held
         return self.cell.read().value if held is None else held
 
-    def put(self, batch: Sealed[Listing]) -> Sealed[Listing]:
+    def put(self, batch: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
         generation = self.known().generation
         location = f"batches/{generation:016d}/{self._chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
         return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
 
-    def enlist(self, listings: Sequence[Listing], check: Callable[[Head], None] = lambda _: None) -> Head:
+    def enlist(self, listings: Sequence[BatchListing], check: Callable[[Head], None] = lambda _: None) -> Head:
         """List batches of one writer with one conditional write; returns a head in which they are listed.
 
         Each time it is a new operation: what became of the last one does not matter, the head knows the numbers.
@@ -197,13 +197,13 @@ class ObjectShipper:
         """An empty draft."""
         return Draft(self._compression)
 
-    def seal(self, draft: Draft, *, number: int, expect: int | None = None) -> Sealed[Listing]:
+    def seal(self, draft: Draft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
         """The finished batch of a draft; it has no place in the store yet."""
         info = BatchInfo(
             draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self._writer, number
         )
         parts = encode_batch(draft.pages, info)
-        listing = Listing(
+        listing = BatchListing(
             location="",
             generation=0,
             count=draft.count,
@@ -218,13 +218,13 @@ class ObjectShipper:
         )
         return Sealed(parts, listing)
 
-    def upload(self, sealed: Sealed[Listing]) -> Sealed[Listing]:
+    def upload(self, sealed: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
         stored = self._lister.put(sealed)
         self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
         return stored
 
-    def enlist(self, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+    def enlist(self, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
         """List uploaded batches with one conditional write; each is listed exactly once.
 
         ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
@@ -244,7 +244,7 @@ class ObjectShipper:
             "uploaded again each time; nothing was listed. Try again."
         )
 
-    def _list(self, listings: Sequence[Listing]) -> Head:
+    def _list(self, listings: Sequence[BatchListing]) -> Head:
         asked = frozenset(self._asked)
         numbers = {listing.number for listing in listings}
         self._asked |= numbers  # before it is done: afterwards only a success is certain
@@ -256,7 +256,7 @@ class ObjectShipper:
             self._names.pop(number, None)
         return head
 
-    def _check_sole(self, head: Head, listings: Sequence[Listing], asked: frozenset[int]) -> None:
+    def _check_sole(self, head: Head, listings: Sequence[BatchListing], asked: frozenset[int]) -> None:
         last = head.writers.get(self._writer)
         listed = [] if last is None else [listing for listing in listings if listing.number <= last.number]
         for listing in listed:
@@ -270,7 +270,7 @@ class ObjectShipper:
                     "uses this writer id. Nothing was appended. Open a producer with an id of its own."
                 )
 
-    def _receipts(self, head: Head, batches: Sequence[Sealed[Listing]]) -> list[Receipt]:
+    def _receipts(self, head: Head, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
         writer = self._writer
         places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
         last = head.writers.get(writer)

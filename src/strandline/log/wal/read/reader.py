@@ -8,7 +8,7 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput, NotReady
 from strandline.log import slots as rules
-from strandline.log.reading import Waiter
+from strandline.log.reading import HeadPoller
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -45,7 +45,7 @@ class WalReader(WalReading):
         super().__init__(folder, log_id, Catalog(folder, log_id, firsts_in(disk.scan(folder)), disk=disk), disk=disk)
         self._clock = clock
         self._boot = boot_id() if boot is None else boot
-        self._waiter = Waiter()
+        self._waiter = HeadPoller()
         self._seen = 0
         """Where the log ended when it was looked at last."""
         self._origin = Origin(f"The log in {folder}", advice="open it again there")

@@ -11,8 +11,7 @@ from typing import NamedTuple, cast
 from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
 from strandline.formats.wal.folder import Kept
 from strandline.log.findings import Finding, FindingKind
-from strandline.log.folders import Kind as FolderKind
-from strandline.log.folders import contents, refuse_others
+from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, index_name
@@ -34,7 +33,7 @@ class Rewritten(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Mending:
+class RepairPlan:
     """What a repair does, or would do."""
 
     folder: str
@@ -59,9 +58,9 @@ class Mending:
         return bool(self.forgotten or self.torn or self.rewritten or self.dropped or self.indexes)
 
 
-def plan_mending(
+def plan_repair(
     folder: str, *, forget_slots: bool, disk: Disk = DISK, clock: Clock = CLOCK, told: Told | None = None
-) -> Mending:
+) -> RepairPlan:
     """Read the whole log and say what a repair would do. Changes nothing.
 
     ``CorruptData``, naming the first place, if anything is damaged that was acknowledged: no repair brings that back.
@@ -82,11 +81,11 @@ def plan_mending(
     return _planned(folder, found, examined, forgotten)
 
 
-def _planned(folder: str, found: WalVerification, examined: Examined, forgotten: str | None) -> Mending:
+def _planned(folder: str, found: WalVerification, examined: Examined, forgotten: str | None) -> RepairPlan:
     place, start = examined.place, examined.kept.start
     unsure = place.size - examined.sure
     dropped = tuple(first for first, following in pairwise(examined.firsts) if following <= start)
-    return Mending(
+    return RepairPlan(
         folder=folder,
         verification=found,
         start=start,
@@ -120,7 +119,7 @@ def _refuse(damage: Sequence[Finding], folder: str) -> None:
         )
 
 
-def mend(
+def repair_log(
     folder: str,
     *,
     forget_slots: bool,
@@ -128,8 +127,8 @@ def mend(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
     told: Told | None = None,
-) -> Mending:
-    """Do what :func:`plan_mending` says, and leave the log closed and whole; returns what was done.
+) -> RepairPlan:
+    """Do what :func:`plan_repair` says, and leave the log closed and whole; returns what was done.
 
     Nothing is changed if anything acknowledged is damaged. ``Fenced`` while another process has the log open.
     """
@@ -137,11 +136,11 @@ def mend(
     if not there.is_free() and FolderKind.OTHER not in there.kinds:
         refuse_others(there, FolderKind.WAL)  # before the lock, which would be left behind
     if not any(row.name == IDENTITY for row in disk.scan(folder)):
-        plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
+        plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)  # raises what is wrong
     with contextlib.ExitStack() as held:
         hold_lock(held, folder, disk=disk)
         finish_rewind(folder, disk=disk, clock=clock)
-        plan = plan_mending(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)
+        plan = plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, told=told)
         log_id = read_identity(folder, disk=disk)
         last = max(firsts_in(disk.scan(folder)))
         for first in plan.indexes:

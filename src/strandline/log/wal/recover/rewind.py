@@ -30,9 +30,9 @@ from strandline.log.wal.read.catalog import damaged
 from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.recover.reindex import rebuild_index
 from strandline.log.wal.recover.repair import remove_files, repair
-from strandline.log.wal.recover.scan_tail import Examined, Scan, examine, read_identity, read_kept, read_lead
+from strandline.log.wal.recover.scan_tail import Examined, TailScan, examine, read_identity, read_kept, read_lead
 from strandline.log.wal.slots import write_kept
-from strandline.log.wal.write.journal import Place, encode_lead
+from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers import forget_silent
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CLOCK, Clock
@@ -104,11 +104,11 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
 # --- finding the place -----------------------------------------------------------------------------------------
 
 
-class _Cut(NamedTuple):
+class _RewindCut(NamedTuple):
     """Where a log is cut: behind which frame of which file, and which frame comes there."""
 
     path: str
-    place: Place
+    place: JournalPosition
     """Behind the last frame that stays as it is; with the writers and the term as of then."""
     size: int
     """The bytes of the file."""
@@ -118,7 +118,7 @@ class _Cut(NamedTuple):
     """The bytes of the file's index that stay."""
 
 
-def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _Cut:
+def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCut:
     """Read the file with an offset up to there, and check all of it."""
     log_id, salt = found.log_id, salt_of(found.log_id)
     first = max(first for first in found.firsts if first <= to)
@@ -127,8 +127,8 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _Cut:
     lead = read_lead(path, log_id, first, disk=disk)
     if isinstance(lead, Stop):
         raise damaged(path, 0, lead.why)
-    place = Place(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
-    scan = Scan(path, place, salt)
+    place = JournalPosition(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
+    scan = TailScan(path, place, salt)
     for frame in walk(path, size, salt=salt, disk=disk, start=lead.end):
         if isinstance(frame, Hole):
             raise damaged(path, frame.at, frame.why)
@@ -136,14 +136,14 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _Cut:
             if frame.info.first != place.next + 1 or frame.info.flags != salt:
                 raise damaged(path, frame.start, f"the frame there does not follow offset {place.next - 1}")
             forget_silent(place.writers)
-            return _Cut(path, place, size, frame, _index_size(folder, log_id, place, disk=disk))
+            return _RewindCut(path, place, size, frame, _index_size(folder, log_id, place, disk=disk))
         stop = scan.take(frame)
         if stop is not None:
             raise damaged(path, stop.at, stop.why)
     raise damaged(path, size, f"it ends there, and offset {to} should be in it")
 
 
-def _index_size(folder: str, log_id: UUID, place: Place, *, disk: Disk) -> int:
+def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk) -> int:
     """How many bytes of the index are of frames up to a place."""
     chain = new_chain(log_id, place.first)
     try:
@@ -162,7 +162,7 @@ def _index_size(folder: str, log_id: UUID, place: Place, *, disk: Disk) -> int:
 # --- keeping what is cut ---------------------------------------------------------------------------------------
 
 
-def _set_aside(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str, *, disk: Disk) -> None:
+def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> None:
     """Durably copy everything from the cut on into a log of its own; a copy that is there already is enough."""
     parent = str(Path(quarantine).absolute().parent)
     make_own_folder(parent, disk=disk)
@@ -182,7 +182,7 @@ def _set_aside(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str
     sync_name(quarantine, disk=disk)
 
 
-def _copy_tail(folder: str, found: Examined, cut: _Cut, to: int, target: str, *, disk: Disk) -> None:
+def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: str, *, disk: Disk) -> None:
     """The frames from the cut on, as they are: if ``to`` lies within the first of them, the log begins there."""
     log_id, first = found.log_id, cut.place.next
     file = disk.open_append(f"{target}/{data_name(first)}")
@@ -232,7 +232,7 @@ def _is_same(one: str, other: str, *, disk: Disk) -> bool:
 # --- doing it --------------------------------------------------------------------------------------------------
 
 
-def _decide(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str, *, disk: Disk) -> Rewinding:
+def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> Rewinding:
     """Durably write down what is to be done, behind the file that takes the place of what goes."""
     log_id, place = found.log_id, cut.place
     begins, is_split = place.next, to > place.next
@@ -258,7 +258,7 @@ def _decide(folder: str, found: Examined, cut: _Cut, to: int, quarantine: str, *
     return decided
 
 
-def _below(cut: _Cut, to: int, salt: int) -> Parts:
+def _below(cut: _RewindCut, to: int, salt: int) -> Parts:
     """The records below an offset of the frame that holds it, as a frame of nobody's append."""
     info, left = cut.frame.info, to - cut.place.next
     batches: list[pa.RecordBatch] = []

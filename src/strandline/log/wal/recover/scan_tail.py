@@ -26,12 +26,12 @@ from strandline.formats.wal.frame import (
 )
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
-from strandline.log.folders import Kind as FolderKind
+from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.watermark import read_mark
-from strandline.log.wal.write.journal import Place
+from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers import forget_silent
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Clock
@@ -57,7 +57,7 @@ class Examined:
     kept: Kept
     firsts: list[int]
     """The files that stay."""
-    place: Place
+    place: JournalPosition
     """Where the last of them is whole, and where the next frame goes."""
     index: Index
     """The whole entries of its index."""
@@ -76,7 +76,7 @@ class Examined:
 class _File:
     """What one file tells."""
 
-    place: Place
+    place: JournalPosition
     index: Index
     indexed: int
     behind: list[tuple[Located, Mapping[WriterId, WriterState]]]
@@ -192,7 +192,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
         if beyond > first and lead.ending is not Ending.UNSUPPORTED:
             raise damaged(path, 0, lead.why)
         return lead
-    place = Place(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
+    place = JournalPosition(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
     index = _read_index(folder, log_id, first, disk=disk)
     mark = first
     for entry in index.entries:
@@ -205,7 +205,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
             raise damaged(path, size, f"it ends there, and was durable up to byte {entry.position}")
     indexed = place.size
     data = memoryview(disk.read(path, indexed))
-    scan = Scan(path, place, salt)
+    scan = TailScan(path, place, salt)
     scanner = FrameScanner(data, origin=indexed)
     stop = None
     for frame in scanner:
@@ -220,10 +220,10 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
     return _File(place, index, indexed, scan.behind, max(mark, scan.mark), size, stop)
 
 
-class Scan:
+class TailScan:
     """Takes frames one after another, as long as each follows the one before."""
 
-    def __init__(self, path: str, place: Place, salt: int) -> None:
+    def __init__(self, path: str, place: JournalPosition, salt: int) -> None:
         self.behind: list[tuple[Located, Mapping[WriterId, WriterState]]] = []
         self.mark = 0
         self._path = path

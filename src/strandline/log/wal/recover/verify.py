@@ -15,8 +15,7 @@ from strandline.formats.wal.frame import HEADER_SIZE, Frame, FrameScanner, Stop,
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
-from strandline.log.folders import Kind as FolderKind
-from strandline.log.folders import contents, refuse_others
+from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal.names import (
     DATA,
     IDENTITY,

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
 from strandline.log.wal.write.encode import Encoded, value_of
-from strandline.log.wal.write.groups import Group, Item, Run, Source, WalHandle, Whole, settled_group
+from strandline.log.wal.write.groups import CommitGroup, Item, Source, ValueRun, WalHandle, Whole, settled_group
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Clock
@@ -25,7 +25,7 @@ _OVERHEAD: Final = 64
 """What a queued value takes beside its bytes."""
 
 
-class Committer(Generic[W]):
+class GroupCommitter(Generic[W]):
     """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
 
     With ``background`` one thread does that; without, whoever waits for a handle. A failure is final: the appends that
@@ -73,7 +73,7 @@ class Committer(Generic[W]):
         self._turnstile = threading.Lock()
         self._pump = None if background else self.commit_all
         self._source = Source(self._pump)
-        self._group = Group(self._source)
+        self._group = CommitGroup(self._source)
         self._refusal: Callable[[], Exception] | None = None
         self._failed = False
         self._told = False
@@ -101,7 +101,7 @@ class Committer(Generic[W]):
         """The offset of the next record, durable or not yet."""
         return self._next
 
-    def add(self, value: bytes) -> tuple[Group, int]:
+    def add(self, value: bytes) -> tuple[CommitGroup, int]:
         """Queue one value; returns the group that it is in, and its offset.
 
         Called for every record, so that nothing is called from here that need not be.
@@ -124,7 +124,9 @@ class Committer(Generic[W]):
                 self._wake.release()
         return group, first
 
-    def add_value(self, value: bytes, timestamp: int, *, term: int | None, expect: int | None) -> tuple[Group, int]:
+    def add_value(
+        self, value: bytes, timestamp: int, *, term: int | None, expect: int | None
+    ) -> tuple[CommitGroup, int]:
         """The same with a timestamp (microseconds) of its own, in a term and at a place that may be given."""
         with self._lock:
             group, run = self._open_run(term, expect)
@@ -136,7 +138,7 @@ class Committer(Generic[W]):
             self._stir()
         return group, first
 
-    def _open_run(self, term: int | None, expect: int | None) -> tuple[Group, Run]:
+    def _open_run(self, term: int | None, expect: int | None) -> tuple[CommitGroup, ValueRun]:
         """Where the next value goes; called and left with the lock held."""
         if self._refusal is not None:
             raise self._refusal()
@@ -147,7 +149,7 @@ class Committer(Generic[W]):
         group = self._group
         run = group.run
         if run is None:
-            run = group.run = Run(self._next, self._term)
+            run = group.run = ValueRun(self._next, self._term)
             group.items.append(run)
         return group, run
 
@@ -220,7 +222,7 @@ class Committer(Generic[W]):
         check_number(writer, number, state)
         return None
 
-    def _remember(self, writer: WriterId, number: int, first: int, count: int, group: Group) -> None:
+    def _remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
         self._writers[writer] = (WriterState(number, first, first, count, 0), group)
         if len(self._writers) > _MANY_WRITERS:
             states = {known: state for known, (state, _) in self._writers.items()}
@@ -260,17 +262,17 @@ class Committer(Generic[W]):
         with self._turnstile, self._committing:
             yield
 
-    def _take(self) -> Group | None:
+    def _take(self) -> CommitGroup | None:
         with self._lock:
             group = self._group
             if not group.items or self._failed:
                 return None
-            self._group = Group(self._source)
+            self._group = CommitGroup(self._source)
             if self._crowd:
                 self._room.notify_all()
         return group
 
-    def _commit_group(self, group: Group, told: Group | None = None) -> bool:
+    def _commit_group(self, group: CommitGroup, told: CommitGroup | None = None) -> bool:
         """Make a group durable, or fail; ``told`` is the one before, which is durable and does not know it yet."""
         try:
             try:
@@ -288,7 +290,7 @@ class Committer(Generic[W]):
             return False
         return True
 
-    def _tell(self, group: Group | None) -> None:
+    def _tell(self, group: CommitGroup | None) -> None:
         """Say that a group is durable."""
         if group is None:
             return
@@ -309,7 +311,7 @@ class Committer(Generic[W]):
 
     def _commit_on(self) -> None:
         """Commit group after group, until it is closed and nothing is left."""
-        told: Group | None = None
+        told: CommitGroup | None = None
         try:
             while True:
                 with self._turnstile:  # who wants the files for themselves is not kept waiting by a busy log
@@ -376,7 +378,7 @@ class Committer(Generic[W]):
         with self._lock:
             if not self._failed:
                 self._failed, self._refusal = True, refusal
-            group, self._group = self._group, Group(self._source)
+            group, self._group = self._group, CommitGroup(self._source)
             self._room.notify_all()
         group.settle(self._refusal)
 
@@ -433,7 +435,7 @@ class Committer(Generic[W]):
         self._asleep, self._thread = False, None
         self._refusal = refusal
         self._source.lose(refusal)
-        self._group = Group(self._source)
+        self._group = CommitGroup(self._source)
 
 
 _MANY_WRITERS: Final = 1024

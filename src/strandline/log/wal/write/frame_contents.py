@@ -11,7 +11,7 @@ from strandline.formats.arrow.block import Parts
 from strandline.formats.arrow.value_page import MOST_RECORDS, encode_values
 from strandline.formats.wal.folder import batch_metadata
 from strandline.log.wal.read.tail import Records
-from strandline.log.wal.write.groups import Item, Run, Whole
+from strandline.log.wal.write.groups import Item, ValueRun, Whole
 from strandline.model.head import WriterId
 
 _LITTLE: Final = 4096
@@ -20,7 +20,7 @@ FRAME_BYTES: Final = 4 << 20
 """Values that were appended one by one share a frame up to so many bytes; a larger one has its own."""
 
 
-class Content(NamedTuple):
+class FrameContent(NamedTuple):
     """What goes into one frame."""
 
     first: int
@@ -36,7 +36,7 @@ class Content(NamedTuple):
     """The records, if they may stay in memory for readers."""
 
 
-def contents_of(items: Sequence[Item]) -> Iterator[Content]:
+def contents_of(items: Sequence[Item]) -> Iterator[FrameContent]:
     """A frame for each batch, and one or more for each run of values, in their order."""
     for item in items:
         if isinstance(item, Whole):
@@ -47,19 +47,21 @@ def contents_of(items: Sequence[Item]) -> Iterator[Content]:
             yield from _pieces(item)
 
 
-def _batch(whole: Whole) -> Content:
+def _batch(whole: Whole) -> FrameContent:
     metadata = None if whole.writer is None else batch_metadata(*whole.writer)
     records = Records(whole.batches, append=whole.writer, checksums=whole.checksums)
     kept = records if _is_compact(whole.batches) else None
-    return Content(whole.first, whole.term, whole.count, whole.pages, metadata, whole.timestamp, whole.writer, kept)
+    return FrameContent(
+        whole.first, whole.term, whole.count, whole.pages, metadata, whole.timestamp, whole.writer, kept
+    )
 
 
-def _values(first: int, term: int, values: Sequence[bytes], timestamps: Sequence[int]) -> Content:
+def _values(first: int, term: int, values: Sequence[bytes], timestamps: Sequence[int]) -> FrameContent:
     page = encode_values(values, timestamps)
-    return Content(first, term, len(values), [[page]], None, None, None, Records(None, page))
+    return FrameContent(first, term, len(values), [[page]], None, None, None, Records(None, page))
 
 
-def _pieces(run: Run) -> Iterator[Content]:
+def _pieces(run: ValueRun) -> Iterator[FrameContent]:
     """A long run in several frames: nobody was promised that its records stay together."""
     start = size = 0
     for at, value in enumerate(run.values):

@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 @dataclass(slots=True)
-class Run:
+class ValueRun:
     """Values that were appended one by one, each a record of its own; together they are one frame, or a few."""
 
     first: int
@@ -51,7 +51,7 @@ class Whole:
     """Of the records of each page, if they are known."""
 
 
-Item = Run | Whole
+Item = ValueRun | Whole
 
 
 class _Here(threading.local):
@@ -97,7 +97,7 @@ class Source:
 _NOWHERE: Final = Source()
 
 
-class Group:
+class CommitGroup:
     """Appends that become durable together. One thread settles it, any number wait for it."""
 
     __slots__ = ("_error", "_futures", "_waiters", "done", "items", "run", "size", "source")
@@ -105,7 +105,7 @@ class Group:
     def __init__(self, source: Source = _NOWHERE) -> None:
         """An open group."""
         self.items: list[Item] = []
-        self.run: Run | None = None
+        self.run: ValueRun | None = None
         """The last item, if the next single record may join it."""
         self.size = 0
         self.done = False
@@ -232,7 +232,7 @@ class WalHandle:
 
     __slots__ = ("count", "first", "group")
 
-    def __init__(self, group: Group, first: int | None, count: int) -> None:
+    def __init__(self, group: CommitGroup, first: int | None, count: int) -> None:
         """``count`` records from ``first`` on, in this group."""
         self.group = group
         self.first = first
@@ -256,8 +256,8 @@ class WalHandle:
         return self.group.awaited(Receipt(self.first, self.count))
 
 
-def settled_group() -> Group:
+def settled_group() -> CommitGroup:
     """A group that became durable before."""
-    group = Group()
+    group = CommitGroup()
     group.done = True
     return group

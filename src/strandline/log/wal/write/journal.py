@@ -37,7 +37,7 @@ INDEX_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
-class Place:
+class JournalPosition:
     """Where the next frame goes, and what is known of those before it."""
 
     first: int
@@ -123,7 +123,7 @@ class Journal:
         self,
         folder: str,
         log_id: UUID,
-        place: Place,
+        place: JournalPosition,
         index: IndexWriter,
         *,
         roll_bytes: int,
@@ -254,7 +254,7 @@ class Journal:
         self._index.close()
 
 
-def encode_lead(log_id: UUID, first: int, place: Place) -> Parts:
+def encode_lead(log_id: UUID, first: int, place: JournalPosition) -> Parts:
     """What a file begins with: a frame without records that stands for everything before it."""
     info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
     return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))

@@ -7,7 +7,7 @@ import pytest
 from strandline.errors import StorageError
 from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain.slot_lag import Standing, standings, trim_end
+from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.model.slots import InvalidReason
 from strandline.testing.clock import ManualClock
@@ -34,8 +34,8 @@ def log(clock: ManualClock) -> ObjectLog:
     return log
 
 
-def stand(log: ObjectLog, retention: str = "consumed", limits: SlotLimits | None = None) -> dict[str, Standing]:
-    found = standings(
+def stand(log: ObjectLog, retention: str = "consumed", limits: SlotLimits | None = None) -> dict[str, SlotLag]:
+    found = slot_lags(
         log.head(),
         log.slots(),
         log.chunks,
