@@ -293,6 +293,7 @@ def test_killing_many_more_of_them_loses_and_doubles_nothing(tmp_path: Path, s3_
     assert sum(note["orphans"] for note in story.notes("collected")) > 0
 
 
+@pytest.mark.matrix
 def test_killing_producers_consumers_and_collectors_of_a_queue_of_version_1_loses_nothing(
     tmp_path: Path, s3_url: str, s3_server: S3Server
 ) -> None:

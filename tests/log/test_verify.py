@@ -524,7 +524,7 @@ class Chaos:
         log.trim()
 
 
-@pytest.mark.parametrize("seed", some(range(8), 2))
+@pytest.mark.parametrize("seed", some(range(8), 1))
 def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(seed: int):
     chaos = Chaos(seed)
     for bench in chaos.steps():

@@ -85,6 +85,7 @@ def test_a_stop_at_every_step_returns_what_the_store_has_taken():
 # --- resync ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_whatever_is_written_before_between_and_after_the_listings_of_a_resync_ends_in_step():
     budget = Budget(writes=3, trims=1)
     assert explored(budget=budget, history=BOTH, followed=2).states > 10_000
@@ -95,6 +96,7 @@ def test_a_resync_with_a_delete_then_recreate_and_a_crash_at_every_step_ends_in_
     assert explored(budget=budget, history=BOTH, followed=2, script=(DELETE_1, PUT_1, DELETE_2)).states > 2_000
 
 
+@pytest.mark.matrix
 def test_a_resync_with_deletes_at_every_step_and_a_failing_store_or_listing_ends_in_step():
     budget = Budget(writes=3, trims=1, failures=2, crashes=1)
     assert explored(budget=budget, history=BOTH, followed=2, script=(DELETE_1, DELETE_2, PUT_1)).states > 8_000
@@ -115,6 +117,7 @@ def test_a_full_watch_onto_a_store_that_is_not_empty_is_a_resync():
     assert explored(budget=budget, history=BOTH, followed=1).states > 2_000
 
 
+@pytest.mark.matrix
 def test_a_source_that_is_created_anew_even_in_the_middle_of_a_resync_is_followed():
     budget = Budget(writes=1, recreations=2, failures=1, crashes=1)
     assert explored(budget=budget, history=BOTH, followed=2).states > 2_000
@@ -128,6 +131,7 @@ def test_an_export_asked_at_every_step_holds_exactly_what_was_applied():
     assert explored(budget=budget, history=BOTH, followed=2).states > 3_000
 
 
+@pytest.mark.matrix
 def test_exports_asked_of_a_newcomer_are_answered_too():
     budget = Budget(writes=1, failures=1, exports=2)
     assert explored(budget=budget, history=BOTH).states > 2_000
@@ -142,6 +146,7 @@ def test_what_apply_keeps_beyond_a_watch_is_in_step_again_as_long_as_no_cursor_e
     assert explored(budget=budget, history=ONE, followed=1, kept=True, script=script).states > 500
 
 
+@pytest.mark.matrix
 def test_what_apply_keeps_beyond_a_watch_may_hold_a_key_that_the_store_never_had():
     """The known limit: what was applied and not stored, and is deleted and forgotten, is told to nobody any more.
 
