@@ -1,6 +1,6 @@
-"""What :mod:`strandline.tier.metadata.cache_tables` wrote, back: by whole columns, and checked as events are.
+"""Loads the tables of a segment cache, column by column, with the checks that events get.
 
-What no events can have led to is :class:`CorruptData`, so that a damaged snapshot is replayed and never believed.
+A state that no sequence of events leads to is :class:`CorruptData`; the manager then replays the events.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from strandline.tier.metadata.cache_tables import (
     SCHEMAS,
     SEGMENTS,
     TERM_BITS,
-    Content,
-    Removed,
+    CacheContent,
     ascending_pairs,
     big_endian,
     holds_for_all,
@@ -38,17 +37,14 @@ from strandline.tier.metadata.cache_tables import (
     whole,
 )
 from strandline.tier.metadata.columns import GONE, LOW, WIDTH, Columns
+from strandline.tier.metadata.lifecycle import Removed
 
-_STROKE: Final = 1 << 12
+_BLOCK: Final = 1 << 12
 _FINISHED: Final = SegmentState.COPY_FINISHED.value
 
 
-def load(tables: Mapping[str, pa.Table]) -> Content:
-    """What the tables say, if events can have led to it.
-
-    Raises:
-        CorruptData: they cannot.
-    """
+def load(tables: Mapping[str, pa.Table]) -> CacheContent:
+    """The content of the tables; ``CorruptData`` if no sequence of events leads to it."""
     try:
         found = {name: _table(tables, name) for name in SCHEMAS}
         partitions, deletions = _partitions(found["partitions"])
@@ -83,7 +79,7 @@ def _refuse(what: str) -> CorruptData:
 
 
 def _require(condition: object, what: str) -> None:
-    """An array of truths, all of which must be, or one."""
+    """Refuse the snapshot unless the condition, or every element of a boolean array, is true."""
     if not (holds_for_all(condition) if isinstance(condition, pa.Array) else condition):
         raise _refuse(what)
 
@@ -95,7 +91,7 @@ def _table(tables: Mapping[str, pa.Table], name: str) -> pa.Table:
     table = tables[name]
     if sorted(table.schema.names) != sorted(schema.names):
         raise _refuse(f"the table of {name} has the columns {', '.join(table.schema.names)[:200]}")
-    table.validate(full=True)  # before the first look at it, which casting is
+    table.validate(full=True)  # before casting, which reads it
     table = table.select(schema.names).cast(schema)
     for column in schema.names:
         _require(column in NULLABLE or table[column].null_count == 0, f"{column} in the table of {name} has gaps")
@@ -149,7 +145,7 @@ def _check_partition(partition: pa.Array, there: pa.Array) -> None:
 
 def _segments(
     column: dict[str, pa.Array], there: pa.Array, highest: tuple[pa.Array, pa.Array], rest: dict[str, Any]
-) -> Content:
+) -> CacheContent:
     partition, start, end, state = (column[name] for name in ("partition", "start", "end", "state"))
     _check_partition(partition, there)
     _require(ascending_pairs(partition, start), "segments are out of order")
@@ -166,17 +162,19 @@ def _segments(
     columns.fixed = _side_by_side(
         [ids[0::2], ids[1::2], *(_numbers("q", column[name].cast(pa.int64())) for name in told)]
     )
-    return Content(columns=columns, **rest, **_stretches(columns, column, highest), **_ids(columns, column["by_id"]))
+    return CacheContent(
+        columns=columns, **rest, **_stretches(columns, column, highest), **_ids(columns, column["by_id"])
+    )
 
 
 def _side_by_side(numbers: Sequence[array[int]]) -> array[int]:
-    """The first number of each, then the second of each, and so on."""
+    """Interleave the columns: the first number of each, then the second of each, and so on."""
     laid, width, count = array("q"), len(numbers), len(numbers[0])
-    for at in range(0, count, _STROKE):
-        # In strokes that the processor's cache holds: twice as fast.
-        part = array("q", bytes(8 * width * min(_STROKE, count - at)))
+    for at in range(0, count, _BLOCK):
+        # In blocks that fit the processor's cache: twice as fast.
+        part = array("q", bytes(8 * width * min(_BLOCK, count - at)))
         for place, column in enumerate(numbers):
-            part[place::width] = column[at : at + _STROKE]
+            part[place::width] = column[at : at + _BLOCK]
         laid.extend(part)
     return laid
 
@@ -186,7 +184,7 @@ def _ids(columns: Columns, rows: pa.Array) -> dict[str, Any]:
     _require(pc.and_(pc.greater_equal(rows, 0), pc.less(rows, count)), "the order of ids has rows that are not there")
     low = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(columns.fixed[LOW::WIDTH].tobytes())])
     ids = low.take(rows)
-    # If all differ, then so do the rows, and it is all of them.
+    # If all ids differ, so do the rows: the order is complete.
     if not _ascends(ids, strictly=True):
         _require(_ascends(ids), "ids are out of order")
         _require(pc.count_distinct(rows).as_py() == count, "the order of ids leaves rows out")
@@ -264,7 +262,7 @@ def _check_highest(keys: pa.Array, end: pa.Array, highest: tuple[pa.Array, pa.Ar
 
 
 def _sorted_indices(which: pa.Array, keys: pa.Array, start: pa.Array, order: pa.Array | None) -> pa.Array:
-    """The stretches that answer, by key and start."""
+    """The answering stretches, by key and start."""
     chosen = pc.indices_nonzero(which) if order is None else order.filter(which.take(order))
     if ascending_pairs(keys.take(chosen), start.take(chosen)):
         return chosen

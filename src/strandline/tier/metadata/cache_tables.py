@@ -1,6 +1,6 @@
-"""The content of a segment cache as tables, by whole columns, never by a Python object for each segment.
+"""Dumps a segment cache to Arrow tables, column by column, without a Python object per segment.
 
-This half writes; the other one is :mod:`strandline.tier.metadata.cache_load`.
+:mod:`strandline.tier.metadata.cache_load` loads them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from strandline.tier.metadata.columns import (
     WIDTH,
     Columns,
 )
+from strandline.tier.metadata.lifecycle import Removed
 
 TERM_BITS: Final = 31
 
@@ -44,7 +45,7 @@ PARTITIONS: Final = pa.schema(
         ("deletion_timestamp", pa.int64()),
     ]
 )
-"""The partitions, sorted; other tables name them by their place here. What is of the deletion is null without one."""
+"""The partitions, sorted; other tables refer to them by row. The deletion columns are null without a deletion."""
 SEGMENTS: Final = pa.schema(
     [
         ("by_id", pa.int32()),
@@ -66,8 +67,8 @@ SEGMENTS: Final = pa.schema(
 )
 """The segments, sorted by partition and start.
 
-``term_answers``: whether it is found in that term, not superseded. ``by_id``, read downwards, has the rows of the table
-in the order of the lower halves of their ids: sorting is most of what loading would cost.
+``term_answers``: whether lookups in that term find it, finished and not superseded. ``by_id`` lists the rows of the
+table in the order of the lower halves of their ids: sorting would be most of the cost of loading.
 """
 HIGHEST: Final = pa.schema([("partition", pa.int32()), ("term", pa.int32()), ("offset", pa.int64())])
 """The highest offset of each term that ever had a finished copy, sorted."""
@@ -80,23 +81,14 @@ REMOVED: Final = pa.schema(
         ("custom_digest", pa.binary()),
     ]
 )
-"""The segments that were removed last, oldest first."""
+"""The segments removed last, oldest first."""
 SCHEMAS: Final = {"partitions": PARTITIONS, "segments": SEGMENTS, "highest": HIGHEST, "removed": REMOVED}
 NULLABLE: Final = {"deletion_state", "deletion_broker", "deletion_timestamp", "custom_metadata", "custom_digest"}
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
-    """What has to be known of a removed segment to tell a retry of its last event from anything else."""
-
-    broker: int
-    event_timestamp: int
-    custom_digest: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """All that tables say; nothing in it is made for a single segment. Keys are of a term: see :func:`term_key`."""
+class CacheContent:
+    """The loaded tables as arrays, without an object per segment. Keys are :func:`term_key` values."""
 
     partitions: Sequence[TopicPartition] = ()
     deletions: Sequence[PartitionDelete | None] = ()
@@ -134,12 +126,12 @@ def term_key(partition: int, term: int) -> int:
 
 
 def dump(
-    content: Content,
+    content: CacheContent,
     partitions: Sequence[tuple[TopicPartition, PartitionDelete | None]],
     highest: Iterable[tuple[int, int]],
     removed: Mapping[SegmentId, Removed],
 ) -> dict[str, pa.Table]:
-    """The tables of what was loaded and of what came since.
+    """The tables of the loaded content and of the changes since.
 
     Partitions are in the order of their numbers; ``highest`` has keys of terms, with the offset.
     """
@@ -186,7 +178,7 @@ def _partition_table(partitions: Sequence[tuple[TopicPartition, PartitionDelete 
     )
 
 
-def _segment_table(content: Content, place: pa.Array) -> pa.Table:
+def _segment_table(content: CacheContent, place: pa.Array) -> pa.Table:
     columns = content.columns
     first = _arrow(pa.int32(), columns.first)
     ids = array("q", bytes(16 * len(columns)))
@@ -228,8 +220,8 @@ def _fixed(columns: Columns, which: int) -> pa.Array:
     return _arrow(pa.int64(), columns.fixed[which::WIDTH])
 
 
-def _by_id(content: Content) -> pa.Array:
-    """The rows in the order of the lower halves of their ids: quick, since those that were loaded are sorted."""
+def _by_id(content: CacheContent) -> pa.Array:
+    """The rows in the order of the lower halves of their ids: quick, since loaded rows are sorted."""
     columns, loaded = content.columns, len(content.id_rows)
     added = pa.arange(loaded, len(columns)).cast(pa.int32())
     rows = pa.concat_arrays([_arrow(pa.int32(), content.id_rows), added])
@@ -245,27 +237,27 @@ def _custom(columns: Columns) -> pa.Array:
     where.extend(repeat(-1, added))
     for at, row in enumerate(changed):
         where[row] = len(loaded) + at
-    all_there_is = pa.concat_arrays([loaded, pa.array(changed.values(), pa.large_binary())])
+    values = pa.concat_arrays([loaded, pa.array(changed.values(), pa.large_binary())])
     places = _arrow(pa.int64(), where)
-    return all_there_is.take(pc.if_else(pc.less(places, 0), None, places))
+    return values.take(pc.if_else(pc.less(places, 0), None, places))
 
 
 # --- arrays and columns ----------------------------------------------------------------------------------------
 
 
 def neighbours(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """All but the last, and beside each the one after it."""
+    """Each value but the last, and its successor."""
     return values.slice(0, max(len(values) - 1, 0)), values.slice(1)
 
 
 def ascending_pairs(first: pa.Array, second: pa.Array) -> bool:
-    """Whether the first ascend, and where they are equal the second do."""
+    """Whether the pairs are sorted by first, then second."""
     same = pc.and_(pc.equal(*neighbours(first)), pc.less_equal(*neighbours(second)))
     return holds_for_all(pc.or_(pc.less(*neighbours(first)), same))
 
 
 def holds_for_all(truths: pa.Array) -> bool:
-    """Whether all of them are true; none of them may be null."""
+    """Whether all are true; none may be null."""
     return pc.all(truths, min_count=0).as_py() is True
 
 
@@ -275,7 +267,7 @@ def whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def big_endian(numbers: array[int]) -> array[int]:
-    """From the order of bytes that this machine has, or back to it; in place."""
+    """Convert between the machine's byte order and big-endian, in place."""
     if sys.byteorder == "little":
         numbers.byteswap()
     return numbers

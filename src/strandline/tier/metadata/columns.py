@@ -1,8 +1,7 @@
-"""The segments of a cache as columns of plain numbers: a million of them without a million objects. Pure.
+"""Column store of segments: arrays of numbers instead of an object per segment. Pure.
 
-A row is a segment, and keeps its number: rows are added at the end and never used again, so that whoever goes through
-rows while others are removed meets no stranger. A *stretch* is what one term wrote of a segment; those of a row follow
-each other.
+A row is a segment and keeps its number: rows are appended and never reused, so an iteration over rows stays valid while
+rows are removed. A *stretch* is the part of a segment that one term wrote; the stretches of a row are adjacent.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import pyarrow.compute as pc
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 
 GONE: Final = SegmentState.DELETE_FINISHED.value
-"""The state of rows that are of no use any more."""
+"""State of removed rows."""
 HIGH, LOW, START, END, MAX_TIMESTAMP, EVENT_TIMESTAMP, BROKER, SIZE = range(8)
-"""What the eight numbers of a row are. The first two are the halves of the id, whose highest bit is a sign here."""
+"""Positions of a row's eight numbers. The first two are the halves of the id, as signed integers."""
 WIDTH: Final = 8
 _HALF: Final = (1 << 64) - 1
 _SIGN: Final = 1 << 63
@@ -29,7 +28,7 @@ _FLAGS: Final = (False, True)
 
 
 class Columns:
-    """What is known of each segment, by its row."""
+    """The segments by row."""
 
     __slots__ = (
         "_custom_bounds",
@@ -52,29 +51,29 @@ class Columns:
         self.partition = array("i")
         """The number of its partition in the cache."""
         self.fixed = array("q")
-        """Eight numbers for each row, side by side: a lookup waits for one place in memory, and not for eight."""
+        """Eight adjacent numbers per row: a lookup costs one cache miss instead of eight."""
         self.state = array("b")
         self.no_transaction_index = array("b")
         self.first = array("i", (0,))
-        """Its first stretch; that of the next row is the one after its last."""
+        """The row's first stretch; the next row's first stretch ends it."""
 
         # Of stretches, and not of rows:
         self.term = array("i")
         self.term_start = array("q")
-        """Where the term starts, as the segment tells it: perhaps before the segment itself."""
+        """Start of the term according to the segment: possibly before the segment itself."""
         self.row_of = array("i")
         self.answers = array("b")
-        """Whether lookups in its term find it in their order: it is finished and not superseded."""
+        """Whether lookups in its term find it: finished and not superseded."""
 
         self.load_custom(pa.nulls(0, pa.large_binary()))
         self.changed_custom: dict[int, bytes | None] = {}
-        """That of other rows that have some, and of rows where it is not what was loaded."""
+        """Custom metadata of rows that were added or changed after loading."""
 
     def __len__(self) -> int:
         return len(self.state)
 
     def append(self, partition: int, event: SegmentMetadata) -> int:
-        """A new row with what an add tells; its number."""
+        """Append a row; returns its number."""
         row = len(self.state)
         number = event.segment.id.int
         self.partition.append(partition)
@@ -103,7 +102,7 @@ class Columns:
         return row
 
     def update(self, row: int, event: SegmentUpdate) -> None:
-        """Put what an update tells in the place of the old."""
+        """Overwrite a row with the fields of an update."""
         self.fixed[row * WIDTH + EVENT_TIMESTAMP] = event.event_timestamp
         self.fixed[row * WIDTH + BROKER] = event.broker
         self.state[row] = event.state.value
@@ -113,7 +112,7 @@ class Columns:
             self.changed_custom.pop(row, None)
 
     def forget(self, row: int) -> None:
-        """Nothing is to be found in this row any more."""
+        """Mark the row as removed."""
         self.state[row] = GONE
         self.changed_custom.pop(row, None)
 
@@ -126,7 +125,7 @@ class Columns:
         return max(self.term_start[stretch], self.fixed[self.row_of[stretch] * WIDTH + START])
 
     def end_of(self, stretch: int) -> int:
-        """The last offset that the segment has of this term: before the next one starts. Below the first if none."""
+        """The last offset that the segment has of this term; below the first if it has none."""
         row = self.row_of[stretch]
         end = self.fixed[row * WIDTH + END]
         if stretch + 1 < self.first[row + 1]:
@@ -156,7 +155,7 @@ class Columns:
         return None
 
     def load_custom(self, loaded: pa.LargeBinaryArray) -> None:
-        """Take the custom metadata of all rows that there are now; none of later ones is in it."""
+        """Set the custom metadata of all current rows."""
         _, bounds, data = loaded.buffers()
         self.loaded_custom = loaded
         self._custom_there = array("b")
@@ -178,7 +177,7 @@ class Columns:
         high, low, start, end, max_timestamp, event_timestamp, broker, size = self.fixed[
             row * WIDTH : row * WIDTH + WIDTH
         ]
-        # All of it was checked when it came in. Checking again would be half of what a lookup costs.
+        # Checked when it was applied or loaded. Checking again would be half the cost of a lookup.
         segment: SegmentId = _NEW(SegmentId)
         _SET_PARTITION(segment, partition)
         number: UUID = _NEW(UUID)
@@ -204,7 +203,7 @@ _NEW: Final[Callable[[type[Any]], Any]] = object.__new__
 
 
 def _setter(kind: type[Any], name: str) -> Callable[[Any, Any], None]:
-    """Sets one field of a frozen value that is not complete yet."""
+    """Setter of one field of a frozen value under construction."""
     setter: Callable[[Any, Any], None] = getattr(kind, name).__set__
     return setter
 

@@ -1,21 +1,26 @@
-"""What an event makes of a segment or of a partition's deletion: pure, and the same on every node.
+"""State transitions of segments and of partition deletions: pure, and the same on every node.
 
-An exact retry of the last event changes nothing, so that whoever lost an answer may publish again. Whatever else is
-not the next step is :class:`InvalidInput` that names both states.
+An exact retry of the last event changes nothing, so a publisher that lost the answer may publish again. Any other event
+that is not the next step is :class:`InvalidInput`, which names both states.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import product
 from typing import Final
+from uuid import UUID
 
 from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
+    SegmentId,
     SegmentMetadata,
     SegmentState,
     SegmentUpdate,
+    TopicPartition,
 )
 
 _SEGMENT_STEPS: Final[dict[SegmentState, frozenset[SegmentState]]] = {
@@ -85,3 +90,64 @@ def _refused(what: str, state: object, wanted: object, advice: str) -> InvalidIn
 
 def _another(told: object, current: object) -> InvalidInput:
     return InvalidInput(f"An event of {told} cannot change {current}: give each event to what it tells of.")
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """The last event of a removed segment, as far as a retry of it must be recognised."""
+
+    broker: int
+    event_timestamp: int
+    custom_digest: bytes | None
+
+    @classmethod
+    def by(cls, event: SegmentUpdate) -> Removed:
+        """The trace that the event which removed the segment leaves."""
+        return cls(event.broker, event.event_timestamp, _digest(event.custom_metadata))
+
+    def as_metadata(self, segment: SegmentId, custom: bytes | None) -> SegmentMetadata:
+        """The removed segment as a value that compares with a retry, which has ``custom`` as its custom metadata.
+
+        Only its state and the fields of an update are its own.
+        """
+        is_same = _digest(custom) == self.custom_digest
+        return replace(
+            _ANY,
+            segment=segment,
+            broker=self.broker,
+            event_timestamp=self.event_timestamp,
+            custom_metadata=custom if is_same else b"other" if custom is None else custom + b"?",
+            state=SegmentState.DELETE_FINISHED,
+        )
+
+
+def _digest(custom: bytes | None) -> bytes | None:
+    return None if custom is None else blake2b(custom, digest_size=16).digest()
+
+
+_ANY: Final = SegmentMetadata(
+    segment=SegmentId(TopicPartition("", UUID(int=0), 0), UUID(int=0)),
+    start=0,
+    end=0,
+    broker=0,
+    max_timestamp=0,
+    event_timestamp=0,
+    terms=((0, 0),),
+    size=0,
+)
+
+
+def _is_step(state: SegmentState, wanted: SegmentState) -> bool:
+    event = SegmentUpdate(segment=_ANY.segment, broker=1, event_timestamp=0, state=wanted)
+    try:
+        update_segment(replace(_ANY, state=state), event)
+    except InvalidInput:
+        return False
+    return True
+
+
+UPDATE_STEPS: Final = frozenset(
+    (state.value, wanted) for state, wanted in product(SegmentState, SegmentState) if _is_step(state, wanted)
+)
+"""The valid updates as (state before, state after). The cache checks most events against it, and builds no
+:class:`SegmentMetadata` for them."""

@@ -1,9 +1,9 @@
-"""Which segment of one term holds an offset: by its order, and where segments overlap, by their ranges. Pure.
+"""Offset index of one term: finds the segment that holds an offset, also where segments overlap. Pure.
 
-Told apart here are *stretches*: the part of a segment that one term wrote. The rules are those of Apache Kafka's remote
-log: of several that hold an offset the one that starts last answers, and a copy that reaches at least as far as all
-before it supersedes those that start within it. One thing is added: a stretch that this order hides still answers for
-the offsets that nothing else answers for, so that nothing that is there becomes unreadable.
+The index is over *stretches*: the part of a segment that one term wrote. The rules are those of Apache Kafka's remote
+log: of several that hold an offset, the one that starts last wins, and a copy that reaches at least as far as all
+before it supersedes those that start within it. One rule is added: a superseded stretch still answers for offsets that
+no other stretch has, so no stored record becomes unreadable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Starts:
         return (self._starts[-1][-1], self._stretches[-1][-1]) if self._firsts else (NONE, NONE)
 
     def put(self, start: int, stretch: int) -> int:
-        """Answers the stretch that had this start, whose place it takes."""
+        """Enter a stretch; returns the one with the same start that it replaces, or NONE."""
         chunk = bisect_right(self._firsts, start) - 1
         if chunk < 0:
             if not self._firsts:
@@ -72,7 +72,7 @@ class Starts:
             replaced, stretches[at] = stretches[at], stretch
             return replaced
         if at == len(starts) >= _CHUNK and chunk == len(self._firsts) - 1:
-            # Most come in order: full chunks stay full, and are not split in two halves that never grow again.
+            # Most come in order: full chunks stay full instead of being split into halves that never grow.
             self._insert_chunk(chunk + 1, array("q", (start,)), array("i", (stretch,)))
             return NONE
         starts.insert(at, start)
@@ -101,10 +101,9 @@ class Starts:
 
 
 class Overlaps:
-    """Ranges that may lie across each other: the highest in rank that holds an offset, at the logarithm's cost.
+    """Interval index for the few stretches that overlap: the highest-ranked range that holds an offset, in log time.
 
-    A range is cut into blocks whose length is a power of two and that start at a multiple of it; an offset is in one
-    block of each length. Meant for the few stretches that overlap.
+    A range is cut into aligned blocks whose length is a power of two; an offset is in one block of each length.
     """
 
     __slots__ = ("_blocks", "_levels", "_ranks")
@@ -187,11 +186,11 @@ class TermIndex:
         self._starts = Starts(array("q"), array("i")) if starts is None else starts
         self._overlaps = Overlaps()
         self.highest = highest
-        """The highest offset of a finished copy, of removed ones too; -1 if there was none."""
+        """The highest offset of any finished copy, including removed ones; -1 without any."""
         self.stretches = array("i") if stretches is None else stretches
-        """Those of all segments that have the term, of removed ones too."""
+        """Of all segments with the term, including removed ones."""
         self.size: int | None = None
-        """The bytes of all segments that have the term, once somebody asked."""
+        """Total bytes of the segments with the term; computed on first use."""
         for stretch in overlapping or ():
             self._overlap(stretch)
 
@@ -201,7 +200,7 @@ class TermIndex:
         if found != NONE:
             columns = self._columns
             row = columns.row_of[found]
-            # Of one term, as most are, the segment's own end is all that there is to see.
+            # Most segments have one term: then the segment's end is the stretch's end.
             if columns.fixed[row * WIDTH + END] >= offset and (
                 columns.first[row + 1] - columns.first[row] == 1 or columns.end_of(found) >= offset
             ):
@@ -224,14 +223,14 @@ class TermIndex:
         return max(NONE if last == NONE else self._columns.end_of(last), self._overlaps.last())
 
     def finish(self, stretch: int) -> None:
-        """The copy has finished: from now on the stretch answers, and may supersede others."""
+        """Enter a stretch whose copy has finished; it may supersede others."""
         columns = self._columns
         start, end = columns.start_of(stretch), columns.end_of(stretch)
         highest = self.highest
         if highest < end and start <= end + 1:
             self.highest = end
         if start > end:
-            # The next term starts where this one does: nothing can be looked up in it, and it must hide nothing.
+            # The next term starts at the same offset: the stretch is empty and must supersede nothing.
             return
         last_start, last = self._starts.last()
         while last_start >= start and highest <= end:
@@ -252,14 +251,14 @@ class TermIndex:
             self._overlap(stretch)
 
     def withdraw(self, stretch: int) -> None:
-        """The deletion has started: the stretch answers no more, and what it hid does again."""
+        """Take out a stretch whose deletion has started; stretches that it superseded answer again."""
         if self._columns.answers[stretch]:
             self._columns.answers[stretch] = 0
             self._starts.remove(self._columns.start_of(stretch))
         self._overlaps.discard(stretch)
 
     def is_spare(self, stretch: int) -> bool:
-        """Whether others, none of them superseded, answer for every offset of this one, which is superseded."""
+        """Whether stretches that are not superseded hold every offset of this superseded one."""
         offset, end = self._columns.start_of(stretch), self._columns.end_of(stretch)
         while offset <= end:
             found = self.find(offset)
@@ -273,7 +272,7 @@ class TermIndex:
         self._overlap(stretch)
 
     def _overlap(self, stretch: int) -> None:
-        """Let the stretch answer where the order finds none: those that are superseded come after all others."""
+        """Enter the stretch in the interval index, where superseded ones rank last."""
         columns = self._columns
         self._overlaps.discard(stretch)
         start, end = columns.start_of(stretch), columns.end_of(stretch)
