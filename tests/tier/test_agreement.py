@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strandline.errors import Diverged, Gap, NotReady
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.tier.copy.agreement import TermHistory, lowest_parting, parting, plan_cuts
+from strandline.tier.copy.agreement import TermHistory, divergence, lowest_divergence, plan_cuts
 
 PARTITION = TopicPartition("", UUID(int=7), 0)
 
@@ -69,7 +69,7 @@ def test_a_segment_parts_from_the_log_at_the_first_offset_with_another_term_or_n
         ),
         None,
     )
-    assert parting(segment(start, tiered), history(log, first, before=before)) == wanted
+    assert divergence(segment(start, tiered), history(log, first, before=before)) == wanted
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_what_is_left_of_segments_agrees_with_the_log_or_nothing_is_cut(
 ) -> None:
     segments = sorted((segment(at, terms, number) for number, (at, terms) in enumerate(tiered)), key=lambda s: s.start)
     known = history(log, 0, before=False)
-    parts = {found.segment: parting(found, known) for found in segments}
+    parts = {found.segment: divergence(found, known) for found in segments}
     late = [found for found in segments if parts[found.segment] is not None and found.terms[-1][0] >= log[-1]]
     try:
         cuts = plan_cuts(segments, known, PARTITION)
@@ -88,7 +88,7 @@ def test_what_is_left_of_segments_agrees_with_the_log_or_nothing_is_cut(
         return
     assert not late
     assert {cut.segment.segment: cut.at for cut in cuts} == {name: at for name, at in parts.items() if at is not None}
-    assert (lowest_parting(segments, known) is None) == (not cuts)
+    assert (lowest_divergence(segments, known) is None) == (not cuts)
     agreeing = [found for found in segments if parts[found.segment] is None]
     held = {offset for found in agreeing for offset in range(found.start, found.end + 1)}
     for cut in cuts:

@@ -14,7 +14,7 @@ import pytest
 from strandline.snapshots.sealed import MANIFEST
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.snapshot import MetadataSnapshots
-from strandline.tier.metadata.state import Taken
+from strandline.tier.metadata.state import PartitionCopy
 from tests.fuzz.formats import TABLES, read_cache, stream_of  # the tables of a cache with five segments
 from tests.fuzz.mutation import in_place
 from tests.fuzz.targets import decoding
@@ -22,7 +22,7 @@ from tests.fuzz.targets import decoding
 
 def saved(folder: Path) -> MetadataSnapshots:
     snapshots = MetadataSnapshots(str(folder), 1, UUID(int=7))
-    snapshots.save({0: Taken(9, SegmentCache.from_tables(TABLES).to_tables())})
+    snapshots.save({0: PartitionCopy(9, SegmentCache.from_tables(TABLES).to_tables())})
     return snapshots
 
 

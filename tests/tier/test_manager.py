@@ -188,7 +188,7 @@ def test_a_partition_is_ready_when_what_was_there_at_its_assignment_is_applied(e
     manager = managed(events)
     manager.reconcile_assignment([1])
     events.tell(segment(HERE, 2))
-    assert manager.ask(HERE, story(HERE)) == CatchingUp(1, manager._state.standing(1).gate(1).why)
+    assert manager.ask(HERE, story(HERE)) == CatchingUp(1, manager._state.progress(1).readiness(1).why)
     with pytest.raises(NotReady, match="partition 1"):
         manager.segment_for(HERE, TERM, 0)
     settled(manager)
@@ -219,7 +219,7 @@ def test_a_high_water_mark_that_cannot_be_fetched_gates_and_a_later_reconcile_he
     manager = managed(events)
     manager.reconcile_assignment([1, 2])
     assert manager.assigned_partitions() == [1, 2]
-    assert "Metadata partition 1 cannot be begun" in caplog.text
+    assert "Metadata partition 1 cannot be started" in caplog.text
     settled(manager)
     with pytest.raises(NotReady):
         manager.segments(HERE)

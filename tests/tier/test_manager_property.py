@@ -20,7 +20,7 @@ from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywher
 from strandline.tier.metadata import manager as manager_module
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.metadata.readiness import CatchingUp, Ready, Unassigned
-from strandline.tier.metadata.state import Absorbed, MetadataState, Taken
+from strandline.tier.metadata.state import AppliedEvents, MetadataState, PartitionCopy
 from tests.tier.manager_parts import Events, copied, delete, managed, place, replayed, segment, settled, story, update
 
 METADATA = 3
@@ -256,17 +256,17 @@ class Torn(MetadataState):
     cache_first: bool
 
     def absorb(self, partition, events):
-        done = Absorbed(0, [], [], gap=False)
+        done = AppliedEvents(0, [], [], gap=False)
         for event in events:
-            before = self.standing(partition)
+            before = self.progress(partition)
             if before.is_followed and before.next == event[0]:
                 if self.cache_first:
                     done = super().absorb(partition, [event])
                 after = before.advance(event[0] + 1)
-                self._standings[partition] = before if self.cache_first else after
+                self._progress[partition] = before if self.cache_first else after
                 tear(self)
-                self._standings[partition] = after if self.cache_first else before
-            if not self.cache_first or self.standing(partition) == before:
+                self._progress[partition] = after if self.cache_first else before
+            if not self.cache_first or self.progress(partition) == before:
                 done = super().absorb(partition, [event])
         return done
 
@@ -325,8 +325,8 @@ class OldTarget(MetadataState):
         super().__init__(*args, **options)
         self.first: dict[int, int] = {}
 
-    def aim(self, partition, target):
-        super().aim(partition, self.first.setdefault(partition, target))
+    def set_target(self, partition, target):
+        super().set_target(partition, self.first.setdefault(partition, target))
 
 
 def test_a_target_that_is_not_fetched_again_is_caught(monkeypatch, caplog):
@@ -339,7 +339,7 @@ class HalfSnapshot(MetadataState):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.before: dict[int, Taken] = {}
+        self.before: dict[int, PartitionCopy] = {}
 
     def take(self, partition):
         now = super().take(partition)
@@ -347,7 +347,7 @@ class HalfSnapshot(MetadataState):
             return None
         before = self.before.get(partition, now)
         self.before[partition] = now
-        return Taken(now.next, before.tables)
+        return PartitionCopy(now.next, before.tables)
 
 
 def test_a_snapshot_of_the_position_without_its_cache_is_caught(monkeypatch, caplog):

@@ -18,7 +18,7 @@ from strandline.model.slots import TIER_SLOT
 from strandline.tier.copy import agreement, history, truncation
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.read import tiered_log as tiered
-from strandline.tier.read.cold_reader import ColdReader, Seam
+from strandline.tier.read.cold_reader import ColdReader, HotStart
 from strandline.tier.read.tiered_log import TieredLog
 from tests.tier.tiered_parts import LIMITS, Backup, Row, Tiers, fetched, rows
 
@@ -158,7 +158,7 @@ class Histories:
         self.log = self.tiers.tiered()
 
 
-NO_SEAM = Seam(1 << 40, None)
+NO_SEAM = HotStart(1 << 40, None)
 SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
 
 

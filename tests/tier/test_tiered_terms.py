@@ -326,7 +326,7 @@ def test_a_restored_log_is_tiered_as_it_is_once_the_cold_tier_was_truncated(kind
     tiers = restored(kind, slots=False, target=EVERYTHING)
     go_on(tiers, 8, term=1)
     tierer = tiers.tierer(target=EVERYTHING)
-    with pytest.raises(InvalidInput, match=r"truncated to offset 8: it parts from the log at 4"):
+    with pytest.raises(InvalidInput, match=r"truncated to offset 8: it diverges from the log at 4"):
         tierer.truncate(8)
     with pytest.raises(InvalidInput, match=r"truncated to offset 13"):
         tierer.truncate(13)

@@ -37,7 +37,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.tier.attachment import ColdCell
-from strandline.tier.copy.ledger import Progress
+from strandline.tier.copy.ledger import TieringStep
 from strandline.tier.copy.planning import written_time
 from strandline.tier.copy.segment_files import (
     forget_tails,
@@ -265,7 +265,7 @@ def test_the_slot_pins_the_log_from_what_is_not_copied_on(world: World) -> None:
 
 
 def test_progress_is_told(world: World) -> None:
-    told: list[Progress] = []
+    told: list[TieringStep] = []
     done = world.tierer(on_progress=told.append).run_once(everything=True)
     assert [(step.what, step.first, step.last, step.size) for step in told] == [
         ("copied", segment.start, segment.end, segment.size) for segment in done.copied
@@ -621,7 +621,7 @@ def test_a_service_copies_until_it_is_stopped(world: World) -> None:
     stop = threading.Event()
     told = []
 
-    def progress(step: Progress) -> None:
+    def progress(step: TieringStep) -> None:
         told.append(step)
         if len(told) == 2:
             stop.set()
@@ -637,7 +637,7 @@ def test_a_service_goes_on_after_what_passes_and_ends_when_it_is_fenced(world: W
     rival = world.tierer()
     told = []
 
-    def progress(step: Progress) -> None:
+    def progress(step: TieringStep) -> None:
         told.append(step)
         rival.run_once(everything=True)
 

@@ -1,4 +1,4 @@
-"""The cold tier: closed ranges of a log as Parquet segments in object storage, told by events on a topic."""
+"""The cold tier: closed ranges of a log as Parquet segments in object storage, listed by events on a topic."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""The cold tier of a log: how it is attached and found, and how expiry and slots keep out of each other's way.
+"""The cell beside a log that names its cold tier, and coordinates expiry with new slots.
 
-A slot may be put on an offset that only the cold tier has, while expiry is about to remove that. So each of them says
-what it does before it looks at the other: expiry announces its new start and then reads the slots, and whoever has put
-a slot there looks at what was announced. One of the two sees the other, whatever the order.
+A slot may be created at an offset that only the cold tier has while expiry is about to remove it. Both write before
+they read: expiry announces its new start and then reads the slots; a slot is created and then the announcement is read.
+In any order, one of the two sees the other.
 
-What somebody needs after all stays, and expiry says so. But a second tierer may be expiring, too, one that was replaced
-and does not know yet: it has looked before the slot was there, and removes what the other has just promised to keep.
-So nothing goes before it was decided, and only who announced last decides.
+A tierer that was replaced and does not know it may expire at the same time: it read the slots before the new slot
+existed. So segments are deleted only after a decision, and only the last announcer can decide.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 
 PARTITIONS: Final = 8
-"""How many partitions a new topic of events has, if nobody says."""
+"""Default number of partitions of an event topic."""
 
 
 @final
 class ColdCell:
-    """What is written down beside a log of its cold tier. Safe in threads; looking changes nothing."""
+    """The stored description of a log's cold tier. Thread-safe."""
 
     def __init__(self, place: ObjectStore, log_id: UUID, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """Of the log in this store."""
+        """The cell of the log in this store."""
         self._log_id = log_id
         self._chance = chance
         self._cell: StoreCell[ColdTier] = StoreCell(place, COLD_FILE, ColdCodec(), clock=clock, chance=chance)
 
     def look(self) -> ColdTier | None:
-        """The cold tier as it is written down now; None if the log has none."""
+        """The current description; None if the log has no cold tier."""
         try:
             return self._checked(self._cell.read().value)
         except NotFound:
             return None
 
     def attach(self, store: str, events: str, *, partitions: int = PARTITIONS, name: str = "") -> ColdTier:
-        """Durably say where the cold tier is; again with the same is fine. ``AlreadyExists`` if it is elsewhere."""
+        """Durably record where the cold tier is. Idempotent; ``AlreadyExists`` if it is elsewhere."""
         wanted = ColdTier(self._log_id, store, events, partitions, name)
         try:
             return self._cell.create(self._op(), wanted)
@@ -65,9 +64,9 @@ class ColdCell:
             ) from error
 
     def announce(self, start: int) -> int:
-        """Durably say that nothing below is to be needed any more: whoever puts a slot there later is refused.
+        """Durably announce that offsets below ``start`` expire: later slots below it are refused.
 
-        Returns the number of the announcement, to decide it by. An earlier one that is not decided yet never will be.
+        Returns the number to decide it by. It supersedes every undecided announcement.
         """
         return self._cell.update(
             self._op(),
@@ -75,9 +74,9 @@ class ColdCell:
         ).announced
 
     def decide(self, number: int, start: int) -> bool:
-        """Durably say that of what was announced everything below ``start`` goes, and the rest stays.
+        """Durably decide an announcement: offsets below ``start`` are deleted, the rest stays.
 
-        False, and nothing may go, if somebody else has announced something since.
+        False, and nothing may be deleted, if another tierer has announced since.
         """
 
         def settle(cold: ColdTier) -> ColdTier:
@@ -88,7 +87,7 @@ class ColdCell:
         return cold.announced == number and cold.gone >= start
 
     def is_undecided(self) -> bool:
-        """Whether something was announced that nobody has decided: whoever announced it may have died."""
+        """Whether an announcement is undecided: its announcer may have crashed."""
         cold = self._cell.read().value
         return cold.start > cold.gone
 

@@ -1,4 +1,4 @@
-"""How logs with a cold tier are opened, and how a log gets one."""
+"""Opens logs with their cold tier, and attaches cold tiers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from strandline.tier.supported import check_tierable, hot_log
 H = TypeVar("H", ObjectLog, WalLog, WalReader)
 _MOST_PARTITIONS: Final = 10_000
 Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]
-"""What can be given where a log is meant that has a cold tier, or gets one."""
+"""The logs that can have a cold tier."""
 
 
 @overload
@@ -69,7 +69,7 @@ def open_tiered(
 def open_tiered(
     place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> ObjectLog | TieredLog | QueueLog:
-    """Open what is at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.opening.open_any`.
+    """Open the log at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.opening.open_any`.
 
     ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
     """
@@ -88,11 +88,11 @@ def tiered(
     events_options: Mapping[str, Any] | None = None,
     clock: Clock = CLOCK,
 ) -> H | TieredLog:
-    """The log with its cold tier; the log itself if it has none. Nothing of the cold tier is opened before it is used.
+    """The log with its cold tier, which is opened on first use; the log itself if it has none.
 
-    ``options`` are for stores, ``events_options`` for Kafka's client. What it opens later, closing it closes; the log
+    ``options`` are for stores, ``events_options`` for Kafka's client. Closing the result closes the cold tier; the log
     itself stays open. A :class:`~strandline.log.wal.read.reader.WalReader` can be read so, and has no slots to change.
-    ``Unsupported`` for what cannot have a cold tier.
+    ``Unsupported`` for logs that cannot have a cold tier.
     """
     if isinstance(log, TieredLog):
         return log
@@ -121,15 +121,14 @@ def attach(
     events_options: Mapping[str, Any] | None = None,
     clock: Clock = CLOCK,
 ) -> ColdTier:
-    """Give a log a cold tier: durably say where its segments and their events are, and make the topic if need be.
+    """Attach a cold tier to a log: durably record its store and event topic, and create the topic if needed.
 
-    ``store`` is an address of an object store, by default ``cold`` beside the log's own objects; ``events`` one of a
-    topic, by default ``events`` in that store, or ``kafka://host:port/topic``. Nothing is copied yet. Again with the
-    same changes nothing; ``AlreadyExists`` if the log has one elsewhere, ``Unsupported`` if it is of a kind that cannot
-    have one.
+    ``store`` is the address of an object store, by default ``cold`` beside the log's own objects; ``events`` that of a
+    topic, by default ``events`` in that store, or ``kafka://host:port/topic``. Nothing is copied yet. Idempotent;
+    ``AlreadyExists`` if the log has another cold tier, ``Unsupported`` if it cannot have one.
     """
-    home = home_of(log)
-    store = f"{home.rstrip('/')}/{COLD_FOLDER}" if store is None else as_address(store)
+    base = log_address(log)
+    store = f"{base.rstrip('/')}/{COLD_FOLDER}" if store is None else as_address(store)
     events = f"{store.rstrip('/')}/events" if events is None else as_address(events)
     if "://" not in store or "://" not in events:
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
@@ -140,9 +139,9 @@ def attach(
 
 
 def cold_cell(log: Tierable, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK) -> ColdCell:
-    """Where it is written down what cold tier a log has."""
+    """The cell that describes the cold tier of a log."""
     hot = hot_log(log)
-    place = hot.store if isinstance(hot, ObjectLog) else open_store(home_of(hot), options)
+    place = hot.store if isinstance(hot, ObjectLog) else open_store(log_address(hot), options)
     return ColdCell(place, hot.log_id, clock=clock)
 
 
@@ -150,7 +149,7 @@ def cold_tier(log: Tierable, *, options: Mapping[str, str] | None = None) -> Col
     """The log's cold tier; ``NotFound`` if it has none."""
     found = cold_cell(log, options=options).look()
     if found is None:
-        raise NotFound(f"The log at {home_of(log)} has no cold tier: attach one first (strandline tier attach).")
+        raise NotFound(f"The log at {log_address(log)} has no cold tier: attach one first (strandline tier attach).")
     return found
 
 
@@ -203,7 +202,7 @@ def tiering(
         yield Tierer(hot, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
 
 
-def home_of(log: Tierable) -> str:
+def log_address(log: Tierable) -> str:
     """The address of what the log itself is in."""
     hot = hot_log(log)
     return hot.url if isinstance(hot, ObjectLog) else Path(hot.folder).absolute().as_uri()

@@ -1,4 +1,4 @@
-"""Which logs can have a cold tier: one check for every door that is given a log."""
+"""The check which logs can have a cold tier, shared by every function that takes a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATE = "node.json"
 
 
 def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
-    """The log itself, without its cold tier or its face; ``Unsupported`` if it is of a kind that cannot have one."""
+    """The hot log behind a tiered log or an lsn API; ``Unsupported`` for logs that cannot have a cold tier."""
     if isinstance(log, WriteAheadLog):
         log = log.log
     if isinstance(log, TieredLog):
@@ -32,7 +32,7 @@ def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
 
 
 def check_tierable(log: object) -> None:
-    """Refuse a log that a tierer cannot copy, or must not: ``Unsupported``."""
+    """``Unsupported`` for a log that a tierer cannot or must not copy."""
     require(log, "tiered", *READING, *SLOTS)
     if isinstance(log, WalReader):
         raise Unsupported(
@@ -42,7 +42,7 @@ def check_tierable(log: object) -> None:
 
 
 def check_own(log: object) -> None:
-    """Refuse the copy of a log that a node has: its primary may be another one tomorrow, with another copy."""
+    """``Unsupported`` for a node's copy of a log: after a failover another copy is authoritative."""
     if not isinstance(log, WalReading):
         return
     folder = Path(log.folder).absolute()

@@ -12,7 +12,7 @@ from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import Place, open_to_look
 from strandline.tier.attachment import PARTITIONS
 from strandline.tier.opening import attach as give
-from strandline.tier.opening import cold_cell, home_of
+from strandline.tier.opening import cold_cell, log_address
 
 
 @guarded
@@ -48,11 +48,11 @@ def attach(
     known = cold_cell(opened).look()
     cold = give(opened, store, events, partitions=partitions)
     if json:
-        url, fields = home_of(opened), asdict(cold)
+        url, fields = log_address(opened), asdict(cold)
         show.document({"url": url, **fields, "log_id": str(cold.log_id), "attached": known is None})
         return
     has = "has its cold tier" if known is None else "had its cold tier already"
     out = show.out()
-    out.print(f"{home_of(opened)} {has}.", soft_wrap=True)
+    out.print(f"{log_address(opened)} {has}.", soft_wrap=True)
     out.print(f"  segments  {cold.store}", soft_wrap=True)
     out.print(f"  events    {cold.events}  {show.counted(cold.partitions, 'partition')}", soft_wrap=True)

@@ -8,7 +8,7 @@ from strandline.cli.tier.shared import Seen
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
-from strandline.tier.copy.agreement import Cut
+from strandline.tier.copy.agreement import SegmentCut
 from strandline.tier.copy.segment_files import segment_path
 
 
@@ -99,7 +99,7 @@ def orphan(path: str, size: int) -> Finding:
     )
 
 
-def parted(cut: Cut) -> Finding:
+def parted(cut: SegmentCut) -> Finding:
     """A segment of a history that the log has given up."""
     path = segment_path(cut.segment.segment, cut.segment.start)
     return Finding(

@@ -29,9 +29,9 @@ from strandline.errors import Fenced
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import TIER_SLOT
-from strandline.tier.copy.ledger import Progress
+from strandline.tier.copy.ledger import TieringStep
 from strandline.tier.copy.tierer import Round
-from strandline.tier.opening import cold_tier, home_of, tiering
+from strandline.tier.opening import cold_tier, log_address, tiering
 
 FENCED: Final = 3
 """The status if another tierer has taken over."""
@@ -102,7 +102,7 @@ def run(
         left = _left(opened)
         seconds = time.monotonic() - began
         if json:
-            url, cold = home_of(opened), cold_tier(opened)
+            url, cold = log_address(opened), cold_tier(opened)
             show.document({"url": url, "store": cold.store, **_fields(done, left, seconds), "stopped": stop.is_set()})
         else:
             show.line(_summary(done, left, seconds, stopped=stop.is_set()))
@@ -124,14 +124,14 @@ def _left(log: Any) -> Left:
     return Left(max(0, end - position), bytes_behind(log, position) if position < end else 0)
 
 
-def _say(step: Progress) -> None:
+def _say(step: TieringStep) -> None:
     show.line(line(step))
 
 
-def line(step: Progress) -> str:
+def line(step: TieringStep) -> str:
     """One step of a round.
 
-    >>> line(Progress("copied", "x", 0, 9_999, 1_200_000, 0.5))
+    >>> line(TieringStep("copied", "x", 0, 9_999, 1_200_000, 0.5))
     ' copied  offsets 0 to 9,999  1.2 MB at 2.4 MB/s'
     """
     if step.what == "swept":
@@ -213,7 +213,7 @@ def truncate(
         with tiering(opened) as tierer:
             gone = tierer.truncate(to)
         if json:
-            url, cold = home_of(opened), cold_tier(opened)
+            url, cold = log_address(opened), cold_tier(opened)
             show.document({"url": url, "store": cold.store, "to": to, "retired": _each(gone)})
         else:
             print(f"{_counted(gone)} cut or removed; the cold tier ends at {to:,} or before.", flush=True)
@@ -258,14 +258,14 @@ def serve(
 
 
 def _begin(log: Any, interval: int, *, as_json: bool) -> None:
-    url, cold = home_of(log), cold_tier(log)
+    url, cold = log_address(log), cold_tier(log)
     if as_json:
         show.document({"url": url, "store": cold.store, "interval": interval})
     else:
         show.line(f"{url} is tiered to {cold.store}, every {show.seconds(interval)}.")
 
 
-def _log_step(step: Progress) -> None:
+def _log_step(step: TieringStep) -> None:
     _LOGGER.info("%s", line(step).strip())
 
 

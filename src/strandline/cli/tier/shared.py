@@ -22,7 +22,7 @@ from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadat
 from strandline.model.slots import SlotState
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
-from strandline.tier.opening import cold_tier, follow_events, home_of, partition_of
+from strandline.tier.opening import cold_tier, follow_events, log_address, partition_of
 
 AnyLog = sl.log.ObjectLog | sl.log.WalReader | WalLog
 
@@ -132,7 +132,7 @@ def look_at(log: AnyLog, cold: ColdTier, manager: MetadataManager) -> Seen:
     segments, spare, deletion = manager.current(partition, ask)
     number = manager.metadata_partition(partition)
     return Seen(
-        url=home_of(log),
+        url=log_address(log),
         cold=cold,
         hot=hot,
         segments=segments,

@@ -18,7 +18,7 @@ from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentState
 from strandline.model.slots import TIER_SLOT, SlotState
-from strandline.tier.opening import cold_tier, follow_events, home_of
+from strandline.tier.opening import cold_tier, follow_events, log_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def look(log: AnyLog) -> Status:
     if seen is not None and seen.tiered is not None:
         position = seen.tiered
     return Status(
-        url=home_of(log),
+        url=log_address(log),
         cold=cold,
         hot=hot,
         slot=slot,

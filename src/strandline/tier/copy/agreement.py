@@ -1,8 +1,8 @@
-"""Agreement of segments with their log, as pure functions over terms: a segment of another history does not count.
+"""Divergence of segments from their log, as pure functions over terms.
 
-A term has one writer, so that offset and term together name one record. Where a log and a segment have an offset in
-different terms, one of the two is of a history that was given up: the one whose last term is lower. A log that is cut
-back and goes on has to do so in a new term; that is what a promoted replica does.
+A term has one writer, so offset and term identify a record. Where a log and a segment have an offset in different
+terms, one of the two is of an abandoned history: the one with the lower last term. A log that is truncated must
+continue in a new term, as a promoted replica does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class TermHistory:
     """The terms of a log by offset: what Kafka calls its leader epochs."""
 
     bounds: Bounds
-    """What the log itself has."""
+    """The offsets in the log itself."""
     starts: tuple[tuple[int, int], ...]
-    """Each term with the offset of its first record, ascending. The first one begins where the log does, or one below
-    if the term of the last record that it has forgotten is known."""
+    """Each term with its first offset, ascending. The first one starts at the log's start, or one below if the term of
+    the last trimmed record is known."""
     last_term: int
-    """The term of the log's last record; 0 if that is not known."""
+    """The term of the log's last record; 0 if unknown."""
 
     @property
     def first(self) -> int:
@@ -51,17 +51,17 @@ class TermHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A segment that is of another history than the log from offset ``at`` on."""
+class SegmentCut:
+    """A segment that diverges from the log at offset ``at``."""
 
     segment: SegmentMetadata
     at: int
     spare: bool
-    """Whether other segments have what it holds below that."""
+    """Whether other segments hold its offsets below that."""
 
 
-def parting(segment: SegmentMetadata, history: TermHistory) -> int | None:
-    """The first offset of a segment that is not the log's; None if its terms agree wherever the log's are known."""
+def divergence(segment: SegmentMetadata, history: TermHistory) -> int | None:
+    """The first offset at which a segment diverges from the log; None if all known terms agree."""
     at = max(segment.start, history.first)
     if at > segment.end:
         return None
@@ -74,20 +74,20 @@ def parting(segment: SegmentMetadata, history: TermHistory) -> int | None:
     return None
 
 
-def lowest_parting(segments: Iterable[SegmentMetadata], history: TermHistory) -> int | None:
-    """The first offset from which on any segment is not the log's; None if all agree, as they most often do."""
-    found = (parting(segment, history) for segment in segments)
+def lowest_divergence(segments: Iterable[SegmentMetadata], history: TermHistory) -> int | None:
+    """The lowest offset at which any segment diverges from the log; None if all agree."""
+    found = (divergence(segment, history) for segment in segments)
     return min((at for at in found if at is not None), default=None)
 
 
-def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partition: TopicPartition) -> list[Cut]:
-    """Which finished segments are to be cut, and where, so that all that are left are of the log's history.
+def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partition: TopicPartition) -> list[SegmentCut]:
+    """Where to cut finished segments so that only the log's own history is left.
 
-    ``Diverged`` if a segment parts from the log and is of its last term or a later one: the log is the old one.
-    ``NotReady`` if the log ends below what is tiered, and has not gone on in a later term. ``Gap`` if the log has
-    forgotten what would have to be copied in a segment's place.
+    ``Diverged`` if a diverging segment has the log's last term or a later one: the log is the stale one. ``NotReady``
+    if the log ends below the cold tier without a later term. ``Gap`` if the log has trimmed records that would have to
+    be copied again.
     """
-    found = [(segment, parting(segment, history)) for segment in segments]
+    found = [(segment, divergence(segment, history)) for segment in segments]
     agreeing = [segment for segment, at in found if at is None]
     cuts = []
     for segment, at in found:
@@ -100,14 +100,14 @@ def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partiti
                 f"in term {segment.term_at(at)}: what the log had there was deleted before it was copied. Restore the "
                 "log, or go on in a new one."
             )
-        cuts.append(Cut(segment, at, _covers(agreeing, segment.start, at)))
+        cuts.append(SegmentCut(segment, at, _covers(agreeing, segment.start, at)))
     return cuts
 
 
 def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partition: TopicPartition) -> None:
-    """Refuse to cut a segment that may be of the log's history, or of a later one."""
+    """Refuse to cut a segment whose last term is not below the log's."""
     term = segment.terms[-1][0]
-    # By the last terms, not by those where the two part: whoever leads in a term decides of everything before it.
+    # The last terms decide, not those at the divergence: the leader of a term decides about all offsets before it.
     if history.last_term > term:
         return
     if at >= history.next:
@@ -124,7 +124,7 @@ def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partit
 
 
 def _covers(segments: Iterable[SegmentMetadata], first: int, end: int) -> bool:
-    """Whether segments, sorted by their start, hold everything from ``first`` up to ``end``."""
+    """Whether segments, sorted by start, hold all offsets from ``first`` up to ``end``."""
     for segment in segments:
         if segment.start <= first <= segment.end:
             first = segment.end + 1

@@ -1,4 +1,4 @@
-"""Copying one segment: told of, stored, read back, and finished while the slot is held; or taken back."""
+"""Copies one segment: announce, store, verify, finish while the slot is held; or roll back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @final
 class Copier:
-    """Makes segments of one log. One thread uses it."""
+    """Makes segments of one log. Used by one thread."""
 
     def __init__(self, ledger: Ledger, *, target: int, clock: Clock, chance: Chance) -> None:
         """A segment has about ``target`` bytes."""
@@ -39,14 +39,14 @@ class Copier:
     def encode(
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
     ) -> EncodedSegment | None:
-        """A segment of as many of these spans as it should have; None if it was stopped."""
+        """A segment from the first of these spans, up to the target size; None if stopped."""
         writer = SegmentWriter(start, expected=min(expected, self._target))
         fingerprint: int | None = None
         for span, batches in fetch_in_order(spans):
             if stopping():
                 return None
             size = sum(batch.nbytes for batch in batches)
-            # Compressed it may be less, and is hardly more: an event cannot tell of a larger one.
+            # Compression hardly ever makes it larger; an event cannot describe a larger segment.
             if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
                 break
             term = span.term if isinstance(span, SpanWithTerm) else 0
@@ -57,7 +57,7 @@ class Copier:
         return self._finish(writer, fingerprint)
 
     def shorten(self, segment: SegmentMetadata, upto: int, fingerprint: int | None) -> EncodedSegment:
-        """A segment of what another one holds below an offset, where the log's own cursor has this fingerprint."""
+        """A copy of a segment below an offset; ``fingerprint`` is that of the log's cursor there."""
         writer = SegmentWriter(segment.start, expected=segment.size)
         for span in plan_segment(self._ledger.store, segment, segment.start, Limit(upto=upto)):
             for batch, listed in listed_batches(span):
@@ -76,9 +76,9 @@ class Copier:
     # --- storing -----------------------------------------------------------------------------------------------
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
-        """Store a segment and tell of it; it can be read when this returns. What fails is taken back.
+        """Publish and store a segment; readable when this returns. A failed copy is rolled back.
 
-        If it ``follows``, it has to begin where the cold tier ends.
+        With ``follows``, the segment must start at the end of the cold tier.
         """
         facts = encoded.facts
         segment = SegmentMetadata(
@@ -87,7 +87,7 @@ class Copier:
             end=facts.end,
             broker=0,
             max_timestamp=facts.max_timestamp,
-            event_timestamp=0,  # both are told by the ledger
+            event_timestamp=0,  # set by the ledger, as is the broker
             terms=facts.terms,
             size=encoded.seal.size,
             custom_metadata=encoded.seal.encode(),
@@ -97,23 +97,23 @@ class Copier:
             segment = self._ledger.add(segment)
             put_segment(self._ledger.store, segment_path(segment.segment, segment.start), encoded)
             verify_segment(self._ledger.store, segment)
-            # After the add is visible and before it is finished: whoever takes over from here on sees the copy.
+            # After the add is visible and before the finish: a successor that takes over from here on sees the copy.
             slot.touch()
             if follows:
                 planning.check_follows(self._ledger.reach(), segment)
-            return self._ledger.went_on(segment, SegmentState.COPY_FINISHED)
+            return self._ledger.publish_state(segment, SegmentState.COPY_FINISHED)
         except StrandlineError as error:
-            finished = self._given_up(segment, error)
+            finished = self._roll_back(segment, error)
             if finished is not None:
                 return finished
             if not error.retryable:
-                slot.touch()  # if somebody has taken over, that is why it failed, and what is said
+                slot.touch()  # if another tierer took over, Fenced is the cause to report
             raise
 
-    def _given_up(self, segment: SegmentMetadata, why: StrandlineError) -> SegmentMetadata | None:
-        """Take back a copy that failed; the segment if it turns out to be finished, only its answer having been lost.
+    def _roll_back(self, segment: SegmentMetadata, why: StrandlineError) -> SegmentMetadata | None:
+        """Remove a failed copy; returns the segment if it is finished and only the answer was lost.
 
-        What cannot be taken back now is left over, for the next round.
+        A copy that cannot be removed now is removed by the next round.
         """
         try:
             known = self._ledger.get(segment.segment)
@@ -121,18 +121,18 @@ class Copier:
                 return known
             if known is not None:
                 self._ledger.remove(known)
-            else:  # it may not have been told of; its object is not there then
-                self._ledger.forget_object(segment)
+            else:  # perhaps not published; then there is no object
+                self._ledger.delete_object(segment)
         except StrandlineError as error:
             _LOGGER.warning("Segment %s failed (%s) and is removed later: %s", segment.segment, why, error)
         return None
 
 
 def listed_at(span: Span, now: int) -> int:
-    """When a span's batch was listed, in microseconds; a log that does not tell lists it now."""
+    """When a span's batch was listed, in microseconds; ``now`` for logs without listing times."""
     if isinstance(span, ObjectSpan):
         return span.entry.listed
     if isinstance(span, WalSpan):
-        # Such a log counts milliseconds, and seeks by them: all of its last one is not later than itself.
+        # A write-ahead log seeks by milliseconds: the last microsecond of the millisecond is not later than it.
         return span.frame.timestamp * 1000 + 999
     return now

@@ -1,4 +1,4 @@
-"""What the cold tier lets go of: the oldest segments, none that a slot needs, and none that the log itself has."""
+"""Retention of the cold tier: deletes the oldest segments, none that a slot pins or the log itself still has."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from strandline.tier.copy.segment_files import load_tail
 _LOGGER = logging.getLogger(__name__)
 
 
-class Announced(Protocol):
-    """Where it is told what expires, for those who are about to need it."""
+class ExpiryAnnouncements(Protocol):
+    """Durable announcements of expiry, read by whoever creates slots."""
 
     def announce(self, start: int) -> int:
-        """Durably say that nothing below an offset is to be needed any more; returns the announcement's number."""
+        """Durably announce that offsets below ``start`` expire; returns the announcement's number."""
 
     def decide(self, number: int, start: int) -> bool:
-        """Durably say that everything below goes, and the rest stays; False if somebody else has announced since."""
+        """Durably decide that offsets below ``start`` are deleted; False if another tierer has announced since."""
 
     def is_undecided(self) -> bool:
-        """Whether something was announced that nobody has decided."""
+        """Whether an announcement is undecided."""
 
 
 @runtime_checkable
-class Lazy(Protocol):
-    """A log that writes the positions of slots before it forgets something, and not before."""
+class DeferredSlots(Protocol):
+    """A log that writes slot positions only before it trims."""
 
     def flush_slots(self) -> None:
-        """Durably write the positions that were only noted."""
+        """Make the slot positions durable."""
 
 
 @final
 class Expiry:
-    """Removes the segments of a log that its policy no longer keeps."""
+    """Deletes the segments that the retention policy no longer keeps."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Expiry:
         retention: Retention,
         *,
         slot: str,
-        announced: Announced | None,
+        announced: ExpiryAnnouncements | None,
         clock: Clock = CLOCK,
     ) -> None:
-        """``slot`` is the tierer's, which pins nothing here; ``announced`` is told before anybody is asked."""
+        """``slot`` is the tierer's own, which pins nothing here; ``announced`` is written before slots are read."""
         self.announced = announced
         self._log = log
         self._ledger = ledger
@@ -63,8 +63,8 @@ class Expiry:
         self._steady = SteadyTime(clock, f"the cold tier of {ledger.partition}")
 
     def run(self) -> list[SegmentMetadata]:
-        """Remove what the policy no longer keeps; returns it. ``Fenced`` or not, nothing goes that somebody needs."""
-        # Before the slots: one that is put on what the log itself has is seen then, or not below this.
+        """Delete expired segments; returns them. Even a fenced tierer deletes nothing that a slot pins."""
+        # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
         hot = self._log.bounds().first
         wanted = self._expired(hot)
         if self.announced is None:
@@ -72,19 +72,19 @@ class Expiry:
             return self._ledger.remove_all(wanted, "expired")
         if not wanted and not self.announced.is_undecided():
             return []
-        # Whoever puts a slot on what only segments have sees this, or is seen by the next look.
+        # Whoever creates a slot in the cold tier sees this announcement, or the next read sees the slot.
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot)[: len(wanted)]
         self._flush_slots()
         if not self.announced.decide(number, gone[-1].end + 1 if gone else 0):
-            return []  # another tierer took over, which may have promised to somebody what this one has not seen
+            return []  # another tierer took over, and may have accepted a slot that this one has not seen
         return self._ledger.remove_all(gone, "expired")
 
     def _expired(self, hot: int) -> list[SegmentMetadata]:
-        """What may go now: nothing that a slot needs, or that the log itself still has."""
+        """The segments that may be deleted now: none that a slot pins, none that the log itself still has."""
         if isinstance(self._retention, Forever):
             return []
-        # The slots before the segments: what is tiered meanwhile stays for this round.
+        # The slots before the segments: segments copied meanwhile stay for this round.
         slots, floor = self._log.slots(), self._log.floor()
         pinned = planning.pinned_from(slots, self._name, floor)
         return planning.expired(
@@ -97,8 +97,8 @@ class Expiry:
         )
 
     def _flush_slots(self) -> None:
-        """Let the positions that this went by be durable: after a crash no slot stands on what is gone."""
-        if isinstance(self._log, Lazy):
+        """Make the slot positions durable: after a crash no slot points to deleted offsets."""
+        if isinstance(self._log, DeferredSlots):
             self._log.flush_slots()
 
     def _last_listed(self, segment: SegmentMetadata) -> int:
@@ -107,13 +107,13 @@ class Expiry:
         except (CorruptData, StorageError) as error:
             if error.retryable:
                 raise
-            # When it was copied, which is later: what cannot be read is kept a little longer, and not forever.
+            # The copy time is later: an unreadable segment is kept a little longer, not forever.
             _LOGGER.warning("The age of segment %s is that of its copy: %s", segment.segment, error)
             return segment.event_timestamp * 1000
         return tail.group(len(tail) - 1).listed
 
     def give_up(self, upto: int, *, force: bool) -> None:
-        """Let all segments go, which end at ``upto``; ``InvalidInput`` if a slot needs them, unless by force."""
+        """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
         hot = self._log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
         pinned = planning.pinned_from(self._log.slots(), self._name, self._log.floor())

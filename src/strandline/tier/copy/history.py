@@ -1,4 +1,4 @@
-"""What the hot tier tells of its history: the terms of its records, and the records themselves where tiers meet."""
+"""Term history of the hot log, and comparison of its records with segments."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from strandline.tier.copy.segment_files import listed_batches, plan_segment
 
 
 @runtime_checkable
-class Termed(Protocol):
+class TermLookups(Protocol):
     """A log whose records have terms."""
 
     def term_at(self, offset: int) -> int | None:
-        """The term of a record, and perhaps of the last one that was forgotten; None if it is not known."""
+        """The term of a record, possibly also of the last trimmed one; None if unknown."""
 
     def end_of_term(self, term: int) -> int:
         """The first retained offset of a term above this one; the log's end if there is none."""
 
 
 def read_history(log: Log, upto: int | None = None) -> TermHistory:
-    """The terms of everything that the log itself has, or of what it has below an offset.
+    """The terms of the log's own records, or of those below an offset. One read of the log per term.
 
-    Costs a look at the log for each term that there is. All records of a log without terms are of term 0.
+    All records of a log without terms have term 0.
     """
     while True:
         bounds = log.bounds()
         first, end = bounds.first, bounds.next if upto is None else min(upto, bounds.next)
-        if not isinstance(log, Termed):
+        if not isinstance(log, TermLookups):
             return TermHistory(bounds, ((0, first),) if first < bounds.next else (), 0)
         starts = []
         before = log.term_at(first - 1) if first else None
@@ -49,16 +49,15 @@ def read_history(log: Log, upto: int | None = None) -> TermHistory:
             starts.append((term, at))
             at = log.end_of_term(term)
         last = log.term_at(bounds.next - 1) if bounds.next else None
-        if log.bounds().first == first:  # otherwise some of it was pruned meanwhile: once more
+        if log.bounds().first == first:  # otherwise the log was trimmed meanwhile: once more
             return TermHistory(bounds, tuple(starts), last or 0)
 
 
 def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offset: int) -> bool:
-    """Whether log and segment hold the same record at an offset, of the same batch as far as that can be told.
+    """Whether log and segment hold the same record at an offset, in the same batch as far as that is known.
 
-    Two histories of a log may have equal records at an offset: whoever appends the same again, in another order, makes
-    such. So batches are compared, too: by the fingerprint that the segment has of its last one, and in a write-ahead
-    log by when they were written. True if the log has forgotten the record meanwhile.
+    Diverged histories may have equal records at an offset, so batches are compared too: by the fingerprint of the
+    segment's last batch, and in a write-ahead log by write time. True if the log has trimmed the record meanwhile.
 
     Reads one batch of the log, and one row group of the segment. ``NotFound`` if the segment's object is not there.
     """
@@ -76,16 +75,16 @@ def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offse
     known = span.tail().facts.fingerprint
     if None not in (fingerprint, known) and fingerprint != known:
         return False
-    # An object log may set its listing times back later: they tell nothing there.
+    # An object log may set listing times back later: they prove nothing there.
     if isinstance(own, WalSpan) and listed_at(own, listed) != listed:
         return False
     return bool(pa.Table.from_batches(hot).equals(pa.Table.from_batches([cold])))
 
 
 def first_difference(log: Log, store: ObjectStore, segment: SegmentMetadata, first: int, end: int) -> int | None:
-    """The first offset from ``first`` up to ``end`` at which log and segment have other records; None if all are equal.
+    """The first offset from ``first`` up to ``end`` at which log and segment differ; None if all records are equal.
 
-    Reads all of them, a row group at a time. What the log has forgotten meanwhile counts as equal.
+    Reads all of them, a row group at a time. Records that the log has trimmed meanwhile count as equal.
     """
     for span in plan_segment(store, segment, first, Limit(upto=end)):
         try:

@@ -1,4 +1,4 @@
-"""What the tierer does next, as pure functions over values: what to copy, what is left over, what expires."""
+"""The tierer's decisions as pure functions: what to copy, what to clean up, what expires."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from strandline.tier.copy.segment_files import SegmentObject
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """All that the events told of a partition, at one moment."""
+class KnownSegments:
+    """All segments of a partition at one moment."""
 
     segments: tuple[SegmentMetadata, ...] = ()
-    """By their first offset."""
+    """By first offset."""
     unreferenced: tuple[SegmentMetadata, ...] = ()
-    """Those that no lookup finds: if they are finished, others have taken their place."""
+    """Segments that no lookup finds; finished ones among them are superseded."""
     deletion: PartitionDelete | None = None
 
     @property
     def finished(self) -> list[SegmentMetadata]:
-        """The segments that can be read."""
+        """The readable segments."""
         return [segment for segment in self.segments if segment.state is SegmentState.COPY_FINISHED]
 
 
 def next_start(tiered: int | None, position: int, bounds: Bounds, partition: TopicPartition) -> int:
-    """Where the next copy begins: behind what is tiered, or at the slot if nothing is (any more).
+    """Where the next copy starts: at the end of the cold tier, or at the slot if that is empty.
 
-    ``Gap`` if the log no longer has what comes next.
+    ``Gap`` if the log no longer has that offset.
     """
     start = position if tiered is None else tiered
     if start < bounds.first:
@@ -46,7 +46,7 @@ def next_start(tiered: int | None, position: int, bounds: Bounds, partition: Top
 
 
 def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
-    """Refuse a segment that is not right behind what is tiered: it would leave a hole, or hold a range twice."""
+    """``Gap`` if a segment does not start at the end of the cold tier: it would leave a gap or an overlap."""
     if tiered is not None and tiered != segment.start:
         raise Gap(
             f"Segment {segment.segment} begins at {segment.start} and the cold tier ends at {tiered}: somebody else "
@@ -54,11 +54,11 @@ def check_follows(tiered: int | None, segment: SegmentMetadata) -> None:
         )
 
 
-def left_over(known: Known) -> list[SegmentMetadata]:
-    """What somebody began and did not end, and what others took the place of: all of it goes.
+def left_over(known: KnownSegments) -> list[SegmentMetadata]:
+    """The segments to clean up: unfinished copies, unfinished deletions, and superseded ones.
 
-    A copy that is under way is removed and not finished: who began it may be alive, find itself fenced, and remove its
-    object; a segment that was finished meanwhile would then be told of and not be there.
+    An unfinished copy is deleted, never finished: its tierer may be alive, find itself fenced, and delete the object; a
+    segment finished meanwhile would then be listed without an object.
     """
     spare = {segment.segment for segment in known.unreferenced}
     return [
@@ -69,17 +69,17 @@ def left_over(known: Known) -> list[SegmentMetadata]:
     ]
 
 
-def without(known: Known, removed: Collection[SegmentMetadata]) -> list[SegmentMetadata]:
-    """The segments that can be read once these have been removed."""
+def without(known: KnownSegments, removed: Collection[SegmentMetadata]) -> list[SegmentMetadata]:
+    """The readable segments without these."""
     gone = {segment.segment for segment in removed}
     return [segment for segment in known.finished if segment.segment not in gone]
 
 
 def orphans(objects: Iterable[SegmentObject], known: Collection[UUID], *, grace: float, now: int) -> list[str]:
-    """The paths of objects that no event knows, and that were written longer than ``grace`` seconds ago.
+    """The paths of objects without an event that were written more than ``grace`` seconds ago.
 
-    A copy is told of before its object is put: what was listed before the events were read, and is in none, was
-    deleted, and put (again) by somebody slow.
+    A copy is published before its object is stored. So an object that was listed before the events were read, and has
+    no event, belongs to a deleted segment and was stored late by a slow tierer.
     """
     return [
         found.info.path for found in objects if found.id not in known and now - found.info.modified >= grace * SECOND
@@ -87,10 +87,10 @@ def orphans(objects: Iterable[SegmentObject], known: Collection[UUID], *, grace:
 
 
 def pinned_from(slots: Iterable[SlotState], own: str, floor: int | None) -> int | None:
-    """The lowest position that a consumer needs, in whichever tier; None without any.
+    """The lowest position that a consumer pins, in either tier; None without any.
 
-    ``floor`` is the log's, which knows also of slots that are being created. The tierer's own slot pins the hot tier
-    only: it stands behind all that is tiered.
+    ``floor`` is the log's, which includes slots that are being created. The tierer's own slot pins the hot tier only:
+    it is at the end of the cold tier.
     """
     states = list(slots)
     others = [state.position for state in states if state.pins and state.name != own]
@@ -101,7 +101,7 @@ def pinned_from(slots: Iterable[SlotState], own: str, floor: int | None) -> int 
 
 
 def expired(
-    known: Known,
+    known: KnownSegments,
     retention: Retention,
     upto: int,
     *,
@@ -109,10 +109,10 @@ def expired(
     listed: Callable[[SegmentMetadata], int],
     now: int,
 ) -> list[SegmentMetadata]:
-    """The segments that a policy no longer keeps: oldest first, without a hole, and wholly below ``upto``.
+    """The segments that the policy no longer keeps: oldest first, contiguous, and wholly below ``upto``.
 
-    ``is_pinned`` says whether somebody has a slot at all, without which nothing is consumed. ``listed`` tells when the
-    last batch of a segment was listed (microseconds); it is asked of as few as need be.
+    ``is_pinned``: whether any slot exists, without which nothing counts as consumed. ``listed`` gives the time at which
+    the last batch of a segment was listed (microseconds); it is called for as few segments as possible.
     """
     segments = known.finished
     gone: list[SegmentMetadata] = []
@@ -136,9 +136,9 @@ def expired(
 
 @dataclass(frozen=True, slots=True)
 class Uncopied:
-    """What lies behind the cold tier: how many bytes, and when the first of its batches was listed (microseconds).
+    """The records not copied yet: bytes, and when their first batch was listed (microseconds).
 
-    ``watched`` is for how many seconds the tierer itself has seen that batch wait, by a clock that never jumps.
+    ``watched``: for how many seconds the tierer has seen that batch wait, by its monotonic clock.
     """
 
     size: int
@@ -147,9 +147,9 @@ class Uncopied:
 
 
 def is_due(uncopied: Uncopied, *, target: int, linger: float, now: int, everything: bool) -> bool:
-    """Whether a segment is to be made of it: if it fills one, or if the first of it has waited for so many seconds.
+    """Whether to copy a segment now: if it is full, or if its first batch has waited ``linger`` seconds.
 
-    The clock of who listed it may have been ahead: then what the tierer saw counts.
+    The clock of the log's writer may be ahead: then the time that the tierer has seen it wait counts.
     """
     if uncopied.listed is None:
         return False
@@ -160,10 +160,10 @@ def is_due(uncopied: Uncopied, *, target: int, linger: float, now: int, everythi
 def written_time(
     segments: Sequence[SegmentMetadata], at: int, listed: Callable[[SegmentMetadata], int], now: int
 ) -> int:
-    """When the last batch of a segment was listed, as far as that can be believed (microseconds).
+    """When the last batch of a segment was listed, in microseconds, corrected for wrong clocks.
 
-    A time ahead of the present is from a clock that was wrong. Then the segment is no younger than its copy, nor than
-    the ones behind it; if all of these are ahead, too, it counts as of now.
+    A time in the future is from a wrong clock. Then the segment's copy time counts, or the times of the segments after
+    it; if all of these are in the future, ``now``.
     """
     for segment in segments[at:]:
         for time in (listed(segment), segment.event_timestamp * 1000):

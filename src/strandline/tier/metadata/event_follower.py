@@ -1,4 +1,4 @@
-"""Takes segment events from the subscription, decodes them and gives them to the caches."""
+"""Event follower: takes segment events from the subscription, decodes them and applies them to the caches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from strandline.tier.metadata.state import Decoded, MetadataState
 
 _LOGGER = logging.getLogger(__name__)
 _APPLIED, _REFUSED, _UNDECODABLE = (SEGMENT_EVENTS.labels(name) for name in ("applied", "refused", "undecodable"))
-_STROKE: Final = 256
-"""How many events are applied at once: readers wait so long at most, a few milliseconds."""
+_BLOCK: Final = 256
+"""How many events are applied under one lock: readers wait a few milliseconds at most."""
 
 
-class Follower:
-    """Moves what was published into the caches, one round at a time. One thread steps."""
+class EventFollower:
+    """Applies published events to the caches, one round per call. Used by one thread."""
 
     def __init__(
         self,
@@ -30,16 +30,16 @@ class Follower:
         state: MetadataState,
         known: Mapping[bytes, SegmentEvent],
     ) -> None:
-        """Follow a subscription, to which the assigner adds partitions. ``known`` has some events by their bytes."""
+        """Follow a subscription. ``known`` maps the bytes of events in flight to the events."""
         self._known = known
         self._subscription = subscription
         self._assigner = assigner
         self._state = state
 
     def step(self, timeout: float) -> bool:
-        """Take and apply what comes next; waits for it no longer than so many seconds. False if nothing came.
+        """Take and apply the next events, waiting up to ``timeout`` seconds. False if none came.
 
-        Raises what taking raises, but for events that were deleted: their partition is begun again.
+        Raises what the subscription raises, except for deleted events: their partition is restarted.
         """
         try:
             messages = self._subscription.take(timeout)
@@ -51,13 +51,13 @@ class Follower:
         for message in messages:
             rows.setdefault(message.partition, []).append(message)
         for partition, row in rows.items():
-            for begin in range(0, len(row), _STROKE):
-                if not self._apply(partition, row[begin : begin + _STROKE]):
+            for begin in range(0, len(row), _BLOCK):
+                if not self._apply(partition, row[begin : begin + _BLOCK]):
                     break
         return bool(messages)
 
     def _apply(self, partition: int, messages: Sequence[Message]) -> bool:
-        """Apply messages of one partition; False if those that follow them are not to be applied."""
+        """Apply messages of one partition; False if the messages after them must not be applied."""
         decoded: list[Decoded] = []
         newer: tuple[int, UnsupportedVersion] | None = None
         for _, offset, payload in messages:
@@ -85,8 +85,8 @@ class Follower:
         for offset, reason in done.skipped:
             _LOGGER.warning("Event %d of metadata partition %d is skipped: %s", offset, partition, reason)
         if done.gap:
-            # They were taken before the partition was begun again from an earlier position, or there is a hole:
-            # nothing jumps it. What comes next is delivered from the position on, in a moment.
+            # Taken before the partition was restarted from an earlier position, or offsets are missing. Nothing
+            # skips a gap: delivery restarts at the position.
             _LOGGER.warning("Events of metadata partition %d came out of order and are taken again.", partition)
             self._assigner.pause(partition)
             return False

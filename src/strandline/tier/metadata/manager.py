@@ -1,4 +1,4 @@
-"""The metadata manager: which segment holds this offset in this term, told from the events that all nodes follow."""
+"""The metadata manager: follows segment events and finds the segment that holds an offset in a term."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
-from strandline.tier.metadata.event_follower import Follower
-from strandline.tier.metadata.publisher import Publisher
-from strandline.tier.metadata.readiness import CatchingUp, Gate, Ready, Unassigned, not_ready
+from strandline.tier.metadata.event_follower import EventFollower
+from strandline.tier.metadata.publisher import EventPublisher
+from strandline.tier.metadata.readiness import CatchingUp, Readiness, Ready, Unassigned, not_ready
 from strandline.tier.metadata.snapshot import MetadataSnapshots
-from strandline.tier.metadata.state import MetadataState, Taken, Waiter
+from strandline.tier.metadata.state import MetadataState, PartitionCopy, PositionWaiter
 
 T = TypeVar("T")
 
@@ -40,12 +40,12 @@ PATIENCE: Final = 30.0
 
 _LOGGER = logging.getLogger(__name__)
 _ROUND: Final = 1.0
-"""Seconds between two looks at what has to be tried again; also how long taking waits."""
+"""Seconds between retries; also how long the follower waits for events."""
 _ROUTES: Final = 1 << 16
 _BREATH: Final = 0.0005
-"""Seconds between two partitions of a snapshot, for the follower and for readers."""
+"""Pause in seconds between two partitions of a snapshot, for the follower and readers."""
 _PAUSE: Final = 0.01
-"""Seconds that a manager without threads lets pass when there is nothing to do and somebody waits."""
+"""Pause in seconds of a manager without threads that waits for events."""
 
 
 @bound_to_process()
@@ -53,8 +53,8 @@ _PAUSE: Final = 0.01
 class MetadataManager:
     """Follows the segment events of the assigned metadata partitions, and answers from all of them or not at all.
 
-    Safe in threads. Reads block for a moment at most; those that this node cannot know raise ``NotReady``, which is
-    not "none". Writes return when the next read of this node sees them.
+    Thread-safe. Reads block for milliseconds at most; a read that this node cannot answer yet raises ``NotReady``,
+    which is not "none". Writes return when the next read of this node sees them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MetadataManager:
         self._events = events
         self._count = events.partition_count
         self._routes: dict[tuple[int, int], int] = {}
-        """The metadata partitions of those asked for: finding one out costs as much as half a lookup."""
+        """Metadata partition by log partition: hashing costs half a lookup."""
         self._snapshots = snapshots
         self._interval = snapshot_interval
         self._background = background
@@ -79,10 +79,10 @@ class MetadataManager:
         self._state = MetadataState(self._count, {} if snapshots is None else snapshots.load())
         self._subscription, assignment = events.subscribe()
         self._assigner = Assigner(events, assignment, self._state)
-        self._publisher = Publisher(
+        self._publisher = EventPublisher(
             events, self._state, self._assigner, wait=self._wait, monotonic=clock.monotonic, patience=patience
         )
-        self._follower = Follower(self._subscription, self._assigner, self._state, self._publisher.sent)
+        self._follower = EventFollower(self._subscription, self._assigner, self._state, self._publisher.sent)
         self._due = clock.monotonic() + snapshot_interval
         self._saving = threading.Lock()
         self._closing = threading.Lock()
@@ -92,7 +92,7 @@ class MetadataManager:
         if background:
             self._threads = [
                 threading.Thread(target=target, name=f"strandline-metadata-{name}", daemon=True)
-                for name, target in (("follower", self._follow), ("keeper", self._keep))
+                for name, target in (("follower", self._follow), ("maintenance", self._maintain))
             ]
             for thread in self._threads:
                 thread.start()
@@ -110,17 +110,17 @@ class MetadataManager:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> Self:
-        """A manager that has loaded its snapshot, if there is a usable one, and follows nothing yet.
+        """Start a manager: loads its snapshot, if there is a usable one, and follows nothing yet.
 
         Args:
-            events: the topic of segment events. It is not closed with the manager.
-            snapshot_dir: this node's own folder for snapshots; None for none, so that each start replays everything.
-            snapshot_interval: seconds between two snapshots, if anything was applied meanwhile.
+            events: the topic of segment events. The caller closes it.
+            snapshot_dir: this node's own folder for snapshots; without one each start replays all events.
+            snapshot_interval: seconds between two snapshots, if events were applied meanwhile.
             patience: seconds that a write waits until this node has applied it.
-            background: whether threads follow and save. Without them nothing happens but in :meth:`step`, and in the
-                calls that wait, which step themselves: for tests, and for one thread.
+            background: whether threads follow and save. Without them only :meth:`step` and calls that wait do so: for
+                tests, and for single-threaded use.
             disk: where the folder is.
-            clock: tells when to save and how long to wait.
+            clock: times snapshots and waits.
             chance: names temporary folders.
         """
         if not snapshot_interval > 0:
@@ -138,14 +138,14 @@ class MetadataManager:
             clock=clock,
         )
 
-    # --- which partitions --------------------------------------------------------------------------------------
+    # --- assignment --------------------------------------------------------------------------------------------
 
     def reconcile_assignment(self, partitions: Iterable[int]) -> None:
         """Follow exactly these metadata partitions; calls are serialised.
 
-        What is new goes on where it was applied, and is ready when everything is applied that is there now. If that
-        cannot be found out the partition is assigned, not ready, and tried again: here, and by a timer.
-        ``InvalidInput``, and nothing is changed, if there is no such partition.
+        A new partition resumes at its position, and is ready when it has applied all events published before this call.
+        If the topic cannot be reached, the partition is assigned, not ready, and retried by a timer and by the next
+        call. ``InvalidInput``, and no change, if there is no such partition.
         """
         wanted = {check_partition(partition, self._count) for partition in partitions}
         if self._closed.is_set():
@@ -154,14 +154,14 @@ class MetadataManager:
 
     def assigned_partitions(self) -> list[int]:
         """The metadata partitions that this node follows, ascending."""
-        return self._state.those(lambda standing: standing.assigned)
+        return self._state.partitions_where(lambda progress: progress.assigned)
 
     def committed_offset(self, partition: int) -> int:
-        """The offset of the last event that was applied of a metadata partition; -1 is none."""
-        return self._state.standing(check_partition(partition, self._count)).next - 1
+        """The offset of the last applied event of a metadata partition; -1 without any."""
+        return self._state.progress(check_partition(partition, self._count)).next - 1
 
     def metadata_partition(self, partition: TopicPartition) -> int:
-        """The metadata partition that tells of a partition."""
+        """The metadata partition that has the events of a log partition."""
         key = partition.topic_id.int, partition.partition
         number = self._routes.get(key)
         if number is None:
@@ -173,21 +173,21 @@ class MetadataManager:
 
     # --- reads -------------------------------------------------------------------------------------------------
 
-    def ask(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> Gate[T]:
-        """The core of every read: the answer, or that this node does not follow it, or does not know enough yet.
+    def ask(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> Readiness[T]:
+        """Run a lookup on the cache of a partition; the answer, or why this node has none.
 
-        The question is asked under the lock that the follower needs: it is to be quick, to return values (a list
-        rather than an iterator), and not to call the manager.
+        The lookup holds the follower's lock: it must be quick, return values (a list rather than an iterator), and not
+        call the manager.
         """
         return self._state.ask(self.metadata_partition(partition), question)
 
     def current(
         self, partition: TopicPartition, question: Callable[[SegmentCache], T], *, timeout: Timeout = PATIENCE
     ) -> T:
-        """The answer from everything that was published before this call.
+        """Run a lookup that sees every event published before this call (a linearizable read).
 
-        What decisions to delete or to tier are made on, and what looks for data. ``NotReady``, which is retryable,
-        if it is not assigned, or was not applied in time; ``LogClosed`` after closing.
+        Tiering, deletion and readers use it. ``NotReady``, which is retryable, if the partition is not assigned or
+        was not applied in time; ``LogClosed`` after closing.
         """
         number = self.metadata_partition(partition)
         waiter = self._state.expect(number)
@@ -201,7 +201,7 @@ class MetadataManager:
             if end < waiter.since:
                 self._assigner.replay(number, f"{waiter.since} events are applied and there are only {end}")
                 raise not_ready(CatchingUp(number, "its topic was made anew and is replayed; ask again in a moment"))
-            self._state.await_position(waiter, end)
+            self._state.wake_at(waiter, end)
             self._wait(waiter, timeout)
             if waiter.error is not None:
                 raise waiter.error
@@ -212,19 +212,19 @@ class MetadataManager:
         match self._state.ask(number, question):
             case Ready(answer):
                 return answer
-            case gate:
-                raise not_ready(gate)
+            case readiness:
+                raise not_ready(readiness)
 
     def segment_for(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:
-        """The segment that holds an offset in a term; None if none does, or if this node does not follow it."""
+        """The segment with an offset in a term; None without one, or if this node does not follow the partition."""
         return self._known(partition, lambda cache: cache.segment_for(partition, term, offset), None)
 
     def highest_offset(self, partition: TopicPartition, term: int) -> int | None:
-        """The highest offset of a term that was copied; None if none was, or if this node does not follow it."""
+        """The highest copied offset of a term; None without any, or if this node does not follow the partition."""
         return self._known(partition, lambda cache: cache.highest_offset(partition, term), None)
 
     def segments(self, partition: TopicPartition, term: int | None = None) -> list[SegmentMetadata]:
-        """All segments, or those of a term, by their first offset; empty if this node does not follow it."""
+        """All segments, or those of a term, by first offset; empty if this node does not follow the partition."""
         return self._known(partition, lambda cache: list(cache.segments(partition, term)), [])
 
     def unreferenced(self, partition: TopicPartition) -> list[SegmentMetadata]:
@@ -232,15 +232,15 @@ class MetadataManager:
         return self._known(partition, lambda cache: list(cache.unreferenced(partition)), [])
 
     def size(self, partition: TopicPartition, term: int) -> int:
-        """The bytes of the segments of a term; 0 if this node does not follow it."""
+        """Total bytes of the segments of a term; 0 if this node does not follow the partition."""
         return self._known(partition, lambda cache: cache.size(partition, term), 0)
 
     def deletion(self, partition: TopicPartition) -> PartitionDelete | None:
-        """How far its deletion is; None if it is not being deleted, or if this node does not follow it."""
+        """State of the partition's deletion; None without one, or if this node does not follow the partition."""
         return self._known(partition, lambda cache: cache.deletion(partition), None)
 
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
-        """All that is known of one segment; None if that is nothing, or if this node does not follow it."""
+        """One segment; None if unknown, or if this node does not follow its partition."""
         return self._known(segment.partition, lambda cache: cache.get(segment), None)
 
     def _known(self, partition: TopicPartition, question: Callable[[SegmentCache], T], none: T) -> T:
@@ -249,37 +249,37 @@ class MetadataManager:
                 return answer
             case Unassigned():
                 return none
-            case CatchingUp() as gate:
-                raise not_ready(gate)
+            case CatchingUp() as readiness:
+                raise not_ready(readiness)
 
     # --- writes ------------------------------------------------------------------------------------------------
 
     def add(self, segment: SegmentMetadata) -> None:
-        """Tell of a segment whose copy starts; the next read of this node sees it.
+        """Publish a segment whose copy starts; the next read of this node sees it.
 
         Raises:
-            InvalidInput: its state is not copy started, or it is no next step. Found out before it was published,
-                nothing was; otherwise another node was faster, and the event changed nothing.
-            NotReady: the metadata partition is not assigned, or was taken away while it was waited for.
-            CommitTimedOut: it is published, and this node had not applied it in time. To publish the same again does
-                no harm.
-            LogClosed, OutcomeUnknown: the manager is closed, or was while it was waited for.
+            InvalidInput: its state is not copy started, or the event is not a valid step. Either nothing was published,
+                or another node was faster and the event changed nothing.
+            NotReady: the metadata partition is not assigned, or was unassigned during the wait.
+            CommitTimedOut: the event is published, and this node did not apply it in time. Publishing it again is
+                harmless.
+            LogClosed, OutcomeUnknown: the manager is closed, or was closed during the wait.
         """
         self.publish_all((segment,))
 
     def update(self, update: SegmentUpdate) -> None:
-        """Tell that a segment went on to another state; the next read of this node sees it. Raises as :meth:`add`."""
+        """Publish a segment's next state; the next read of this node sees it. Raises as :meth:`add`."""
         self.publish_all((update,))
 
     def put_partition_delete(self, delete: PartitionDelete) -> None:
-        """Tell how far a partition's deletion is; the next read of this node sees it. Raises as :meth:`add`."""
+        """Publish the state of a partition's deletion; the next read of this node sees it. Raises as :meth:`add`."""
         self.publish_all((delete,))
 
     def publish_all(self, events: Sequence[SegmentEvent]) -> None:
-        """Tell many things in one go, those of one partition in their order: they are waited for once.
+        """Publish many events and wait once; the events of one partition stay in order.
 
-        If one of them is refused before publishing, nothing is published. If some are when they are applied, the first
-        of those errors is raised, and the others took effect. Raises as :meth:`add`.
+        If one is refused before publishing, nothing is published. If some are refused when applied, the first such
+        error is raised, and the others took effect. Raises as :meth:`add`.
         """
         for event in events:
             if isinstance(event, SegmentMetadata) and event.state is not SegmentState.COPY_STARTED:
@@ -292,19 +292,19 @@ class MetadataManager:
             rows.setdefault(self.metadata_partition(place), []).append(event)
         self._publisher.publish(rows)
 
-    # --- the work ----------------------------------------------------------------------------------------------
+    # --- rounds ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One round without waiting: take, apply, try again, save if it is time. False if nothing came.
+        """One round without waiting: take, apply, retry, save if it is time. False if no event came.
 
-        For a manager without threads; it has one thread then.
+        For a manager without threads, used by one thread.
         """
         came = self._taken(0.0)
         self._tick()
         return came
 
-    def _wait(self, waiter: Waiter, timeout: float) -> None:
-        """Let time pass until the waiter was woken or the time is over."""
+    def _wait(self, waiter: PositionWaiter, timeout: float) -> None:
+        """Block until the waiter is woken or the time is over."""
         if self._background:
             self._clock.wait(waiter.woken, timeout)
             return
@@ -329,25 +329,25 @@ class MetadataManager:
             self._due = self._clock.monotonic() + self._interval
 
     def _save(self) -> None:
-        """Take a snapshot if anything was applied since the last; if that fails, the next one has it all."""
+        """Take a snapshot if events were applied since the last; a failure is logged, and the next one retries."""
         with self._saving:
             if self._snapshots is None or not self._state.is_unsaved:
                 return
             try:
                 taken = self._take()
                 self._snapshots.save(taken)
-            except Exception as error:  # noqa: BLE001 - the events are durable; what fails is only a short cut
+            except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
                 _LOGGER.warning("No snapshot of the segment cache was taken, and it is tried again: %s", error)
             else:
                 self._state.saved(taken)
 
-    def _take(self) -> dict[int, Taken]:
+    def _take(self) -> dict[int, PartitionCopy]:
         taken = {}
-        for partition in self._state.those(lambda standing: standing.next > 0):
+        for partition in self._state.partitions_where(lambda progress: progress.next > 0):
             each = self._state.take(partition)
             if each is not None:
                 taken[partition] = each
-            self._clock.sleep(_BREATH)  # a lock that is taken again at once is never had by those who wait
+            self._clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
         return taken
 
     def _follow(self) -> None:
@@ -358,7 +358,7 @@ class MetadataManager:
                 _LOGGER.exception("Following segment events failed, and goes on.")
                 self._clock.wait(self._closed, _ROUND)
 
-    def _keep(self) -> None:
+    def _maintain(self) -> None:
         while not self._clock.wait(self._closed, min(_ROUND, self._interval)):
             try:
                 self._tick()
@@ -366,9 +366,9 @@ class MetadataManager:
                 _LOGGER.exception("A round of the metadata manager failed, and it goes on.")
 
     def close(self) -> None:
-        """Stop following, and take a last snapshot. Reads answer from what was applied; writes fail, waiting ones too.
+        """Stop following and take a last snapshot. Idempotent.
 
-        Closing twice is fine.
+        Reads still answer from the applied events; writes fail, also those that wait.
         """
         with self._closing:
             self._closed.set()

@@ -1,4 +1,4 @@
-"""Publishes segment events, and waits until this node has applied them."""
+"""Event publisher: publishes segment events and waits until this node has applied them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.lifecycle import add_segment, update_segment
 from strandline.tier.metadata.readiness import CatchingUp, not_ready
-from strandline.tier.metadata.state import MetadataState, Waiter
+from strandline.tier.metadata.state import MetadataState, PositionWaiter
 
 
-class Publisher:
-    """Writes to the event topic of one manager. Safe in threads."""
+class EventPublisher:
+    """Writes to the event topic of one manager. Thread-safe."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Publisher:
         state: MetadataState,
         assigner: Assigner,
         *,
-        wait: Callable[[Waiter, float], None],
+        wait: Callable[[PositionWaiter, float], None],
         monotonic: Callable[[], float],
         patience: float,
     ) -> None:
-        """Publish to ``events``; ``wait`` lets time pass until a waiter was woken."""
+        """Publish to ``events``; ``wait`` blocks until a waiter is woken or the time is over."""
         self._events = events
         self._state = state
         self._assigner = assigner
@@ -44,17 +44,17 @@ class Publisher:
         self._monotonic = monotonic
         self._patience = patience
         self.sent: dict[bytes, SegmentEvent] = {}
-        """What is on its way, by its bytes: the follower need not decode what was encoded here a moment ago."""
+        """Events in flight by their bytes: the follower need not decode them again."""
 
     def publish(self, rows: Mapping[int, Sequence[SegmentEvent]]) -> None:
-        """Publish the events of each metadata partition in their order, and return when all of them are applied.
+        """Publish the events of each metadata partition in order; returns when all are applied.
 
-        All partitions are asked before anything is published to one of them.
+        All partitions are checked before anything is published.
         """
         with ExitStack() as stack:
-            waiting: list[tuple[Waiter, list[bytes]]] = []
+            waiting: list[tuple[PositionWaiter, list[bytes]]] = []
             for partition, events in rows.items():
-                # Before publishing: the follower may apply it before this thread has heard its offset.
+                # Before publishing: the follower may apply the event before this thread knows its offset.
                 waiter = self._state.expect(partition, _checking(events))
                 stack.callback(self._state.release, waiter)
                 payloads = [encode_event(event) for event in events]
@@ -77,18 +77,18 @@ class Publisher:
         for payload in payloads:
             self.sent.pop(payload, None)
 
-    def _published(self, waiter: Waiter, payloads: Sequence[bytes]) -> Sequence[int]:
+    def _published(self, waiter: PositionWaiter, payloads: Sequence[bytes]) -> Sequence[int]:
         offsets = self._events.publish_all(waiter.partition, payloads)
         if offsets[0] < waiter.since:
-            # Not the topic that was followed: what is applied tells nothing of it.
+            # Another topic than the one that was followed: the cache does not belong to it.
             why = f"{waiter.since} events are applied, and a new one is at {offsets[0]}"
             self._assigner.replay(waiter.partition, why)
             again = "its topic was made anew and is replayed; publish the event again"
             raise not_ready(CatchingUp(waiter.partition, again))
-        self._state.await_position(waiter, offsets[-1] + 1)
+        self._state.wake_at(waiter, offsets[-1] + 1)
         return offsets
 
-    def _applied(self, waiter: Waiter, offsets: Sequence[int], deadline: float) -> None:
+    def _applied(self, waiter: PositionWaiter, offsets: Sequence[int], deadline: float) -> None:
         if not waiter.woken.is_set():
             self._wait(waiter, max(0.0, deadline - self._monotonic()))
         if waiter.error is not None:
@@ -101,9 +101,9 @@ class Publisher:
 
 
 def _checking(events: Sequence[SegmentEvent]) -> Callable[[SegmentCache], None]:
-    """Refuses what the cache would refuse, as far as that can be told before the events are in it.
+    """A check that refuses what the cache would refuse, as far as that is known before the events are applied.
 
-    What cannot be told is found out when it is applied: behind a partition's deletion, and behind a segment's end.
+    Events after a partition's deletion or a segment's removal in the same call are only checked when applied.
     """
 
     def check(cache: SegmentCache) -> None:
@@ -129,7 +129,7 @@ def _checking(events: Sequence[SegmentEvent]) -> Callable[[SegmentCache], None]:
 
 
 def _after(current: SegmentMetadata | None, event: SegmentMetadata | SegmentUpdate) -> SegmentMetadata | None:
-    """The segment behind an event; None if that cannot be told before it is applied."""
+    """The segment after an event; None if that is not known before it is applied."""
     if isinstance(event, SegmentMetadata):
         return add_segment(current, event)
     after = None if current is None else update_segment(current, event)

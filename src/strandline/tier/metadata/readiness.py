@@ -1,7 +1,7 @@
-"""What a node may answer from one metadata partition, as values: unknown is not absent.
+"""Readiness of one metadata partition, as values: unknown is not absent.
 
-A partition that is not followed, or not yet up to what was there when it was assigned, has no answer at all, whatever
-its cache holds from before.
+A partition answers nothing, whatever its cache holds, until it is assigned and has applied all events below the
+high-water mark of its assignment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Unassigned:
-    """This node does not follow the metadata partition: another one may know."""
+    """This node does not follow the metadata partition; another node may."""
 
     partition: int
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """This node follows the metadata partition, and does not know enough yet."""
+    """This node follows the metadata partition and has not caught up."""
 
     partition: int
     why: str
@@ -33,20 +33,20 @@ class CatchingUp:
 
 @dataclass(frozen=True, slots=True)
 class Ready(Generic[T_co]):
-    """The answer, from all that was published before the partition was assigned, at least."""
+    """The answer, from at least all events published before the partition was assigned."""
 
     answer: T_co
 
 
-Gate = Unassigned | CatchingUp | Ready[T]
-"""What becomes of a question."""
+Readiness = Unassigned | CatchingUp | Ready[T]
+"""The outcome of a lookup."""
 
-OPEN: Final = Ready(None)
+READY: Final = Ready(None)
 
 
-def not_ready(gate: Unassigned | CatchingUp) -> NotReady:
-    """The retryable error for those who need to know."""
-    match gate:
+def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
+    """The readiness as a retryable error."""
+    match readiness:
         case Unassigned(partition):
             return NotReady(
                 f"Metadata partition {partition} is not assigned to this node, which is no answer: ask a node that "
@@ -57,19 +57,19 @@ def not_ready(gate: Unassigned | CatchingUp) -> NotReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where one metadata partition stands. Every step makes another value."""
+class PartitionProgress:
+    """Position and assignment of one metadata partition, immutable."""
 
     next: int = 0
-    """Everything below it has been applied to the cache."""
+    """All events below it are applied to the cache."""
     assigned: bool = False
     target: int | None = None
-    """What has to be applied before anything is answered; None while that is not known."""
+    """The high-water mark to reach before the partition answers; None while unknown."""
     trouble: str = ""
-    """Why it cannot go on, if it cannot; only dropping it and adding it again, or a restart, ends that."""
+    """Why following stopped, if it did. Dropping and adding the partition, or a restart, clears it."""
 
-    def gate(self, partition: int) -> Gate[None]:
-        """Whether there is an answer."""
+    def readiness(self, partition: int) -> Readiness[None]:
+        """Whether the partition answers."""
         if not self.assigned:
             return Unassigned(partition)
         if self.trouble:
@@ -80,64 +80,65 @@ class Standing:
             return CatchingUp(
                 partition, f"it has applied {self.next} events of {self.target}; ask again when it has caught up"
             )
-        return OPEN
+        return READY
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is assigned and has to be begun, or begun again."""
+        """Whether it is assigned and following has to (re)start."""
         return self.assigned and self.target is None and not self.trouble
 
     @property
     def is_followed(self) -> bool:
-        """Whether its events are applied."""
+        """Whether events are applied."""
         return self.assigned and not self.trouble
 
-    def assign(self) -> Standing:
-        """Added: a new target is needed, for much may have been published while it was not followed."""
-        return Standing(self.next, assigned=True)
+    def assign(self) -> PartitionProgress:
+        """Assigned; the target is unknown, since events may have been published meanwhile."""
+        return PartitionProgress(self.next, assigned=True)
 
-    def drop(self) -> Standing:
-        """No longer followed; what was applied is where it goes on if it is added again."""
-        return Standing(self.next)
+    def drop(self) -> PartitionProgress:
+        """No longer followed; the position stays for a later assignment."""
+        return PartitionProgress(self.next)
 
-    def aim(self, target: int) -> Standing:
+    def set_target(self, target: int) -> PartitionProgress:
         """The high-water mark is known."""
         return replace(self, target=target)
 
-    def unaim(self) -> Standing:
-        """It has to be begun again, and answers nothing until then."""
+    def clear_target(self) -> PartitionProgress:
+        """Following has to restart; nothing is answered until then."""
         return replace(self, target=None)
 
-    def advance(self, upto: int) -> Standing:
-        """Everything below ``upto`` has been applied; called after it was, never before."""
+    def advance(self, upto: int) -> PartitionProgress:
+        """All events below ``upto`` are applied. Called after they were applied, never before."""
         return replace(self, next=upto)
 
-    def stop(self, why: str) -> Standing:
-        """It cannot go on."""
+    def stop(self, why: str) -> PartitionProgress:
+        """Following stopped."""
         return replace(self, trouble=why)
 
-    def forget(self) -> Standing:
-        """Nothing is applied any more: everything is replayed."""
+    def forget(self) -> PartitionProgress:
+        """The cache was emptied: all events are replayed."""
         return replace(self, next=0, target=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Where following begins; with a reason, what was applied before is worth nothing and is replayed."""
+class ResumePoint:
+    """Where following starts. With a reason to replay, the cache is discarded first."""
 
     start: int
     replay: str = ""
 
 
-def plan_begin(position: int, bounds: Bounds) -> Begin:
-    """Go on where it was applied, if the topic can have that position; otherwise replay all that it has.
+def plan_resume_point(position: int, bounds: Bounds) -> ResumePoint:
+    """Resume at the applied position if the topic still has it; otherwise replay the whole topic.
 
-    >>> plan_begin(7, Bounds(3, 9)), plan_begin(0, Bounds(3, 9))
-    (Begin(start=7, replay=''), Begin(start=3, replay=''))
+    >>> plan_resume_point(7, Bounds(3, 9)), plan_resume_point(0, Bounds(3, 9))
+    (ResumePoint(start=7, replay=''), ResumePoint(start=3, replay=''))
     """
     if position > bounds.next:
-        # To wait there for the end to come by would put new events on top of what another topic once told.
-        return Begin(bounds.first, f"events up to {position} are applied and there are only {bounds.next}")
+        # Waiting for the end to reach the position would apply new events on top of those of another topic.
+        return ResumePoint(bounds.first, f"events up to {position} are applied and there are only {bounds.next}")
     if 0 < position < bounds.first:
-        return Begin(bounds.first, f"events up to {position} are applied and those below {bounds.first} are deleted")
-    return Begin(max(position, bounds.first))
+        why = f"events up to {position} are applied and those below {bounds.first} are deleted"
+        return ResumePoint(bounds.first, why)
+    return ResumePoint(max(position, bounds.first))

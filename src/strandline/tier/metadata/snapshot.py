@@ -1,7 +1,7 @@
-"""Snapshots of the metadata partitions: each one's cache as columns, with the position to which it belongs.
+"""Snapshots of the metadata partitions: the cache of each as tables, with its position.
 
-They are sealed folders, numbered, and the newest valid one wins. ``data/`` has ``positions.json``, and for each
-partition one file of Arrow IPC streams, one after the other. The manifest's cursor counts the events of all partitions.
+Numbered sealed folders; the newest valid one wins. ``data/`` has ``positions.json``, and per partition one file of
+concatenated Arrow IPC streams. The manifest's cursor counts the events of all partitions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
-from strandline.tier.metadata.state import Taken
+from strandline.tier.metadata.state import PartitionCopy
 
 KIND: Final = "segment-cache"
 KIND_VERSION: Final = 1
@@ -36,24 +36,24 @@ POSITIONS: Final = "positions.json"
 _LAYOUTS: Final = {name: Layout.of(schema) for name, schema in SCHEMAS.items()}
 _LOGGER = logging.getLogger(__name__)
 _KEPT: Final = 2
-"""How many are kept: if the newest is damaged, less has to be replayed than everything."""
+"""How many snapshots are kept: if the newest is damaged, the one before it saves most of the replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataSnapshots:
-    """The snapshots in one folder. One thread saves at a time; two managers that share the folder do no harm."""
+    """The snapshots in one folder. One thread saves at a time; two managers may share the folder."""
 
     folder: str
     count: int
-    """How many metadata partitions there are: another number spreads the segments differently."""
+    """Number of metadata partitions: another number distributes the segments differently."""
     topic_id: UUID = NO_TOPIC
-    """Which topic the positions are of, where that is known."""
+    """The topic of the positions, if known."""
     disk: Disk = field(default=DISK, repr=False)
     clock: Clock = field(default=CLOCK, repr=False)
     chance: Chance = field(default=CHANCE, repr=False)
 
-    def save(self, taken: Mapping[int, Taken]) -> None:
-        """Store what was taken: durable and whole when this returns; otherwise what was there before still is."""
+    def save(self, taken: Mapping[int, PartitionCopy]) -> None:
+        """Store a snapshot atomically: durable when this returns; on failure the former one stays."""
         number = next_number(self.folder, disk=self.disk)
         seal(
             numbered(self.folder, number),
@@ -69,13 +69,13 @@ class MetadataSnapshots:
         self._prune(number)
 
     def load(self) -> dict[int, tuple[int, SegmentCache]]:
-        """Positions and caches of the newest valid snapshot; with a warning, nothing if none can be used. Never raises.
+        """Positions and caches of the newest valid snapshot; empty, with a warning, if none is usable. Never raises.
 
-        Without one everything is replayed, which takes longer and gives the same.
+        Without a snapshot all events are replayed, with the same result.
         """
         try:
             return self._loaded()
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the events are all there
+        except Exception as error:  # noqa: BLE001 - the events are the source of truth
             _LOGGER.warning(
                 "The snapshot at %s cannot be used, and all segment events are replayed: %s", self.folder, error
             )
@@ -100,7 +100,7 @@ class MetadataSnapshots:
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def _fill(self, data: str, taken: Mapping[int, Taken]) -> None:
+    def _fill(self, data: str, taken: Mapping[int, PartitionCopy]) -> None:
         told: dict[str, Any] = {}
         for partition, (position, tables) in sorted(taken.items()):
             slices: dict[str, list[int]] = {}
@@ -123,7 +123,7 @@ class MetadataSnapshots:
         return self._cursor({partition: position for partition, (position, _) in positions.items()})
 
     def _prune(self, number: int) -> None:
-        """Remove what is older than those that are kept; what cannot be removed now is removed the next time."""
+        """Remove older snapshots; what cannot be removed now is removed by the next save."""
         with suppress(StorageError):
             for row in self.disk.scan(self.folder):
                 if row.is_folder and row.name.isdecimal() and int(row.name) <= number - _KEPT:

@@ -1,7 +1,7 @@
-"""What a node knows of all metadata partitions: caches, positions and who waits for them, under one lock. No I/O.
+"""State of all metadata partitions of a node: caches, positions and waiters, under one lock. No I/O.
 
-The lock is what makes a cache and its position one thing: an event is in the cache before the position passes it,
-nobody sees the moment between, and a snapshot takes both.
+The lock makes cache and position change together: an event is in the cache before the position passes it, no reader
+sees the moment between, and a snapshot copies both.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentEvent
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.readiness import (
-    Begin,
     CatchingUp,
-    Gate,
+    PartitionProgress,
+    Readiness,
     Ready,
-    Standing,
+    ResumePoint,
     Unassigned,
     not_ready,
-    plan_begin,
+    plan_resume_point,
 )
 
 T = TypeVar("T")
 
 Decoded = tuple[int, SegmentEvent | CorruptData]
-"""An event's offset, and the event or why it is none."""
+"""An event's offset, and the event or the decoding error."""
 
 
-class Taken(NamedTuple):
-    """One partition at one moment: immutable tables of its cache, and the position to which they belong."""
+class PartitionCopy(NamedTuple):
+    """A consistent copy of one partition: its cache as immutable tables, and its position."""
 
     next: int
     tables: dict[str, pa.Table]
 
 
-class Absorbed(NamedTuple):
-    """What became of events."""
+class AppliedEvents(NamedTuple):
+    """The outcome of applying events."""
 
     applied: int
     refused: list[tuple[int, InvalidInput]]
     skipped: list[tuple[int, CorruptData]]
     gap: bool
-    """Whether they do not go on where the position is: then nothing at or behind the hole was applied."""
+    """Whether the events skip an offset: nothing at or after the gap was applied."""
 
 
 @final
-class Waiter:
-    """One who waits until a partition was applied up to a position. Belongs to its state's lock."""
+class PositionWaiter:
+    """A thread that waits until a partition is applied up to a position. Guarded by the state's lock."""
 
     __slots__ = ("error", "partition", "since", "upto", "woken")
 
     def __init__(self, partition: int, since: int) -> None:
-        """Wait for nothing yet; ``since`` is what was applied when it began."""
+        """No target yet; ``since`` is the position when waiting began."""
         self.partition = partition
         self.since = since
         self.upto: int | None = None
@@ -73,109 +73,109 @@ class Waiter:
 
 
 class MetadataState:
-    """Caches and positions of the metadata partitions of one topic. Safe in threads; nothing blocks but for the lock.
+    """Caches and positions of the metadata partitions of one topic. Thread-safe; blocks only for the lock.
 
-    Questions are asked under the lock: they must be quick, and return values rather than iterators over a cache.
+    Lookups run under the lock: they must be quick, and return values rather than iterators over a cache.
     """
 
     def __init__(self, count: int, held: Mapping[int, tuple[int, SegmentCache]] | None = None) -> None:
-        """Begin with nothing assigned, and with what a snapshot held."""
+        """Start unassigned, with the caches and positions of a snapshot."""
         held = held or {}
         self._lock = threading.RLock()
         self._caches = [held[number][1] if number in held else SegmentCache() for number in range(count)]
-        self._standings = [Standing(held[number][0] if number in held else 0) for number in range(count)]
-        self._waiters: list[list[Waiter]] = [[] for _ in range(count)]
-        # What was refused since the oldest waiter of a partition began: an event may be applied before the one who
-        # published it has heard its offset.
+        self._progress = [PartitionProgress(held[number][0] if number in held else 0) for number in range(count)]
+        self._waiters: list[list[PositionWaiter]] = [[] for _ in range(count)]
+        # Refusals since the oldest waiter of a partition began: an event may be applied before its publisher
+        # knows its offset.
         self._refused: list[dict[int, InvalidInput]] = [{} for _ in range(count)]
         self._saved = self._positions()
         self._closed = False
 
-    # --- asking ------------------------------------------------------------------------------------------------
+    # --- lookups -----------------------------------------------------------------------------------------------
 
-    def ask(self, partition: int, question: Callable[[SegmentCache], T]) -> Gate[T]:
-        """The answer, or why there is none."""
+    def ask(self, partition: int, question: Callable[[SegmentCache], T]) -> Readiness[T]:
+        """The answer, or why the partition has none."""
         with self._lock:
-            gate = self._standings[partition].gate(partition)
-            return Ready(question(self._caches[partition])) if isinstance(gate, Ready) else gate
+            readiness = self._progress[partition].readiness(partition)
+            return Ready(question(self._caches[partition])) if isinstance(readiness, Ready) else readiness
 
-    def standing(self, partition: int) -> Standing:
-        """Where a partition stands."""
-        return self._standings[partition]
+    def progress(self, partition: int) -> PartitionProgress:
+        """Position and assignment of a partition."""
+        return self._progress[partition]
 
-    def those(self, choose: Callable[[Standing], bool]) -> list[int]:
-        """The partitions whose standing is chosen, ascending."""
+    def partitions_where(self, choose: Callable[[PartitionProgress], bool]) -> list[int]:
+        """The partitions that the predicate selects, ascending."""
         with self._lock:
-            return [number for number, standing in enumerate(self._standings) if choose(standing)]
+            return [number for number, progress in enumerate(self._progress) if choose(progress)]
 
-    # --- assigning: one thread at a time -----------------------------------------------------------------------
+    # --- assignment: one thread at a time ----------------------------------------------------------------------
 
     def assign(self, partition: int) -> None:
-        """It is assigned from now on, and answers nothing before :meth:`aim`."""
+        """Assign a partition; it answers nothing before :meth:`set_target`."""
         with self._lock:
-            self._standings[partition] = self._standings[partition].assign()
+            self._progress[partition] = self._progress[partition].assign()
 
     def drop(self, partition: int) -> None:
-        """It answers nothing from now on, nothing more is applied, and who waits for it is told."""
+        """Unassign a partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``."""
         with self._lock:
-            self._standings[partition] = self._standings[partition].drop()
+            self._progress[partition] = self._progress[partition].drop()
             self._fail(
                 self._waiters[partition],
                 lambda number: NotReady(
                     f"Metadata partition {number} was taken from this node: whether the event was accepted is not "
-                    "known here. Try again on a node that follows it: what was done already is not done twice."
+                    "known here. Try again on a node that follows it: an applied event is not applied twice."
                 ),
             )
 
-    def resume(self, partition: int, bounds: Bounds) -> Begin:
-        """Where to go on; if what was applied cannot be of this topic, or is too old, it is forgotten first."""
+    def resume(self, partition: int, bounds: Bounds) -> ResumePoint:
+        """Where to resume; discards the cache first if its position is not in the topic any more."""
         with self._lock:
-            begin = plan_begin(self._standings[partition].next, bounds)
+            begin = plan_resume_point(self._progress[partition].next, bounds)
             if begin.replay:
                 self._forget(partition)
-            self._standings[partition] = self._standings[partition].unaim().advance(begin.start)
+            self._progress[partition] = self._progress[partition].clear_target().advance(begin.start)
             return begin
 
-    def aim(self, partition: int, target: int) -> None:
-        """The high-water mark is known: when everything below it is applied, it is ready."""
+    def set_target(self, partition: int, target: int) -> None:
+        """Set the high-water mark: the partition is ready when all events below it are applied."""
         with self._lock:
-            self._standings[partition] = self._standings[partition].aim(target)
+            self._progress[partition] = self._progress[partition].set_target(target)
 
-    def unaim(self, partition: int) -> None:
-        """It has to be begun again, and answers nothing until then."""
+    def clear_target(self, partition: int) -> None:
+        """Mark the partition for a restart; it answers nothing until then."""
         with self._lock:
-            self._standings[partition] = self._standings[partition].unaim()
+            self._progress[partition] = self._progress[partition].clear_target()
 
     def forget(self, partition: int) -> None:
-        """What was applied is worth nothing: it has to be begun again, from the first event."""
+        """Discard the cache: the partition is replayed from the first event."""
         with self._lock:
             self._forget(partition)
 
     def _forget(self, partition: int) -> None:
         self._caches[partition] = SegmentCache()
-        self._standings[partition] = self._standings[partition].forget()
+        self._progress[partition] = self._progress[partition].forget()
 
-    # --- following ---------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------
 
-    def absorb(self, partition: int, events: Iterable[Decoded]) -> Absorbed:
-        """Apply events that come next. Those applied before are passed over; so are all of a dropped partition.
+    def absorb(self, partition: int, events: Iterable[Decoded]) -> AppliedEvents:
+        """Apply the next events; skips events applied before, and all events of an unassigned partition.
 
-        What the cache fails at for another reason than the event leaves nothing that could be trusted: the partition
-        is emptied and stopped, and the error raised.
+        If the cache fails for a reason other than the event, its content cannot be trusted: the partition is emptied
+        and stopped, and the error raised.
         """
         with self._lock:
-            if not self._standings[partition].is_followed:
-                return Absorbed(0, [], [], gap=False)
+            if not self._progress[partition].is_followed:
+                return AppliedEvents(0, [], [], gap=False)
             try:
                 return self._absorb(partition, events)
             except Exception as error:
-                # Half an event may be in the cache, and neither a reader nor a snapshot may have it.
+                # Half an event may be in the cache; neither a reader nor a snapshot may see it.
                 self._forget(partition)
                 self._stop(partition, f"applying an event failed ({error!r}); drop it and add it again to replay it")
                 raise
 
-    def _absorb(self, partition: int, events: Iterable[Decoded]) -> Absorbed:
-        apply, begin = self._caches[partition].apply, self._standings[partition].next
+    def _absorb(self, partition: int, events: Iterable[Decoded]) -> AppliedEvents:
+        apply, begin = self._caches[partition].apply, self._progress[partition].next
         at, gap = begin, False
         refused: list[tuple[int, InvalidInput]] = []
         skipped: list[tuple[int, CorruptData]] = []
@@ -194,11 +194,11 @@ class MetadataState:
                     refused.append((offset, error))
             at += 1
         self._passed(partition, at, refused)
-        return Absorbed(at - begin - len(skipped) - len(refused), refused, skipped, gap)
+        return AppliedEvents(at - begin - len(skipped) - len(refused), refused, skipped, gap)
 
     def _passed(self, partition: int, upto: int, refused: Sequence[tuple[int, InvalidInput]]) -> None:
-        """The cache has it: now the position may say so, and who waits for it may go on."""
-        self._standings[partition] = self._standings[partition].advance(upto)
+        """Advance the position after the cache, and wake the waiters."""
+        self._progress[partition] = self._progress[partition].advance(upto)
         waiters = self._waiters[partition]
         if waiters:
             self._refused[partition].update(refused)
@@ -207,57 +207,57 @@ class MetadataState:
                     waiter.woken.set()
 
     def stop(self, partition: int, offset: int, why: str) -> bool:
-        """The event that comes next cannot be applied by this program: nothing is answered from here on.
+        """Stop at the next event, which this version cannot apply; the partition answers nothing from here on.
 
-        False, and nothing is changed, if it does not come next.
+        False, and no change, if ``offset`` is not the next event.
         """
         with self._lock:
-            standing = self._standings[partition]
-            if not standing.is_followed or standing.next != offset:
+            progress = self._progress[partition]
+            if not progress.is_followed or progress.next != offset:
                 return False
             self._stop(partition, why)
             return True
 
     def _stop(self, partition: int, why: str) -> None:
-        self._standings[partition] = self._standings[partition].stop(why)
+        self._progress[partition] = self._progress[partition].stop(why)
         self._fail(self._waiters[partition], lambda number: not_ready(CatchingUp(number, why)))
 
-    # --- waiting -----------------------------------------------------------------------------------------------
+    # --- waiters -----------------------------------------------------------------------------------------------
 
-    def expect(self, partition: int, check: Callable[[SegmentCache], None] | None = None) -> Waiter:
-        """Begin to wait, before it is known for what: from now on what is refused is remembered.
+    def expect(self, partition: int, check: Callable[[SegmentCache], None] | None = None) -> PositionWaiter:
+        """Register a waiter before its target is known; refusals are remembered from now on.
 
-        ``check`` is given the cache if that is ready. ``NotReady`` if it is not assigned or cannot go on,
-        ``LogClosed`` after closing, and what the check raises: then nobody waits.
+        ``check`` gets the cache if the partition is ready. ``NotReady`` if it is not assigned or has stopped,
+        ``LogClosed`` after closing, or what the check raises: then no waiter is registered.
         """
         with self._lock:
             if self._closed:
                 raise LogClosed("The metadata manager is closed; nothing was published. Start another one.")
-            standing = self._standings[partition]
-            gate = standing.gate(partition)
-            if isinstance(gate, Unassigned) or (isinstance(gate, CatchingUp) and standing.trouble):
-                raise not_ready(gate)
-            if isinstance(gate, Ready) and check is not None:
+            progress = self._progress[partition]
+            readiness = progress.readiness(partition)
+            if isinstance(readiness, Unassigned) or (isinstance(readiness, CatchingUp) and progress.trouble):
+                raise not_ready(readiness)
+            if isinstance(readiness, Ready) and check is not None:
                 check(self._caches[partition])
-            waiter = Waiter(partition, standing.next)
+            waiter = PositionWaiter(partition, progress.next)
             self._waiters[partition].append(waiter)
             return waiter
 
-    def await_position(self, waiter: Waiter, upto: int) -> None:
-        """Wake the waiter when everything below ``upto`` was applied, at once if it was."""
+    def wake_at(self, waiter: PositionWaiter, upto: int) -> None:
+        """Wake the waiter when all events below ``upto`` are applied; at once if they are."""
         with self._lock:
             waiter.upto = upto
-            if self._standings[waiter.partition].next >= upto:
+            if self._progress[waiter.partition].next >= upto:
                 waiter.woken.set()
 
-    def refusals(self, waiter: Waiter, offsets: Sequence[int]) -> list[InvalidInput]:
-        """Why events at these offsets were refused, in their order."""
+    def refusals(self, waiter: PositionWaiter, offsets: Sequence[int]) -> list[InvalidInput]:
+        """The refusals of events at these offsets, in order."""
         with self._lock:
             refused = self._refused[waiter.partition]
             return [refused[offset] for offset in offsets if offset in refused] if refused else []
 
-    def release(self, waiter: Waiter) -> None:
-        """Wait no longer, and forget what was remembered for this waiter alone."""
+    def release(self, waiter: PositionWaiter) -> None:
+        """Remove a waiter, and the refusals remembered for it alone."""
         with self._lock:
             waiters, refused = self._waiters[waiter.partition], self._refused[waiter.partition]
             waiters.remove(waiter)
@@ -267,7 +267,7 @@ class MetadataState:
                     del refused[offset]
 
     def close(self) -> None:
-        """Nobody waits any longer, and nothing more is expected; questions are answered as before."""
+        """Fail all waiters and refuse new ones; lookups still answer."""
         with self._lock:
             self._closed = True
             for waiters in self._waiters:
@@ -279,7 +279,7 @@ class MetadataState:
                     ),
                 )
 
-    def _fail(self, waiters: Sequence[Waiter], error: Callable[[int], StrandlineError]) -> None:
+    def _fail(self, waiters: Sequence[PositionWaiter], error: Callable[[int], StrandlineError]) -> None:
         for waiter in waiters:
             if not waiter.woken.is_set():
                 waiter.error = error(waiter.partition)
@@ -288,24 +288,24 @@ class MetadataState:
     # --- snapshots ---------------------------------------------------------------------------------------------
 
     def _positions(self) -> list[int]:
-        return [standing.next for standing in self._standings]
+        return [progress.next for progress in self._progress]
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether any partition moved since the last snapshot."""
+        """Whether any position moved since the last snapshot."""
         with self._lock:
             return self._positions() != self._saved
 
-    def take(self, partition: int) -> Taken | None:
-        """A partition's cache with the very position that it has; None if it has none.
+    def take(self, partition: int) -> PartitionCopy | None:
+        """A consistent copy of a partition; None if nothing was applied.
 
-        One partition at a time: each stands for itself, and the follower waits for no more than one.
+        One partition per call, so the follower waits for one copy at most.
         """
         with self._lock:
-            position = self._standings[partition].next
-            return Taken(position, self._caches[partition].to_tables()) if position else None
+            position = self._progress[partition].next
+            return PartitionCopy(position, self._caches[partition].to_tables()) if position else None
 
-    def saved(self, taken: Mapping[int, Taken]) -> None:
-        """What was taken is stored durably."""
+    def saved(self, taken: Mapping[int, PartitionCopy]) -> None:
+        """Record that these copies are stored durably."""
         with self._lock:
-            self._saved = [taken[number].next if number in taken else 0 for number in range(len(self._standings))]
+            self._saved = [taken[number].next if number in taken else 0 for number in range(len(self._progress))]

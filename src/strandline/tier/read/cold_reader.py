@@ -1,4 +1,4 @@
-"""The cold half of a log: which of its records are in segments, and spans that read them."""
+"""Reader of the cold tier: finds the segments of an offset range and plans spans over them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from strandline.tier.metadata.cache import SegmentCache
 T = TypeVar("T")
 
 _AT_ONCE: Final = 64
-"""How many segments are asked for in one go: each question may cost a look at the topic of events."""
+"""How many segments one lookup returns: each may cost a request to the event topic."""
 _TRIES: Final = 4
-"""How often a plan is made anew because a segment was removed meanwhile."""
+"""How often to plan again because a segment was deleted meanwhile."""
 
 
-class Registry(Protocol):
-    """The part of the metadata manager that readers need."""
+class CurrentSegments(Protocol):
+    """The part of the metadata manager that readers use."""
 
     def current(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> T:
-        """The answer from everything that was published before this call; ``NotReady`` if that is not known."""
+        """A lookup that sees every event published before this call; ``NotReady`` if this node has not caught up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
-    """Where the hot tier begins, and in which term the record before it was written (None: that is not known).
+class HotStart:
+    """The first offset of the hot tier, and the term of the record before it (None: unknown).
 
-    Only segments that hold that record in that term are of the log's history. Those behind it are not looked at: the
-    log itself has what they hold, or has gone on differently.
+    Only segments up to that record in that term are of the log's history. Later segments are ignored: the log itself
+    has their records, or diverged from them.
     """
 
     first: int
@@ -47,12 +47,12 @@ class Seam:
 
 @dataclass(frozen=True, slots=True)
 class ColdPiece:
-    """Offsets ``first`` up to ``next``, to be read from the object of one segment, which may hold others, too."""
+    """Offsets ``first`` up to ``next`` in the object of one segment, which may hold others too."""
 
     store: str
     """The address of the store."""
     path: str
-    """Where in it the object is."""
+    """The object's path in the store."""
     first: int
     next: int
     cut_before: bool
@@ -63,45 +63,45 @@ class ColdPiece:
 
 @final
 class ColdReader:
-    """Reads what finished segments hold. Stateless but for what the registry knows; safe in threads.
+    """Reads finished segments. Stateless and thread-safe.
 
-    Every answer is from all events that were published before the question: a segment that somebody has told of is
-    never missed, and what cannot be known is ``NotReady``.
+    Every lookup sees all events published before it: no published segment is missed; ``NotReady`` if this node has not
+    caught up.
     """
 
-    def __init__(self, registry: Registry, store: ObjectStore, partition: TopicPartition) -> None:
-        """The segments of one log, in this store."""
+    def __init__(self, registry: CurrentSegments, store: ObjectStore, partition: TopicPartition) -> None:
+        """Read the segments of one log in this store."""
         self._registry = registry
         self._store = store
         self._partition = partition
 
-    def first(self, seam: Seam) -> int:
-        """The first offset that segments hold, if they go on up to the seam; the seam itself if they do not."""
+    def first(self, hot: HotStart) -> int:
+        """The first offset in segments, if they reach up to the hot tier; otherwise the start of the hot tier."""
 
         def look(cache: SegmentCache) -> int:
-            lowest = cache.lowest(self._partition, seam.term)
-            is_below = lowest is not None and lowest < seam.first and self._reaches(cache, seam)
-            return lowest if is_below and lowest is not None else seam.first
+            lowest = cache.lowest(self._partition, hot.term)
+            is_below = lowest is not None and lowest < hot.first and self._reaches(cache, hot)
+            return lowest if is_below and lowest is not None else hot.first
 
         return self._registry.current(self._partition, look)
 
-    def _reaches(self, cache: SegmentCache, seam: Seam) -> bool:
-        """Whether a segment holds the record before the seam, in its term."""
-        before = seam.first - 1
-        if seam.term is None:
+    def _reaches(self, cache: SegmentCache, hot: HotStart) -> bool:
+        """Whether a segment holds the record before the hot tier, in its term."""
+        before = hot.first - 1
+        if hot.term is None:
             return cache.holding(self._partition, before) is not None
-        return cache.segment_for(self._partition, seam.term, before) is not None
+        return cache.segment_for(self._partition, hot.term, before) is not None
 
-    def holding(self, offset: int, seam: Seam) -> SegmentMetadata | None:
-        """The segment to read an offset below the seam from; None if none has it."""
+    def holding(self, offset: int, hot: HotStart) -> SegmentMetadata | None:
+        """The segment to read an offset below the hot tier from; None without one."""
 
         def look(cache: SegmentCache) -> SegmentMetadata | None:
-            return cache.holding(self._partition, offset, seam.term) if self._reaches(cache, seam) else None
+            return cache.holding(self._partition, offset, hot.term) if self._reaches(cache, hot) else None
 
         return self._registry.current(self._partition, look)
 
     def pieces(self, first: int, following: Iterable[tuple[SegmentMetadata, int]]) -> list[ColdPiece]:
-        """Which objects have the offsets from ``first`` on that these segments are to be read for."""
+        """The objects to read the offsets from ``first`` on from."""
         pieces = []
         for segment, behind_it in following:
             path = segment_path(segment.segment, segment.start)
@@ -111,20 +111,20 @@ class ColdReader:
         return pieces
 
     def following(
-        self, first: int, end: int | None, seam: Seam | None, most: int | None = None
+        self, first: int, end: int | None, hot: HotStart | None, most: int | None = None
     ) -> list[tuple[SegmentMetadata, int]]:
-        """The segments to read from an offset on, and up to where, as of one moment: in order and without a hole.
+        """The segments to read from an offset on, each with its end, as of one moment: in order and without a gap.
 
-        They go up to ``end`` and the seam; without a seam, whether they are of the log's history is not looked at.
+        Up to ``end`` and the hot tier; without a ``hot`` start, divergence from the log is not checked.
         """
         partition = self._partition
-        ends = [stop for stop in (end, None if seam is None else seam.first) if stop is not None]
-        stop, term = min(ends, default=None), None if seam is None else seam.term
+        ends = [stop for stop in (end, None if hot is None else hot.first) if stop is not None]
+        stop, term = min(ends, default=None), None if hot is None else hot.term
 
         def look(cache: SegmentCache) -> list[tuple[SegmentMetadata, int]]:
             found: list[tuple[SegmentMetadata, int]] = []
             at = first
-            if seam is not None and not self._reaches(cache, seam):
+            if hot is not None and not self._reaches(cache, hot):
                 return found
             while (stop is None or at < stop) and (most is None or len(found) < most):
                 segment = cache.holding(partition, at, term)
@@ -137,18 +137,18 @@ class ColdReader:
         return self._registry.current(partition, look)
 
     def is_same_record(self, log: Log, segment: SegmentMetadata, offset: int) -> bool:
-        """Whether the log has the same record at an offset as a segment that holds it."""
+        """Whether log and segment have the same record at an offset."""
         return is_same_record(log, self._store, segment, offset)
 
-    def plan(self, since: Cursor, limit: Limit, seam: Seam) -> list[ColdSpan]:
-        """Spans from a cursor on, in order and without a hole, as far as the seam and the limit allow.
+    def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan]:
+        """Spans from a cursor on, in order and without a gap, up to the hot tier and within the limit.
 
         Empty if no segment has the offset. ``Diverged`` if the record before it is of another term.
         """
-        self.check_cursor(since, seam)
+        self.check_cursor(since, hot)
         planned: Gathering[ColdSpan] = Gathering(limit)
         tries = 0
-        while segments := self.following(since.next, limit.upto, seam, _AT_ONCE):
+        while segments := self.following(since.next, limit.upto, hot, _AT_ONCE):
             try:
                 for segment, upto in segments:
                     found = plan_segment(self._store, segment, since.next, replace(planned.rest, upto=upto))
@@ -156,24 +156,24 @@ class ColdReader:
                         return planned.spans
                     since = behind(since, found[-1])
             except NotFound:
-                # Expired since the look; another look knows that. If it does not, the object is really missing.
+                # Expired since the lookup, and another lookup sees that; if it does not, the object is missing.
                 tries += 1
                 if tries >= _TRIES:
                     raise
         return planned.spans
 
-    def check_cursor(self, since: Cursor, seam: Seam) -> None:
+    def check_cursor(self, since: Cursor, hot: HotStart) -> None:
         """``Diverged`` if the record before the cursor is in a segment and of another term.
 
-        If that record is gone, only what cannot be is refused: a term above that of the record behind it.
+        If that record is deleted, ``Diverged`` only for a term above that of the next record.
         """
         if not since.term:
             return
-        before = self.holding(since.next - 1, seam) if since.next else None
+        before = self.holding(since.next - 1, hot) if since.next else None
         if before is not None:
             check_term(since, before.term_at(since.next - 1))
             return
-        there = self.holding(since.next, seam)
+        there = self.holding(since.next, hot)
         if there is not None and (term := there.term_at(since.next)) < since.term:
             raise Diverged(
                 f"The cursor at {since.next} is of term {since.term}, and the record there is of term {term}: the "
@@ -181,11 +181,11 @@ class ColdReader:
             )
 
     def check_slot(self, slot: SlotState, log: Log) -> None:
-        """``Diverged`` if what the log has forgotten was copied to other segments than those that there are now.
+        """``Diverged`` if the log's trimmed records were copied to other segments than the current ones.
 
-        The tierer's slot and the log are restored together: the segment that ends where the slot stands must be the one
-        that it was moved behind. If it is not, the two histories have parted below the slot; what the log has forgotten
-        is still of both if its first record is.
+        The tierer's slot and the log are restored together: the segment that ends at the slot must be the one that the
+        slot was advanced for. If it is not, the histories diverge below the slot; the trimmed records are still common
+        if the log's first record is.
         """
         if slot.fingerprint is None or not slot.position:
             return
@@ -203,40 +203,40 @@ class ColdReader:
             )
 
     def _has_first(self, log: Log, end: int) -> bool:
-        """Whether a segment holds the log's own first record, if that is below ``end``."""
+        """Whether a segment holds the log's first record, if that is below ``end``."""
         first = log.bounds().first
         if first >= end:
             return False
         segment = self._registry.current(self._partition, lambda cache: cache.holding(self._partition, first))
         return segment is not None and self.is_same_record(log, segment, first)
 
-    def listed_since(self, time: int, seam: Seam) -> int | None:
-        """The first offset below the seam that was listed at a time (microseconds) or later; None if none was."""
+    def listed_since(self, time: int, hot: HotStart) -> int | None:
+        """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any."""
 
         def last_listed(segment: SegmentMetadata) -> int:
             tail = load_tail(self._store, segment)
             return tail.group(len(tail) - 1).listed
 
         for left in reversed(range(_TRIES)):
-            segments = self._readable(seam)
+            segments = self._readable(hot)
             try:
                 at = bisect_left(segments, time, key=last_listed)
                 return None if at == len(segments) else listed_since(self._store, segments[at], time)
             except NotFound:
-                if not left:  # otherwise it has perhaps expired since the look, and another look knows that
+                if not left:  # otherwise it may have expired since the lookup
                     raise
-        raise AssertionError("it was not tried")
+        raise AssertionError("unreachable: the last try raises")
 
-    def _readable(self, seam: Seam) -> list[SegmentMetadata]:
+    def _readable(self, hot: HotStart) -> list[SegmentMetadata]:
         def look(cache: SegmentCache) -> list[SegmentMetadata]:
-            reaches = self._reaches(cache, seam)
-            return cache.readable(self._partition, seam.first, seam.term) if reaches else []
+            reaches = self._reaches(cache, hot)
+            return cache.readable(self._partition, hot.first, hot.term) if reaches else []
 
         return self._registry.current(self._partition, look)
 
 
 def check_term(since: Cursor, term: int) -> None:
-    """Refuse a cursor that is not of the term of the record before it."""
+    """``Diverged`` if the cursor does not have the term of the record before it."""
     if since.term != term:
         raise Diverged(
             f"The cursor at {since.next} is of term {since.term}, and the record before it is of term {term}: the "

@@ -1,4 +1,4 @@
-"""A log in two tiers: what the hot one has forgotten is read from segments, without a seam."""
+"""A log over both tiers: records that the hot tier has trimmed are read from segments."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ from strandline.model.segments import SegmentMetadata
 from strandline.model.slots import TIER_SLOT, SlotState
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
-from strandline.tier.copy.agreement import parting
-from strandline.tier.copy.history import Termed, read_history
-from strandline.tier.read.cold_reader import ColdPiece, ColdReader, Seam, check_term
+from strandline.tier.copy.agreement import divergence
+from strandline.tier.copy.history import TermLookups, read_history
+from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 
 P = TypeVar("P")
 
 _TRIES: Final = 8
-"""How often a plan goes from one tier to the other and back while the log is being trimmed."""
+"""How often a plan may move between the tiers while the log is trimmed."""
 
 
 class Hot(Log, Protocol):
-    """A log that may have a cold tier: its slots may stand where only that is."""
+    """A log that can have a cold tier: its slots may be at offsets that only the cold tier has."""
 
     def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Create a slot; ``retained_from`` is where the cold tier begins."""
+        """Create a slot; ``retained_from`` is the start of the cold tier."""
 
     def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Put a slot elsewhere."""
+        """Move a slot."""
 
 
 @runtime_checkable
-class NewcomerSlots(Protocol):
-    """A log whose slots can be made for consumers that have stored nothing yet."""
+class ColdNewcomerSlots(Protocol):
+    """A hot log that creates slots for consumers without a stored position."""
 
     def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Create a slot that goes after a while, unless it is claimed or touched."""
+        """Create a slot that is dropped after a while, unless it is claimed or touched."""
 
 
 @bound_to_process(keep=("log_id",))
 @final
 @checked
 class TieredLog:
-    """A log whose older records are in segments. Satisfies :class:`~strandline.log.contract.Log`; safe in threads.
+    """A log whose older records are in segments. Satisfies :class:`~strandline.log.contract.Log`; thread-safe.
 
-    Everything that either tier has is retained, and read as one log, also while records move from one to the other.
-    Consumers' slots pin the log, in whichever tier; the tierer's slot pins the hot one. While it cannot be known which
-    segments there are, what needs them is ``NotReady``; what is in the hot tier is served all the same.
+    The records of both tiers are retained and read as one log, also while records move between the tiers. Consumers'
+    slots pin the log in either tier; the tierer's slot pins the hot one. While the segments are not known, operations
+    that need them are ``NotReady``; the hot tier is served all the same.
 
-    Everything that is not about old records is the hot log's, and can be asked for here as there.
+    All other attributes are those of the hot log.
     """
 
     def __init__(self, hot: Hot, cold: ColdCell, reader: Callable[[ExitStack], ColdReader]) -> None:
-        """Use :func:`~strandline.tier.opening.tiered`. ``reader`` is called when somebody needs old records."""
+        """Use :func:`~strandline.tier.opening.tiered`. ``reader`` opens the cold tier on first use."""
         self._hot = hot
         self._cold = cold
         self._open_reader = reader
@@ -82,7 +82,7 @@ class TieredLog:
         self._origin = Origin(f"The log {hot!r}", self)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the hot log offers: producers, retention, collecting."""
+        """Attributes of the hot log, such as producers, retention and trimming."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._hot, name)
@@ -99,7 +99,7 @@ class TieredLog:
         self.close()
 
     def close(self) -> None:
-        """Stop following the segments' events; the hot log is its owner's to close. Old records can be read again."""
+        """Close the cold tier, which reopens on the next use; the hot log stays open."""
         with self._lock:
             opened, self._opened, self._reader = self._opened, ExitStack(), None
         opened.close()
@@ -115,8 +115,8 @@ class TieredLog:
                 with ExitStack() as opened, _opening():
                     self._reader, self._is_checked = self._open_reader(opened), False
                     self._opened = opened.pop_all()
-            # What the log has forgotten is read from segments, and only the tierer's slot tells whose they are. A log
-            # that has all its records needs no segment: those of another history do not keep it from being read.
+            # Trimmed records are read from segments, and only the tierer's slot proves that these are the log's. A log
+            # that was never trimmed needs no segment: diverged ones do not keep it from being read.
             if not self._is_checked and self._hot.bounds().first:
                 with _opening():
                     for slot in self._hot.slots():
@@ -133,33 +133,33 @@ class TieredLog:
         return self._hot.log_id
 
     def bounds(self) -> Bounds:
-        """The first offset that is retained in either tier, and the next one. ``NotReady`` while that is not known."""
-        # The hot tier first: what it has forgotten by then was told of before.
+        """The first offset retained in either tier, and the end. ``NotReady`` while the segments are not known."""
+        # The hot tier first: the segments of its trimmed records were published before.
         end = self._hot.bounds().next
-        return Bounds(self._old().first(self._seam()), end)
+        return Bounds(self._old().first(self._hot_start()), end)
 
-    def _seam(self) -> Seam:
-        """Where the hot tier begins now, and behind which record."""
+    def _hot_start(self) -> HotStart:
+        """The start of the hot tier, and the term of the record before it."""
         while True:
             first = self._hot.bounds().first
-            term = self._hot.term_at(first - 1) if first and isinstance(self._hot, Termed) else None
-            if self._hot.bounds().first == first:  # otherwise it is that of another record, or none
-                return Seam(first, term)
+            term = self._hot.term_at(first - 1) if first and isinstance(self._hot, TermLookups) else None
+            if self._hot.bounds().first == first:  # otherwise the log was trimmed meanwhile: once more
+                return HotStart(first, term)
 
     def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
+        """The cursor at the first retained offset."""
         return Cursor(self.log_id, self.bounds().first)
 
     def end(self) -> Cursor:
-        """The cursor behind everything that is there now."""
+        """The cursor at the end."""
         return self._hot.end()
 
     def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below ``offset``; what the hot tier has forgotten is not looked up for it."""
+        """The cursor at ``offset``; segments are not read for it."""
         return self._hot.cursor_at(offset)
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
+        """The offset of a start; whether it is retained is not checked."""
         found = self._hot.position_of(start)
         if start == "retained":
             return self.bounds().first
@@ -167,30 +167,30 @@ class TieredLog:
             return found
         bounds = self._hot.bounds()
         if found > bounds.first:
-            return found  # something in the hot tier is earlier, and so is everything in segments
+            return found  # some hot records are earlier, and so are all segments
 
         def listed_since(time: int) -> int | None:
-            old = self._old().listed_since(time, self._seam())
+            old = self._old().listed_since(time, self._hot_start())
             return found if old is None else min(old, found)
 
         return position_of(start, self.log_id, Bounds(0, bounds.next), listed_since)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """What to fetch after a cursor, from either tier, in order and without a hole.
+        """Spans after a cursor, from either tier, in order and without a gap.
 
-        ``CursorExpired`` if neither retains the cursor's position, ``Diverged`` if the cursor is of another log, past
-        the end, or of another term than the record before it; ``NotReady`` if it is old and the segments' events are
-        not known yet. A span of the cold tier is a row group of a segment, and never split by a size either.
+        ``CursorExpired`` if neither tier retains the cursor's position, ``Diverged`` if the cursor is of another log,
+        past the end, or of another term than the record before it; ``NotReady`` if the position is in the cold tier and
+        its segments are not known yet. A span of the cold tier is one row group of a segment, never split.
         """
         planned: Gathering[Span] = Gathering(limit)
         for _ in range(_TRIES):
             try:
                 recent = self._hot.plan(since, planned.rest)
             except CursorExpired:
-                seam = self._seam()
-                old = self._old().plan(since, planned.rest, seam)
-                if not old and not planned.spans and self._old().holding(since.next, seam) is None:
-                    raise  # what the hot tier had forgotten was told of before: it is in neither
+                start = self._hot_start()
+                old = self._old().plan(since, planned.rest, start)
+                if not old and not planned.spans and self._old().holding(since.next, start) is None:
+                    raise  # segments of trimmed records were published before: neither tier has it
             else:
                 if not planned.spans:
                     self._check_border(since)
@@ -201,28 +201,28 @@ class TieredLog:
             since = behind(since, old[-1])
         if planned.spans:
             return planned.spans
-        raise NotReady(f"Offset {since.next} moved between the tiers at each of {_TRIES} looks: try again.")
+        raise NotReady(f"Offset {since.next} moved between the tiers at each of {_TRIES} tries: try again.")
 
     def _check_border(self, since: Cursor) -> None:
-        """Refuse a cursor at the hot tier's beginning whose term is not that of the record before it."""
+        """``Diverged`` for a cursor at the start of the hot tier with another term than the record before it."""
         if not since.term or not since.next or since.next > self._hot.bounds().first:
-            return  # what is before it is in the hot tier, which has looked
-        seam = self._seam()
-        if seam.term is None or since.next != seam.first:
-            self._old().check_cursor(since, seam)
+            return  # the record before it is in the hot tier, which has checked it
+        start = self._hot_start()
+        if start.term is None or since.next != start.first:
+            self._old().check_cursor(since, start)
         else:
-            check_term(since, seam.term)
+            check_term(since, start.term)
 
     def pieces(self, first: int, end: int) -> list[ColdPiece]:
-        """Which segments have the offsets from ``first`` on, for who reads Parquet by other means than a plan's spans.
+        """The segments with the offsets from ``first`` on, for readers that read the Parquet objects themselves.
 
-        As of one moment, each offset once, up to ``end`` or as far as segments go and are of the log's history: the
-        hot tier has what comes behind.
+        As of one moment, each offset once, up to ``end`` or the last segment of the log's history: the hot tier has
+        the records after them.
         """
-        seam, old = self._seam(), self._old()
-        found = old.following(first, end, seam)
+        start, old = self._hot_start(), self._old()
+        found = old.following(first, end, start)
         behind_it = found[-1][1] if found else first
-        if seam.first <= behind_it < end:
+        if start.first <= behind_it < end:
             more = self._shared(behind_it, end)
             if more and found and more[0][0].segment == found[-1][0].segment:
                 found.pop()
@@ -230,15 +230,15 @@ class TieredLog:
         return old.pieces(first, found)
 
     def _shared(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
-        """The segments that hold, from an offset on, what the hot tier has: as far as their terms agree with the log's.
+        """The segments from an offset on that duplicate hot records, as far as their terms agree with the log's.
 
-        None of them if the last record is another one there: then the log went on differently within a term.
+        Empty if their last record differs from the log's: then the log diverged within a term.
         """
         history = read_history(self._hot, end)
         found: list[tuple[SegmentMetadata, int]] = []
         for segment, behind_it in self._old().following(first, end, None):
-            parted = parting(segment, history)
-            agreed = behind_it if parted is None else min(parted, behind_it)
+            diverged_at = divergence(segment, history)
+            agreed = behind_it if diverged_at is None else min(diverged_at, behind_it)
             if agreed > first:
                 found.append((segment, agreed))
             if agreed < behind_it:
@@ -257,7 +257,7 @@ class TieredLog:
 
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
         """
-        # By the hot tier's own word: the end is to be known also where the beginning is not.
+        # The end is known to the hot tier, also while the start is not.
         return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------
@@ -269,9 +269,9 @@ class TieredLog:
     # --- slots -------------------------------------------------------------------------------------------------
 
     def create_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot that pins everything from ``position`` on, in whichever tier that is.
+        """Create a slot that pins all records from ``position`` on, in either tier.
 
-        ``CursorExpired`` if it is no longer retained, or if that is being decided right now.
+        ``CursorExpired`` if the position is no longer retained, or is about to expire.
         """
         hot = self._hot
         return self._pin(
@@ -281,9 +281,9 @@ class TieredLog:
         )
 
     def create_newcomer_slot(self, name: str, position: int) -> SlotState:
-        """The same for a consumer that has stored nothing yet: unclaimed and untouched it goes after a while."""
+        """Create a slot for a consumer without a stored position: dropped after a while, unless claimed or touched."""
         hot = self._hot
-        if not isinstance(hot, NewcomerSlots):
+        if not isinstance(hot, ColdNewcomerSlots):
             return self.create_slot(name, position)
         return self._pin(
             position,
@@ -292,16 +292,16 @@ class TieredLog:
         )
 
     def reset_slot(self, name: str, position: int) -> SlotState:
-        """Put a slot elsewhere, back or ahead, and make it valid again; raises as creating one does.
+        """Move a slot, back or ahead, and make it valid again; raises as :meth:`create_slot` does.
 
-        If what it was put on is being removed at this very moment, it stands there all the same: it pins more than can
-        be read then, and is to be reset to something else.
+        If the position is being expired at that moment, the slot is there all the same: it pins more than can be read,
+        and has to be reset again.
         """
         hot = self._hot
         return self._pin(position, lambda first: hot.reset_slot(name, position, retained_from=first), lambda _: None)
 
     def hold(self, position: int, seconds: HoldSeconds) -> Hold:
-        """Pin everything from ``position`` on for some time, in whichever tier; raises as creating a slot does."""
+        """Pin all records from ``position`` on for some time, in either tier; raises as :meth:`create_slot` does."""
         hot = self._hot
         if not isinstance(hot, ObjectLog):
             raise InvalidInput(f"{hot!r} has no holds, only slots: create one.")
@@ -315,7 +315,7 @@ class TieredLog:
         self._check_announced(position)
         pinned = pin(first)
         try:
-            # After it is pinned: expiry either saw the pin, or had announced before that what it removes.
+            # After pinning: expiry either saw the pin, or had announced the deletion before.
             self._check_announced(position)
         except CursorExpired:
             undo(pinned)
@@ -331,19 +331,19 @@ class TieredLog:
             )
 
     def claim_slot(self, name: str, holder: str) -> Slot:
-        """Become the slot's holder; a former holder is fenced from now on."""
+        """Become the slot's holder; a former holder is fenced."""
         return self._hot.claim_slot(name, holder)
 
     def drop_slot(self, name: str) -> None:
-        """Remove a slot; what only it needed may be removed from now on."""
+        """Remove a slot; records that only it pinned may be deleted."""
         self._hot.drop_slot(name)
 
     def slot_limits(self) -> SlotLimits:
-        """Within which limits slots pin, as the hot tier's log knows it now."""
+        """The limits of slots in the hot log."""
         return self._hot.slot_limits() if isinstance(self._hot, Limited) else NO_LIMITS
 
     def touch_slot(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed which nobody has claimed yet."""
+        """Keep an unclaimed slot alive."""
         if isinstance(self._hot, SlotToucher):
             self._hot.touch_slot(name, epoch)
 
@@ -352,7 +352,7 @@ class TieredLog:
         return self._hot.slots()
 
     def floor(self) -> int | None:
-        """The lowest position that a valid slot still needs; None without any."""
+        """The lowest position of a valid slot; None without any."""
         return self._hot.floor()
 
 
