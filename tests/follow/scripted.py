@@ -190,14 +190,14 @@ def held(store: Any, prefix: bytes = b"") -> dict[bytes, bytes]:
     return dict(store.range(prefix))
 
 
-def current(bucket: MemoryKeyValue, prefix: bytes = b"") -> dict[bytes, bytes]:
-    return {entry.key: entry.value for entry in bucket.scan(prefix)}
+def current(kv: MemoryKeyValue, prefix: bytes = b"") -> dict[bytes, bytes]:
+    return {entry.key: entry.value for entry in kv.scan(prefix)}
 
 
-def follow(bucket: MemoryKeyValue, store: Any, **options: Any) -> Cursor | None:
-    """Bring a store in step with all that a bucket holds: the stream ends, and so does the watch."""
-    bucket.end()
+def follow(kv: MemoryKeyValue, store: Any, **options: Any) -> Cursor | None:
+    """Bring a store in step with all that a key-value store holds: the stream ends, and so does the watch."""
+    kv.end()
     try:
-        return watch_applied(bucket, lambda _: None, store=store, **{"reader": bucket, **options})
+        return watch_applied(kv, lambda _: None, store=store, **{"reader": kv, **options})
     finally:
-        bucket._ended = False
+        kv._ended = False

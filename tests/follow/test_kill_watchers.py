@@ -82,20 +82,20 @@ class Nursery:
         raise AssertionError(f"the watcher did not come to {cursor}: {self._errors.read()[-2000:]}")
 
 
-def change(bucket, dice: random.Random) -> None:
+def change(kv, dice: random.Random) -> None:
     key = f"{dice.choice(['a', 'a.b', 'c'])}.{dice.randrange(12)}"
     if dice.random() < 0.25:
-        bucket.delete(key)
+        kv.delete(key)
     else:
-        bucket.put(key, b"%d" % dice.randrange(1_000_000))
+        kv.put(key, b"%d" % dice.randrange(1_000_000))
 
 
-def end_of(bucket) -> int:
+def end_of(kv) -> int:
     """Where the stream of changes ends, by writing one more that is in every scope."""
-    return bucket.put("a.end", b"") + 1
+    return kv.put("a.end", b"") + 1
 
 
-def survive(folder: Path, bucket, job: dict[str, object], *, kills: int, seed: int) -> None:
+def survive(folder: Path, kv, job: dict[str, object], *, kills: int, seed: int) -> None:
     dice = random.Random(seed)
     prefixes = tuple(prefix.encode() for prefix in job["scope"])
     with Nursery(folder, job) as nursery:
@@ -103,17 +103,17 @@ def survive(folder: Path, bucket, job: dict[str, object], *, kills: int, seed: i
             nursery.start()
             deadline = time.monotonic() + dice.choice([0.0, 0.005, 0.02, 0.05])
             while time.monotonic() < deadline:
-                change(bucket, dice)
+                change(kv, dice)
             nursery.kill()
-            change(bucket, dice)
-            end = end_of(bucket)
+            change(kv, dice)
+            end = end_of(kv)
             nursery.start()
-            truth = [(entry.key, entry.value) for entry in bucket.scan() if entry.key.startswith(prefixes)]
+            truth = [(entry.key, entry.value) for entry in kv.scan() if entry.key.startswith(prefixes)]
             assert nursery.wait_for(end) == digest(truth)
             if dice.random() < 0.5:
                 nursery.kill()  # idle, or in the middle of what it does when it is idle
             else:
-                change(bucket, dice)
+                change(kv, dice)
                 nursery.kill()
 
 
@@ -131,6 +131,6 @@ def test_over_the_own_log(tmp_path, scope, kills):
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_over_nats(tmp_path, nats_url, history, kills):
     name = f"kill-{tmp_path.name}-{history}".replace("_", "-").replace("[", "-").replace("]", "-")
-    with NatsKeyValue.connect(nats_url, name, create=True, history=history) as bucket:
+    with NatsKeyValue.connect(nats_url, name, create=True, history=history) as kv:
         job = {"kind": "nats", "address": f"{nats_url}/{name}", "scope": [""] if history == 1 else ["a."]}
-        survive(tmp_path, bucket, job, kills=kills, seed=2)
+        survive(tmp_path, kv, job, kills=kills, seed=2)

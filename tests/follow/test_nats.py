@@ -25,7 +25,7 @@ from strandline.errors import (
 from strandline.kv.contract import Listed
 from strandline.kv.nats import feed as nats_feed
 from strandline.kv.nats.bucket import NatsKeyValue
-from strandline.kv.nats.feed import Feed
+from strandline.kv.nats.feed import MessageFeed
 from strandline.kv.nats.watch import removal, scope_filters
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix
@@ -43,24 +43,24 @@ def fresh() -> str:
 
 @contextmanager
 def opened(url: str, **options: object) -> Iterator[NatsKeyValue]:
-    with NatsKeyValue.connect(url, fresh(), create=True, **options) as bucket:
-        yield bucket
-        if not bucket._link.closed and not bucket._link.lost_for():
-            bucket._link.run(bucket._link.api(f"STREAM.DELETE.{bucket._stream}"), "Removing")
+    with NatsKeyValue.connect(url, fresh(), create=True, **options) as kv:
+        yield kv
+        if not kv._connection.closed and not kv._connection.lost_for():
+            kv._connection.run(kv._connection.api(f"STREAM.DELETE.{kv._stream}"), "Removing")
 
 
 @pytest.fixture
-def bucket(nats_url: str) -> Iterator[NatsKeyValue]:
-    with opened(nats_url, prefetch=8) as bucket:
-        yield bucket
+def kv(nats_url: str) -> Iterator[NatsKeyValue]:
+    with opened(nats_url, prefetch=8) as kv:
+        yield kv
 
 
-def purge(bucket: NatsKeyValue, what: dict[str, object]) -> None:
-    bucket._link.ask(f"STREAM.PURGE.{bucket._stream}", "Purging", what)
+def purge(kv: NatsKeyValue, what: dict[str, object]) -> None:
+    kv._connection.ask(f"STREAM.PURGE.{kv._stream}", "Purging", what)
 
 
-def cursor_of(bucket: NatsKeyValue, scope: Prefix = EVERYTHING) -> Cursor:
-    with bucket.watch(scope) as subscription:
+def cursor_of(kv: NatsKeyValue, scope: Prefix = EVERYTHING) -> Cursor:
+    with kv.watch(scope) as subscription:
         return Collected(subscription).until_listed().at()
 
 
@@ -77,58 +77,58 @@ def until(condition) -> None:
 # --- identity and clamped starts ---------------------------------------------------------------------------------
 
 
-def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_anew(bucket, nats_url):
-    before = bucket.stream
-    with NatsKeyValue.connect(nats_url, bucket._bucket) as other:
+def test_a_bucket_has_one_identity_on_every_connection_and_another_when_it_is_created_anew(kv, nats_url):
+    before = kv.stream
+    with NatsKeyValue.connect(nats_url, kv._bucket) as other:
         assert other.stream == before
-    bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
-    with NatsKeyValue.connect(nats_url, bucket._bucket, create=True) as anew:
+    kv._connection.ask(f"STREAM.DELETE.{kv._stream}", "Removing")
+    with NatsKeyValue.connect(nats_url, kv._bucket, create=True) as anew:
         assert anew.stream != before
 
 
 @pytest.mark.parametrize("scope", [EVERYTHING, NODES, Prefix("no")], ids=repr)
 @pytest.mark.parametrize("how", ["purged", "purged whole", "superseded", "too many", "too old"])
 def test_a_start_that_the_server_would_clamp_is_expired(nats_url, how, scope):
-    with opened(nats_url, history=1) as bucket:
+    with opened(nats_url, history=1) as kv:
         if how == "too many":
-            limit(bucket, max_msgs=5)
+            limit(kv, max_msgs=5)
         if how == "too old":
-            limit(bucket, max_age=300_000_000, duplicate_window=100_000_000)
-        fill(bucket)
-        cursor = cursor_of(bucket, scope)
+            limit(kv, max_age=300_000_000, duplicate_window=100_000_000)
+        fill(kv)
+        cursor = cursor_of(kv, scope)
         early = cursor.at(cursor.next - 3)
-        bucket.put("other", b"later")
+        kv.put("other", b"later")
         match how:
             case "purged":
-                purge(bucket, {"seq": cursor.next + 1})
+                purge(kv, {"seq": cursor.next + 1})
             case "purged whole":
-                purge(bucket, {})
+                purge(kv, {})
             case "superseded":
-                fill(bucket, b"2")
+                fill(kv, b"2")
             case "too many":
-                fill(bucket, b"2", [b"x.%d" % number for number in range(9)])
+                fill(kv, b"2", [b"x.%d" % number for number in range(9)])
             case "too old":
-                until(lambda: bucket._state().first > cursor.next)
+                until(lambda: kv._state().first > cursor.next)
         for late in (cursor, early):
             with pytest.raises(CursorExpired):
-                bucket.watch_from(scope, late)
-        with bucket.watch_from(scope, cursor.at(bucket._state().last + 1)) as subscription:
-            bucket.put("node.1", b"new")
+                kv.watch_from(scope, late)
+        with kv.watch_from(scope, cursor.at(kv._state().last + 1)) as subscription:
+            kv.put("node.1", b"new")
             Collected(subscription).until_key(b"node.1", b"new")
 
 
-def limit(bucket: NatsKeyValue, **limits: object) -> None:
+def limit(kv: NatsKeyValue, **limits: object) -> None:
     """Have the server drop the oldest changes, as a bucket made by others may."""
-    config = bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["config"]
+    config = kv._connection.ask(f"STREAM.INFO.{kv._stream}", "Looking")["config"]
     changed = config | {"discard": "old"} | limits
-    bucket._link.ask(f"STREAM.UPDATE.{bucket._stream}", "Limiting", changed)
+    kv._connection.ask(f"STREAM.UPDATE.{kv._stream}", "Limiting", changed)
 
 
-def test_a_front_that_passes_the_cursor_while_the_watch_is_opened_is_expired(bucket):
-    fill(bucket)
-    cursor = cursor_of(bucket)
-    fill(bucket, b"2")
-    state = bucket._state
+def test_a_front_that_passes_the_cursor_while_the_watch_is_opened_is_expired(kv):
+    fill(kv)
+    cursor = cursor_of(kv)
+    fill(kv, b"2")
+    state = kv._state
     asked = 0
 
     def overtaken():
@@ -136,27 +136,27 @@ def test_a_front_that_passes_the_cursor_while_the_watch_is_opened_is_expired(buc
         asked += 1
         found = state()
         if asked == 1:  # the first look found all in order; now retention strikes
-            purge(bucket, {"seq": cursor.next + 3})
+            purge(kv, {"seq": cursor.next + 3})
         return found
 
-    bucket._state = overtaken
+    kv._state = overtaken
     with pytest.raises(CursorExpired):
-        bucket.watch_from(EVERYTHING, cursor)
+        kv.watch_from(EVERYTHING, cursor)
     assert asked == 2
-    until(lambda: consumers(bucket) == 0)
+    until(lambda: consumers(kv) == 0)
 
 
-def consumers(bucket: NatsKeyValue) -> int:
-    return bucket._link.ask(f"STREAM.INFO.{bucket._stream}", "Looking")["state"]["consumer_count"]
+def consumers(kv: NatsKeyValue) -> int:
+    return kv._connection.ask(f"STREAM.INFO.{kv._stream}", "Looking")["state"]["consumer_count"]
 
 
-def test_a_closed_watch_leaves_nothing_on_the_server(bucket):
-    fill(bucket)
-    with bucket.watch() as one, bucket.watch(NODES), bucket.watch_from(EVERYTHING, cursor_of(bucket)):
-        assert consumers(bucket) == 3
+def test_a_closed_watch_leaves_nothing_on_the_server(kv):
+    fill(kv)
+    with kv.watch() as one, kv.watch(NODES), kv.watch_from(EVERYTHING, cursor_of(kv)):
+        assert consumers(kv) == 3
         Collected(one).until_listed()
-    bucket.keys()
-    assert consumers(bucket) == 0
+    kv.keys()
+    assert consumers(kv) == 0
 
 
 # --- each way to lose changes -------------------------------------------------------------------------------------
@@ -164,76 +164,76 @@ def test_a_closed_watch_leaves_nothing_on_the_server(bucket):
 
 @pytest.mark.parametrize("scope", [EVERYTHING, NODES, Prefix("no")], ids=repr)
 @pytest.mark.parametrize("limits", [{"max_msgs": 20}, {"max_bytes": 2000}, {"max_age": 300_000_000}], ids=str)
-def test_a_limit_that_overruns_a_watch_is_a_gap(bucket, limits, scope):
-    limit(bucket, **limits, duplicate_window=100_000_000)
-    fill(bucket)
-    with bucket.watch(scope) as subscription:
+def test_a_limit_that_overruns_a_watch_is_a_gap(kv, limits, scope):
+    limit(kv, **limits, duplicate_window=100_000_000)
+    fill(kv)
+    with kv.watch(scope) as subscription:
         taken = Collected(subscription).until_listed()
-        made = churn(bucket, 40)
-        until(lambda: bucket._state().first > made[100].version)
-        bucket.put("node.1", b"past the gap")
+        made = churn(kv, 40)
+        until(lambda: kv._state().first > made[100].version)
+        kv.put("node.1", b"past the gap")
         with pytest.raises(Gap, match="were dropped before this watch was given them"):
             taken.until(lambda: False)
     given = taken.since_listed()
     assert given == [change for change in made if change.key in scope][: len(given)]
 
 
-def test_a_gap_is_told_although_nothing_new_comes(bucket):
-    with bucket.watch(NODES) as subscription:
+def test_a_gap_is_told_although_nothing_new_comes(kv):
+    with kv.watch(NODES) as subscription:
         taken = Collected(subscription).until_listed()
         # What was dropped cannot be asked whether it was in scope.
-        fill(bucket, keys=[b"other.%d" % number for number in range(10)])
-        purge(bucket, {})
+        fill(kv, keys=[b"other.%d" % number for number in range(10)])
+        purge(kv, {})
         with pytest.raises(Gap):
             taken.until(lambda: False)
 
 
-def test_that_the_newest_change_of_all_was_dropped_is_a_gap(bucket):
-    fill(bucket, keys=[b"k.%d" % number for number in range(8)])
-    with bucket.watch() as subscription:
+def test_that_the_newest_change_of_all_was_dropped_is_a_gap(kv):
+    fill(kv, keys=[b"k.%d" % number for number in range(8)])
+    with kv.watch() as subscription:
         taken = Collected(subscription).until_listed()
-        made = churn(bucket, 4)
-        purge(bucket, {"filter": f"{bucket._subjects}{made[-1].key.decode()}"})
+        made = churn(kv, 4)
+        purge(kv, {"filter": f"{kv._subjects}{made[-1].key.decode()}"})
         with pytest.raises(Gap):
             taken.until(lambda: False)
     assert taken.since_listed() == made[:-1]
 
 
-def test_a_watch_in_step_does_not_mind_that_what_it_was_given_is_dropped(bucket):
-    fill(bucket)
-    with bucket.watch(NODES) as nodes, bucket.watch() as everything:
+def test_a_watch_in_step_does_not_mind_that_what_it_was_given_is_dropped(kv):
+    fill(kv)
+    with kv.watch(NODES) as nodes, kv.watch() as everything:
         watches = [Collected(nodes).until_listed(), Collected(everything).until_listed()]
         for number in range(3):
-            last = churn(bucket, 3, name=str(number))[-1].version
+            last = churn(kv, 3, name=str(number))[-1].version
             for taken in watches:
                 taken.until(lambda taken=taken, last=last: taken.at().next > last)
-            purge(bucket, {"seq": last + 1})
-        bucket.put("node.1", b"last")
+            purge(kv, {"seq": last + 1})
+        kv.put("node.1", b"last")
         for taken in watches:
             taken.until_key(b"node.1", b"last")
 
 
 def test_what_was_superseded_before_it_was_given_is_no_gap(nats_url):
-    with opened(nats_url, history=1, prefetch=1) as bucket:
-        bucket.put("rarely.changed", b"1")
-        with bucket.watch() as subscription:
+    with opened(nats_url, history=1, prefetch=1) as kv:
+        kv.put("rarely.changed", b"1")
+        with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
             for number in range(50):
-                bucket.put("node.1", b"%d" % number)
+                kv.put("node.1", b"%d" % number)
             taken.until_key(b"node.1", b"49")
         assert len(taken.since_listed()) < 50
 
 
 def test_keys_that_grew_too_old_are_told_to_watchers_and_not_listed_as_deleted(nats_url):
-    with opened(nats_url, ttl=1.0) as bucket:
-        bucket.put("node.1", b"1")
-        bucket.put("node.2", b"1")
-        with bucket.watch() as subscription:
+    with opened(nats_url, ttl=1.0) as kv:
+        kv.put("node.1", b"1")
+        kv.put("node.2", b"1")
+        with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
-            bucket.delete("node.2")
+            kv.delete("node.2")
             taken.until(lambda: {row.key for row in taken.rows if row.value is None} == {b"node.1", b"node.2"})
         assert fold(taken.rows) == {}
-        listing = bucket.listing()
+        listing = kv.listing()
         assert listing.live == frozenset()
         assert b"node.1" not in listing.deleted
 
@@ -251,48 +251,48 @@ def test_markers_of_clients_and_of_the_server_are_understood():
 
 
 def test_a_value_that_is_superseded_while_it_is_listed_is_given_before_the_listing_ends(nats_url):
-    with opened(nats_url, history=1, prefetch=2) as bucket:
+    with opened(nats_url, history=1, prefetch=2) as kv:
         keys = [b"k.%02d" % number for number in range(10)]
-        fill(bucket, keys=keys)
-        with bucket.watch() as subscription:
+        fill(kv, keys=keys)
+        with kv.watch() as subscription:
             taken = Collected(subscription)
             taken.take(1)
-            bucket.put(keys[5], b"2")
+            kv.put(keys[5], b"2")
             taken.until_listed(1)
         # Else a resync would remove a key that was there all the time.
-        assert fold(taken.rows) == current(bucket)
+        assert fold(taken.rows) == current(kv)
 
 
 @pytest.mark.parametrize("scope", [EVERYTHING, Prefix("k."), Prefix("k")], ids=repr)
 def test_the_listing_ends_although_its_last_value_was_dropped(nats_url, scope):
-    with opened(nats_url, prefetch=2) as bucket:
+    with opened(nats_url, prefetch=2) as kv:
         keys = [b"k.%02d" % number for number in range(10)]
-        fill(bucket, keys=keys)
-        with bucket.watch(scope) as subscription:
+        fill(kv, keys=keys)
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription)
             taken.take(1)
-            purge(bucket, {"filter": f"{bucket._subjects}{keys[-1].decode()}"})
+            purge(kv, {"filter": f"{kv._subjects}{keys[-1].decode()}"})
             taken.until_listed(1)
         assert sorted(fold(taken.rows)) == keys[:-1]
 
 
-def test_a_listing_ends_under_a_flood_of_writes(bucket):
-    fill(bucket)
+def test_a_listing_ends_under_a_flood_of_writes(kv):
+    fill(kv)
     stop = threading.Event()
 
     def flood():
         number = 0
         while not stop.is_set():
-            bucket.put(f"flood.{number % 50}", b"1")
+            kv.put(f"flood.{number % 50}", b"1")
             number += 1
 
     writer = threading.Thread(target=flood)
     writer.start()
     try:
         for scope in (EVERYTHING, NODES, Prefix("no")):
-            with bucket.watch(scope) as subscription:
+            with kv.watch(scope) as subscription:
                 Collected(subscription).until_listed(4)
-            assert {b"node.1", b"node.10"} <= set(bucket.keys("no"))
+            assert {b"node.1", b"node.10"} <= set(kv.keys("no"))
     finally:
         stop.set()
         writer.join()
@@ -306,18 +306,18 @@ def test_prefixes_become_filters_only_where_nats_can_tell_them_apart():
     assert scope_filters(Prefix(*(f"p{number}." for number in range(40))), "$KV.b.") == ["$KV.b.>"]
 
 
-def test_many_prefixes_are_one_watch(bucket):
-    fill(bucket, keys=[b"p%d.x" % number for number in range(60)])
-    with bucket.watch(Prefix(*(f"p{number}." for number in range(40)))) as subscription:
+def test_many_prefixes_are_one_watch(kv):
+    fill(kv, keys=[b"p%d.x" % number for number in range(60)])
+    with kv.watch(Prefix(*(f"p{number}." for number in range(40)))) as subscription:
         taken = Collected(subscription).until_listed()
     assert sorted(fold(taken.rows)) == sorted(b"p%d.x" % number for number in range(40))
 
 
 def test_large_values_do_not_fill_the_memory_and_all_come(nats_url):
-    with opened(nats_url, history=1) as bucket:
+    with opened(nats_url, history=1) as kv:
         value = b"x" * 900_000
-        fill(bucket, value, [b"big.%d" % number for number in range(40)])
-        with bucket.watch() as subscription:
+        fill(kv, value, [b"big.%d" % number for number in range(40)])
+        with kv.watch() as subscription:
             waiting = subscription._feed._waiting
             until(lambda: waiting and not waiting[-1].reply)  # the server says that it holds back the rest
             assert 0 < sum(len(message.data) for message in waiting) <= 16 << 20
@@ -340,9 +340,9 @@ def impatient(monkeypatch):
 
 
 @pytest.fixture
-def far(bucket, line) -> Iterator[NatsKeyValue]:
+def far(kv, line) -> Iterator[NatsKeyValue]:
     """The same bucket through a line that the test may break."""
-    with NatsKeyValue.connect(line.url, bucket._bucket, timeout=0.5, prefetch=64) as far:
+    with NatsKeyValue.connect(line.url, kv._bucket, timeout=0.5, prefetch=64) as far:
         yield far
 
 
@@ -352,11 +352,11 @@ def numbered(reply: str) -> int:
 
 
 @pytest.mark.parametrize("scope", [EVERYTHING, NODES], ids=repr)
-def test_a_change_that_was_lost_on_the_way_ends_the_watch_before_the_next(bucket, far, line, scope):
+def test_a_change_that_was_lost_on_the_way_ends_the_watch_before_the_next(kv, far, line, scope):
     with far.watch(scope) as subscription:
         taken = Collected(subscription).until_listed()
         line.robs = lambda reply: numbered(reply) == 4
-        made = [change for change in churn(bucket, 10) if change.key in scope]
+        made = [change for change in churn(kv, 10) if change.key in scope]
         with pytest.raises(TransientStorageError, match="lost on the way"):
             taken.until(lambda: False)
         assert taken.rows == made[: len(taken.rows)]
@@ -368,31 +368,31 @@ def test_a_change_that_was_lost_on_the_way_ends_the_watch_before_the_next(bucket
         assert Collected(subscription).until_key(made[-1].key, made[-1].value).rows == made[len(taken.rows) :]
 
 
-def test_that_the_last_change_was_lost_on_the_way_is_found_out(bucket, far, line, impatient):
+def test_that_the_last_change_was_lost_on_the_way_is_found_out(kv, far, line, impatient):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()
         line.robs = lambda reply: numbered(reply) == 2
-        bucket.put("node.1", b"1")
-        bucket.put("node.1", b"2")
+        kv.put("node.1", b"1")
+        kv.put("node.1", b"2")
         with pytest.raises(TransientStorageError, match="lost on the way"):
             taken.until(lambda: False)
         assert [row.value for row in taken.rows] == [b"1"]
 
 
-def test_a_loss_of_the_connection_that_loses_no_change_goes_unnoticed(bucket, far, line):
-    fill(bucket)
+def test_a_loss_of_the_connection_that_loses_no_change_goes_unnoticed(kv, far, line):
+    fill(kv)
     with far.watch(NODES) as subscription:
         taken = Collected(subscription).until_listed()
         for number in range(3):
             line.cut()
-            until(lambda number=number: far._link.generation > number)
+            until(lambda number=number: far._connection.generation > number)
             far.get("node.1")  # so that the server has heard that the watch listens again
-            bucket.put("node.1", b"after cut %d" % number)
+            kv.put("node.1", b"after cut %d" % number)
             taken.until_key(b"node.1", b"after cut %d" % number)
         assert far.get("node.1") == b"after cut 2"
 
 
-def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(bucket, far, line):
+def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(kv, far, line):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()
         line.close()
@@ -403,7 +403,7 @@ def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(bucket
             call()
 
 
-def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(bucket, far, line, impatient):
+def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(kv, far, line, impatient):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()
         line.stopped = True
@@ -412,39 +412,39 @@ def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(b
         line.stopped = False
 
 
-def test_a_pull_that_was_lost_is_repeated(bucket, far, impatient):
-    fill(bucket)
+def test_a_pull_that_was_lost_is_repeated(kv, far, impatient):
+    fill(kv)
     sent = []
-    far._link.post = lambda *pull: sent.append(pull)
+    far._connection.post = lambda *pull: sent.append(pull)
     with far.watch() as subscription:
-        del far._link.post
+        del far._connection.post
         taken = Collected(subscription).until_listed()
         assert len(sent) == 1
-        assert fold(taken.rows) == current(bucket)
+        assert fold(taken.rows) == current(kv)
 
 
-def test_a_watch_whose_consumer_is_gone_ends_with_an_error_that_may_pass(bucket):
-    with bucket.watch() as subscription:
+def test_a_watch_whose_consumer_is_gone_ends_with_an_error_that_may_pass(kv):
+    with kv.watch() as subscription:
         taken = Collected(subscription).until_listed()
-        bucket._link.ask(f"CONSUMER.DELETE.{bucket._stream}.{subscription._feed._name}", "Removing")
+        kv._connection.ask(f"CONSUMER.DELETE.{kv._stream}.{subscription._feed._name}", "Removing")
         with pytest.raises(TransientStorageError, match="resume from the applied cursor"):
             taken.until(lambda: False)
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_bucket_that_is_removed_under_a_watch_ends_it(bucket, nats_url, anew):
-    fill(bucket)
-    with bucket.watch(NODES) as subscription:
+def test_a_bucket_that_is_removed_under_a_watch_ends_it(kv, nats_url, anew):
+    fill(kv)
+    with kv.watch(NODES) as subscription:
         taken = Collected(subscription).until_listed()
-        bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
+        kv._connection.ask(f"STREAM.DELETE.{kv._stream}", "Removing")
         if anew:
-            NatsKeyValue.connect(nats_url, bucket._bucket, create=True).close()
+            NatsKeyValue.connect(nats_url, kv._bucket, create=True).close()
         with pytest.raises(NotFound):
             taken.until(lambda: False)
 
 
-def test_a_number_is_found_in_either_form_of_a_reply(bucket):
-    feed = Feed(bucket._link, bucket._stream, window=8)
+def test_a_number_is_found_in_either_form_of_a_reply(kv):
+    feed = MessageFeed(kv._connection, kv._stream, window=8)
     plain = "$JS.ACK.KV_b.w.1.70.1.1700000000.0"
     domain = "$JS.ACK.hub.ACCT.KV_b.w.1.71.2.1700000000.0.token"
     for reply in (plain, domain):
@@ -456,24 +456,24 @@ def test_a_number_is_found_in_either_form_of_a_reply(bucket):
 
 
 def test_after_a_crash_of_the_server_a_watch_resumes_with_exactly_what_it_missed():
-    with NatsServer() as server, opened(server.url, timeout=2.0) as bucket:
-        fill(bucket)
-        with bucket.watch(NODES) as subscription:
+    with NatsServer() as server, opened(server.url, timeout=2.0) as kv:
+        fill(kv)
+        with kv.watch(NODES) as subscription:
             taken = Collected(subscription).until_listed()
-            identity, before = bucket.stream, current(bucket)
+            identity, before = kv.stream, current(kv)
             server.kill()
             for _ in range(2):
                 with pytest.raises(TransientStorageError):
-                    bucket.put("node.1", b"into the void")
+                    kv.put("node.1", b"into the void")
             server.revive()
-            until(lambda: not bucket._link.lost_for())
+            until(lambda: not kv._connection.lost_for())
             with pytest.raises(TransientStorageError):  # a watch lives in the server's memory
                 taken.until(lambda: False)
-        assert bucket.stream == identity
-        assert current(bucket) == before, "what was given up landed after all"
-        bucket.put("node.1", b"2")
-        bucket.delete("node.10")
-        with bucket.watch_from(NODES, taken.at()) as subscription:
+        assert kv.stream == identity
+        assert current(kv) == before, "what was given up landed after all"
+        kv.put("node.1", b"2")
+        kv.delete("node.10")
+        with kv.watch_from(NODES, taken.at()) as subscription:
             missed = Collected(subscription).until_key(b"node.10", None)
         assert [(row.key, row.value) for row in missed.rows] == [(b"node.1", b"2"), (b"node.10", None)]
 
@@ -488,43 +488,43 @@ def test_a_server_that_is_not_there_is_an_error_that_may_pass():
 # --- buckets and connections --------------------------------------------------------------------------------------
 
 
-def test_a_bucket_that_is_not_there_is_not_found(nats_url, bucket):
+def test_a_bucket_that_is_not_there_is_not_found(nats_url, kv):
     with pytest.raises(NotFound, match="create=True"):
         NatsKeyValue.connect(nats_url, fresh())
-    bucket._link.ask(f"STREAM.DELETE.{bucket._stream}", "Removing")
+    kv._connection.ask(f"STREAM.DELETE.{kv._stream}", "Removing")
     for call in (
-        lambda: bucket.put("a", b"1"),
-        lambda: bucket.get("a"),
-        bucket.keys,
-        bucket.watch,
-        lambda: bucket.stream,
+        lambda: kv.put("a", b"1"),
+        lambda: kv.get("a"),
+        kv.keys,
+        kv.watch,
+        lambda: kv.stream,
     ):
         with pytest.raises(NotFound):
             call()
 
 
-def test_a_bucket_that_is_there_is_left_as_it_is(nats_url, bucket):
-    fill(bucket)
-    with NatsKeyValue.connect(nats_url, bucket._bucket, create=True, history=3, max_bytes=10_000) as other:
-        assert current(other) == current(bucket)
-        assert other.stream == bucket.stream
+def test_a_bucket_that_is_there_is_left_as_it_is(nats_url, kv):
+    fill(kv)
+    with NatsKeyValue.connect(nats_url, kv._bucket, create=True, history=3, max_bytes=10_000) as other:
+        assert current(other) == current(kv)
+        assert other.stream == kv.stream
 
 
 def test_a_full_bucket_refuses_changes_and_loses_nothing(nats_url):
-    with opened(nats_url, max_bytes=2000) as bucket:
+    with opened(nats_url, max_bytes=2000) as kv:
         with pytest.raises(DiskFull, match="maximum bytes exceeded"):
-            churn(bucket, 50)
-        kept = current(bucket)
+            churn(kv, 50)
+        kept = current(kv)
         assert kept
         with pytest.raises(DiskFull):
-            bucket.put("node.1", b"x" * 500)
-        assert current(bucket) == kept
+            kv.put("node.1", b"x" * 500)
+        assert current(kv) == kept
 
 
-def test_a_value_that_is_too_large_is_invalid(bucket):
+def test_a_value_that_is_too_large_is_invalid(kv):
     with pytest.raises(InvalidInput, match="larger than the server takes"):
-        bucket.put("node.1", b"x" * (2 << 20))
-    assert bucket.keys() == []
+        kv.put("node.1", b"x" * (2 << 20))
+    assert kv.keys() == []
 
 
 @pytest.mark.parametrize(
@@ -543,35 +543,35 @@ def test_the_missing_extra_is_named(monkeypatch):
 
 
 def test_a_closed_bucket_says_so_and_its_waiting_watch_ends(nats_url):
-    bucket = NatsKeyValue.connect(nats_url, fresh(), create=True)
-    subscription = bucket.watch()
+    kv = NatsKeyValue.connect(nats_url, fresh(), create=True)
+    subscription = kv.watch()
     assert isinstance(subscription.take(1, 5.0), Listed)
-    closing = threading.Timer(0.1, bucket.close)
+    closing = threading.Timer(0.1, kv.close)
     closing.start()
     with pytest.raises(InvalidInput, match="closed"):
         Collected(subscription).until(lambda: False)
     subscription.close()
     closing.join()
-    bucket.close()
+    kv.close()
     with pytest.raises(InvalidInput, match="closed"):
-        bucket.put("a", b"1")
-    assert not [thread for thread in threading.enumerate() if thread is bucket._link._thread]
+        kv.put("a", b"1")
+    assert not [thread for thread in threading.enumerate() if thread is kv._connection._thread]
 
 
-def test_a_forked_child_is_told_to_connect_again(bucket):
-    with bucket.watch() as subscription:
+def test_a_forked_child_is_told_to_connect_again(kv):
+    with kv.watch() as subscription:
         Collected(subscription).until_listed()
         child = os.fork()
         if child == 0:
             told = 0
-            for call in (lambda: bucket.put("a", b"1"), bucket.keys, bucket.watch):
+            for call in (lambda: kv.put("a", b"1"), kv.keys, kv.watch):
                 try:
                     call()
                 except UsedAcrossFork:
                     told += 1
             subscription.close()
-            bucket.close()
+            kv.close()
             os._exit(told)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    bucket.put("a", b"1")
-    assert bucket.get("a") == b"1"
+    kv.put("a", b"1")
+    assert kv.get("a") == b"1"

@@ -18,11 +18,11 @@ QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)
 
 
 @pytest.fixture
-def bucket():
-    bucket = MemoryKeyValue()
+def kv():
+    kv = MemoryKeyValue()
     for number in range(10):
-        bucket.put(f"k{number}", b"%d" % number)
-    return bucket
+        kv.put(f"k{number}", b"%d" % number)
+    return kv
 
 
 def ignore(batch):
@@ -47,9 +47,9 @@ def run(supervisor, cursor):
     return supervisor.run()
 
 
-def test_after_an_error_it_restarts_and_nothing_is_missing_or_doubled(bucket):
+def test_after_an_error_it_restarts_and_nothing_is_missing_or_doubled(kv):
     apply, store = Failing(3), MemoryStore()
-    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    supervisor = Supervisor(kv, apply, store=store, reader=kv, restarts=QUICK)
     assert run(supervisor, 10).next == 10
     assert [update.version for update in apply.seen] == list(range(10))
     assert dict(store.range()) == {b"k%d" % number: b"%d" % number for number in range(10)}
@@ -80,22 +80,22 @@ def test_a_stream_that_fails_within_each_window_still_gets_further_without_a_sto
     assert supervisor.state().restarts == 3
 
 
-def test_it_resumes_from_the_stores_cursor_not_from_what_it_was_told_first(bucket):
+def test_it_resumes_from_the_stores_cursor_not_from_what_it_was_told_first(kv):
     store = MemoryStore()
-    first = Supervisor(bucket, ignore, store=store, reader=bucket)
+    first = Supervisor(kv, ignore, store=store, reader=kv)
     run(first, 10)
     resumed = []
-    real = bucket.watch_from
-    bucket.watch_from = lambda scope, cursor: resumed.append(cursor) or real(scope, cursor)
-    bucket.put("late", b"x")
+    real = kv.watch_from
+    kv.watch_from = lambda scope, cursor: resumed.append(cursor) or real(scope, cursor)
+    kv.put("late", b"x")
     apply = Failing(1)
-    later = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    later = Supervisor(kv, apply, store=store, reader=kv, restarts=QUICK)
     run(later, 11)
     assert [cursor.next for cursor in resumed] == [10, 10]
     assert [update.key for update in apply.seen] == [b"late"]
 
 
-def test_without_a_store_it_resumes_from_the_last_applied_cursor(bucket):
+def test_without_a_store_it_resumes_from_the_last_applied_cursor(kv):
     seen, told = [], []
 
     def apply(batch):
@@ -106,32 +106,32 @@ def test_without_a_store_it_resumes_from_the_last_applied_cursor(bucket):
 
     def heard(cursor):
         if cursor.next == 10:
-            bucket.put("late", b"x")
+            kv.put("late", b"x")
         elif cursor.next == 11:
             supervisor.halt()
 
-    supervisor = Supervisor(bucket, apply, on_applied=heard, restarts=QUICK)
+    supervisor = Supervisor(kv, apply, on_applied=heard, restarts=QUICK)
     assert supervisor.run().next == 11
     assert [update.version for update in seen] == list(range(11))
 
 
-def test_a_gap_in_live_delivery_is_made_good_by_a_resync(bucket):
+def test_a_gap_in_live_delivery_is_made_good_by_a_resync(kv):
     store = MemoryStore()
 
     def apply(batch):
         # While the first batch is being applied, retention overruns the watch.
-        if bucket.get("k0") is not None:
-            bucket.delete("k0")
-            bucket.put("new", b"n")
-            bucket.trim(12)
+        if kv.get("k0") is not None:
+            kv.delete("k0")
+            kv.put("new", b"n")
+            kv.trim(12)
 
-    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, restarts=QUICK)
+    supervisor = Supervisor(kv, apply, store=store, reader=kv, restarts=QUICK)
     assert run(supervisor, 12).next == 12
-    assert dict(store.range()) == {entry.key: entry.value for entry in bucket.scan()}
+    assert dict(store.range()) == {entry.key: entry.value for entry in kv.scan()}
     assert b"k0" not in dict(store.range())
 
 
-def test_what_was_applied_and_never_stored_is_removed_if_it_vanished_meanwhile(bucket):
+def test_what_was_applied_and_never_stored_is_removed_if_it_vanished_meanwhile(kv):
     state, store = {}, MemoryStore()
 
     def apply(batch):
@@ -142,22 +142,22 @@ def test_what_was_applied_and_never_stored_is_removed_if_it_vanished_meanwhile(b
                 state[update.key] = update.value
         if b"late" in state:
             # It has been applied. Before it can be stored, it is deleted, forgotten, and the try fails.
-            bucket.delete("late")
-            bucket.trim(12)
+            kv.delete("late")
+            kv.trim(12)
             raise RuntimeError("died between apply and the store")
 
     def heard(cursor):
         if cursor.next == 10:
-            bucket.put("late", b"x")
+            kv.put("late", b"x")
         else:
             supervisor.halt()
 
-    supervisor = Supervisor(bucket, apply, store=store, reader=bucket, on_applied=heard, restarts=QUICK)
+    supervisor = Supervisor(kv, apply, store=store, reader=kv, on_applied=heard, restarts=QUICK)
     supervisor.run()
-    assert state == dict(store.range()) == {entry.key: entry.value for entry in bucket.scan()}
+    assert state == dict(store.range()) == {entry.key: entry.value for entry in kv.scan()}
 
 
-def test_the_pauses_grow_while_nothing_is_applied_and_begin_anew_after_progress(bucket):
+def test_the_pauses_grow_while_nothing_is_applied_and_begin_anew_after_progress(kv):
     clock = ManualClock()
     pauses = []
     real = clock.wait
@@ -174,36 +174,36 @@ def test_the_pauses_grow_while_nothing_is_applied_and_begin_anew_after_progress(
 
     def heard(cursor):
         if cursor.next == 10:
-            bucket.put("more", b"x")
+            kv.put("more", b"x")
         else:
             supervisor.halt()
 
     supervisor = Supervisor(
-        bucket, apply, on_applied=heard, restarts=Backoff(base=1.0, ceiling=60.0), clock=clock, chance=Even()
+        kv, apply, on_applied=heard, restarts=Backoff(base=1.0, ceiling=60.0), clock=clock, chance=Even()
     )
     supervisor.run()
     assert pauses == [1.0, 2.0, 4.0, 1.0]
 
 
-def test_an_error_that_repeating_cannot_cure_ends_it(bucket):
-    supervisor = Supervisor(bucket, Failing(1, InvalidInput("never")), restarts=QUICK)
+def test_an_error_that_repeating_cannot_cure_ends_it(kv):
+    supervisor = Supervisor(kv, Failing(1, InvalidInput("never")), restarts=QUICK)
     with pytest.raises(InvalidInput):
         supervisor.run()
     assert supervisor.state().phase == "failed"
     assert supervisor.state().restarts == 0
 
 
-def test_too_many_failures_without_progress_end_it_with_the_last_error(bucket):
-    supervisor = Supervisor(bucket, Failing(99, TransientStorageError("down")), restarts=QUICK)
+def test_too_many_failures_without_progress_end_it_with_the_last_error(kv):
+    supervisor = Supervisor(kv, Failing(99, TransientStorageError("down")), restarts=QUICK)
     with pytest.raises(StorageError, match="down"):
         supervisor.run()
     assert supervisor.state().phase == "failed"
     assert supervisor.state().restarts == 4
 
 
-def test_it_reports_each_state(bucket):
+def test_it_reports_each_state(kv):
     states = []
-    supervisor = Supervisor(bucket, Failing(1), restarts=QUICK, on_state=lambda state: states.append(state.phase))
+    supervisor = Supervisor(kv, Failing(1), restarts=QUICK, on_state=lambda state: states.append(state.phase))
     run(supervisor, 10)
     assert [phase for at, phase in enumerate(states) if at == 0 or states[at - 1] != phase] == [
         "running",
@@ -213,9 +213,9 @@ def test_it_reports_each_state(bucket):
     ]
 
 
-def test_in_a_thread_of_its_own_it_stops_in_good_order(bucket):
+def test_in_a_thread_of_its_own_it_stops_in_good_order(kv):
     store = MemoryStore()
-    with Supervisor(bucket, ignore, store=store, reader=bucket) as supervisor:
+    with Supervisor(kv, ignore, store=store, reader=kv) as supervisor:
         assert supervisor.wait_until(lambda state: state.cursor is not None and state.cursor.next == 10, PATIENCE)
         with pytest.raises(InvalidInput):
             supervisor.start()
@@ -223,13 +223,13 @@ def test_in_a_thread_of_its_own_it_stops_in_good_order(bucket):
     assert store.standing().cursor.next == 10
 
 
-def test_a_stop_during_a_pause_is_heard_at_once(bucket):
-    supervisor = Supervisor(bucket, Failing(99), restarts=Backoff(base=1000.0, ceiling=1000.0)).start()
+def test_a_stop_during_a_pause_is_heard_at_once(kv):
+    supervisor = Supervisor(kv, Failing(99), restarts=Backoff(base=1000.0, ceiling=1000.0)).start()
     assert supervisor.wait_until(lambda state: state.phase == "waiting", PATIENCE)
     assert supervisor.close(PATIENCE).phase == "stopped"
     assert not any(thread.name == "strandline-watch" for thread in threading.enumerate())
 
 
-def test_the_end_of_the_stream_ends_it(bucket):
-    bucket.end()
-    assert Supervisor(bucket, ignore).run().next == 10
+def test_the_end_of_the_stream_ends_it(kv):
+    kv.end()
+    assert Supervisor(kv, ignore).run().next == 10

@@ -116,15 +116,15 @@ def test_a_stop_that_was_set_before_it_began_opens_nothing():
 
 
 def test_what_is_out_of_scope_moves_the_cursor_and_is_not_applied():
-    bucket, store = MemoryKeyValue(), MemoryStore()
-    bucket.put("a.1", b"1")
+    kv, store = MemoryKeyValue(), MemoryStore()
+    kv.put("a.1", b"1")
     reports = []
     watched = Prefix("a.")
-    follow(bucket, store, scope=watched)
+    follow(kv, store, scope=watched)
     for number in range(5):
-        bucket.put("b.1", b"%d" % number)
-    cursor = follow(bucket, store, scope=watched, on_applied=reports.append)
-    assert cursor == Cursor(bucket.stream, 6)
+        kv.put("b.1", b"%d" % number)
+    cursor = follow(kv, store, scope=watched, on_applied=reports.append)
+    assert cursor == Cursor(kv.stream, 6)
     assert reports == [cursor]
     assert held(store) == {b"a.1": b"1"}
 
@@ -174,14 +174,14 @@ def test_raw_updates_and_cursor_reach_the_store_whatever_parse_made_of_them():
 
 
 def test_deletes_and_purges_are_applied_and_taken_out_of_the_store():
-    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
+    kv, store, batches = MemoryKeyValue(), MemoryStore(), []
     for key in ("a", "b", "c"):
-        bucket.put(key, b"1")
-    follow(bucket, store)
-    bucket.delete("a")
-    bucket.purge("b")
-    bucket.end()
-    watch_applied(bucket, batches.extend, store=store)
+        kv.put(key, b"1")
+    follow(kv, store)
+    kv.delete("a")
+    kv.purge("b")
+    kv.end()
+    watch_applied(kv, batches.extend, store=store)
     assert batches == [Update(Op.DELETE, b"a", None, 3), Update(Op.PURGE, b"b", None, 4)]
     assert held(store) == {b"c": b"1"}
 
@@ -311,14 +311,14 @@ def test_apply_raising_ends_the_watch_and_the_cursor_stays():
 
 
 def test_after_apply_raised_a_new_watch_gets_the_same_batch_again():
-    bucket, store = MemoryKeyValue(), MemoryStore()
-    bucket.put("a", b"1")
+    kv, store = MemoryKeyValue(), MemoryStore()
+    kv.put("a", b"1")
     with pytest.raises(RuntimeError), ThreadPoolExecutor(1) as pool:
-        pool.submit(watch_applied, bucket, raising(RuntimeError("cannot")), store=store).result(120)
+        pool.submit(watch_applied, kv, raising(RuntimeError("cannot")), store=store).result(120)
     assert store.standing().cursor is None
     batches = []
-    bucket.end()
-    watch_applied(bucket, batches.extend, store=store)
+    kv.end()
+    watch_applied(kv, batches.extend, store=store)
     assert [update.key for update in batches] == [b"a"]
 
 
@@ -349,13 +349,13 @@ def test_it_resumes_at_the_stores_cursor_unless_told_otherwise():
 
 
 def test_only_what_was_missed_is_delivered():
-    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
+    kv, store, batches = MemoryKeyValue(), MemoryStore(), []
     for number in range(1000):
-        bucket.put(b"k%d" % number, b"1")
-    follow(bucket, store)
-    bucket.put("k5", b"2")
-    bucket.end()
-    watch_applied(bucket, batches.extend, store=store)
+        kv.put(b"k%d" % number, b"1")
+    follow(kv, store)
+    kv.put("k5", b"2")
+    kv.end()
+    watch_applied(kv, batches.extend, store=store)
     assert batches == [put(1000, b"k5", b"2")]
 
 
@@ -385,17 +385,17 @@ def test_a_resume_of_another_stream_than_the_stores_is_an_error():
 
 
 def test_a_resume_below_the_store_applies_again_and_changes_nothing_in_the_store():
-    bucket, store, batches = MemoryKeyValue(), MemoryStore(), []
+    kv, store, batches = MemoryKeyValue(), MemoryStore(), []
     for number in range(5):
-        bucket.put("a", b"%d" % number)
-    follow(bucket, store)
-    bucket.put("b", b"1")
-    bucket.end()
+        kv.put("a", b"%d" % number)
+    follow(kv, store)
+    kv.put("b", b"1")
+    kv.end()
     cursor = watch_applied(
-        bucket, batches.extend, store=store, resume=Cursor(bucket.stream, 3)
+        kv, batches.extend, store=store, resume=Cursor(kv.stream, 3)
     )  # fmt: skip
     assert [update.version for update in batches] == [3, 4, 5]
-    assert cursor == store.standing().cursor == Cursor(bucket.stream, 6)
+    assert cursor == store.standing().cursor == Cursor(kv.stream, 6)
     assert held(store) == {b"a": b"4", b"b": b"1"}
 
 
@@ -507,22 +507,22 @@ def test_a_crash_of_the_stream_applies_nothing_more():
 
 
 def test_nothing_past_a_gap_is_applied():
-    bucket, store = MemoryKeyValue(), MemoryStore()
-    bucket.put("a", b"1")
+    kv, store = MemoryKeyValue(), MemoryStore()
+    kv.put("a", b"1")
     batches = []
 
     def apply(batch):
         batches.extend(batch)
         if len(batches) == 1:
-            bucket.put("a", b"2")
-            bucket.put("a", b"3")
-            bucket.trim(3)
-            bucket.put("a", b"4")
+            kv.put("a", b"2")
+            kv.put("a", b"3")
+            kv.trim(3)
+            kv.put("a", b"4")
 
     with pytest.raises(Gap):
-        watch_applied(bucket, apply, store=store)
+        watch_applied(kv, apply, store=store)
     assert [update.value for update in batches] == [b"1"]
-    assert store.standing().cursor == Cursor(bucket.stream, 1)
+    assert store.standing().cursor == Cursor(kv.stream, 1)
 
 
 def test_an_error_at_the_stop_of_apply_is_raised_and_not_swallowed():
@@ -580,33 +580,33 @@ def test_a_flood_does_not_starve_a_store_that_has_to_be_tried_again():
 
 
 @pytest.mark.parametrize("scope", [Prefix(""), Prefix("a"), Prefix("a", "ab", "b", "a")], ids=str)
-def test_a_store_follows_a_bucket_that_several_threads_change_and_every_update_comes_once(scope):
-    bucket, store, stop = MemoryKeyValue(), MemoryStore(), threading.Event()
+def test_a_store_follows_a_key_value_store_that_several_threads_change_and_every_update_comes_once(scope):
+    kv, store, stop = MemoryKeyValue(), MemoryStore(), threading.Event()
     versions, reports = [], []
     caught_up = threading.Event()
     target = threading.Event()
 
     def on_applied(cursor):
         reports.append(cursor.next)
-        if target.is_set() and cursor.next == bucket._next:
+        if target.is_set() and cursor.next == kv._next:
             caught_up.set()
 
     def write(name):
         for number in range(300):
             key = f"{name}{number % 7}"
             if number % 5 == 4:
-                bucket.delete(key)
+                kv.delete(key)
             else:
-                bucket.put(key, b"%d" % number)
+                kv.put(key, b"%d" % number)
 
     with ThreadPoolExecutor(4) as pool:
         watching = pool.submit(
             watch_applied,
-            bucket,
+            kv,
             lambda batch: versions.extend(update.version for update in batch),
             scope=scope,
             store=store,
-            reader=bucket,
+            reader=kv,
             on_applied=on_applied,
             stop=stop,
         )
@@ -614,22 +614,22 @@ def test_a_store_follows_a_bucket_that_several_threads_change_and_every_update_c
             for writer in [pool.submit(write, name) for name in ("a", "ab", "c")]:
                 writer.result(120)
             target.set()
-            bucket.put("a-last", b"1")
+            kv.put("a-last", b"1")
             assert caught_up.wait(120)
         finally:
             stop.set()
-        assert watching.result(120) == Cursor(bucket.stream, 901)
+        assert watching.result(120) == Cursor(kv.stream, 901)
     assert versions == sorted(set(versions))
     assert reports == sorted(set(reports))
-    assert held(store) == {key: value for key, value in current(bucket).items() if key in scope}
+    assert held(store) == {key: value for key, value in current(kv).items() if key in scope}
 
 
 def test_scopes_that_overlap_deliver_once():
-    bucket, batches = MemoryKeyValue(), []
+    kv, batches = MemoryKeyValue(), []
     for key in ("a", "ab", "abc", "b"):
-        bucket.put(key, b"1")
-    bucket.end()
-    watch_applied(bucket, batches.extend, scope=Prefix("a", "ab", "abc"))
+        kv.put(key, b"1")
+    kv.end()
+    watch_applied(kv, batches.extend, scope=Prefix("a", "ab", "abc"))
     assert [update.key for update in batches] == [b"a", b"ab", b"abc"]
 
 
@@ -655,9 +655,9 @@ def test_no_wait_for_changes_is_so_long_that_a_request_would_go_unheard():
 
 
 def test_a_normal_watch_warns_of_nothing(caplog):
-    bucket, store = MemoryKeyValue(), MemoryStore()
-    bucket.put("a", b"1")
+    kv, store = MemoryKeyValue(), MemoryStore()
+    kv.put("a", b"1")
     with caplog.at_level(logging.INFO):
-        follow(bucket, store)
-        follow(bucket, store)
+        follow(kv, store)
+        follow(kv, store)
     assert caplog.records == []

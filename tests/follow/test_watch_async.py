@@ -66,10 +66,10 @@ def test_a_coroutine_that_raises_ends_the_watch_and_the_cursor_stays():
 
 
 def test_the_awaited_watch_runs_coroutines_in_the_callers_loop_and_returns_the_cursor():
-    bucket, store, loops, reports = MemoryKeyValue(), MemoryStore(), [], []
+    kv, store, loops, reports = MemoryKeyValue(), MemoryStore(), [], []
     for number in range(250):
-        bucket.put(b"k%d" % number, b"1")
-    bucket.end()
+        kv.put(b"k%d" % number, b"1")
+    kv.end()
 
     async def apply(_):
         loops.append(asyncio.get_running_loop())
@@ -77,37 +77,37 @@ def test_the_awaited_watch_runs_coroutines_in_the_callers_loop_and_returns_the_c
     async def main():
         loop = asyncio.get_running_loop()
         cursor = await asyncio.wait_for(
-            watch_applied_async(bucket, apply, store=store, on_applied=reports.append), PATIENCE
+            watch_applied_async(kv, apply, store=store, on_applied=reports.append), PATIENCE
         )
         return cursor, [found is loop for found in loops]
 
     cursor, ours = asyncio.run(main())
-    assert cursor == Cursor(bucket.stream, 250) == reports[-1]
+    assert cursor == Cursor(kv.stream, 250) == reports[-1]
     assert ours == [True, True, True]
-    assert held(store) == current(bucket)
+    assert held(store) == current(kv)
 
 
 def test_the_awaited_watch_takes_functions_too_and_does_not_block_the_loop():
-    bucket, entered, release = MemoryKeyValue(), threading.Event(), threading.Event()
-    bucket.put("a", b"1")
-    bucket.end()
+    kv, entered, release = MemoryKeyValue(), threading.Event(), threading.Event()
+    kv.put("a", b"1")
+    kv.end()
 
     def apply(_):
         entered.set()
         assert release.wait(PATIENCE)
 
     async def main():
-        watching = asyncio.ensure_future(watch_applied_async(bucket, apply))
+        watching = asyncio.ensure_future(watch_applied_async(kv, apply))
         assert await asyncio.to_thread(entered.wait, PATIENCE)
         release.set()  # only a loop that goes on gets here
         return await asyncio.wait_for(watching, PATIENCE)
 
-    assert asyncio.run(main()) == Cursor(bucket.stream, 1)
+    assert asyncio.run(main()) == Cursor(kv.stream, 1)
 
 
 def test_cancelling_the_awaited_watch_stops_it_in_good_order():
-    bucket, store, applied = MemoryKeyValue(), MemoryStore(), []
-    bucket.put("a", b"1")
+    kv, store, applied = MemoryKeyValue(), MemoryStore(), []
+    kv.put("a", b"1")
 
     async def main():
         first, released = asyncio.Event(), asyncio.Event()
@@ -118,7 +118,7 @@ def test_cancelling_the_awaited_watch_stops_it_in_good_order():
             applied.extend(batch)
 
         watching = asyncio.ensure_future(
-            watch_applied_async(bucket, apply, store=store, batching=Batching(records=1, window=1.0))
+            watch_applied_async(kv, apply, store=store, batching=Batching(records=1, window=1.0))
         )
         await asyncio.wait_for(first.wait(), PATIENCE)
         watching.cancel()
@@ -130,7 +130,7 @@ def test_cancelling_the_awaited_watch_stops_it_in_good_order():
 
     asyncio.run(main())
     assert [update.key for update in applied] == [b"a"]
-    assert store.standing().cursor == Cursor(bucket.stream, 1)
+    assert store.standing().cursor == Cursor(kv.stream, 1)
 
 
 def test_cancelling_the_awaited_watch_flushes_what_is_batched():
@@ -141,12 +141,12 @@ def test_cancelling_the_awaited_watch_flushes_what_is_batched():
             taken.set()  # what was current has been received
             return super().changes(scope, position, most, timeout)
 
-    bucket = Watched()
-    bucket.put("a", b"1")
+    kv = Watched()
+    kv.put("a", b"1")
 
     async def main():
         watching = asyncio.ensure_future(
-            watch_applied_async(bucket, lambda _: None, store=store, batching=Batching(records=100, window=1e6))
+            watch_applied_async(kv, lambda _: None, store=store, batching=Batching(records=100, window=1e6))
         )
         assert await asyncio.to_thread(taken.wait, PATIENCE)
         assert store.standing().cursor is None
@@ -159,37 +159,37 @@ def test_cancelling_the_awaited_watch_flushes_what_is_batched():
 
 
 def test_a_stop_ends_the_awaited_watch_too():
-    bucket, stop = MemoryKeyValue(), threading.Event()
-    bucket.put("a", b"1")
+    kv, stop = MemoryKeyValue(), threading.Event()
+    kv.put("a", b"1")
 
     async def main():
         return await asyncio.wait_for(
-            watch_applied_async(bucket, lambda _: None, stop=stop, on_applied=lambda _: stop.set()), PATIENCE
+            watch_applied_async(kv, lambda _: None, stop=stop, on_applied=lambda _: stop.set()), PATIENCE
         )
 
-    assert asyncio.run(main()) == Cursor(bucket.stream, 1)
+    assert asyncio.run(main()) == Cursor(kv.stream, 1)
 
 
 def test_the_awaited_watch_raises_what_ended_it():
-    bucket, store = MemoryKeyValue(), MemoryStore()
-    bucket.put("a", b"1")
+    kv, store = MemoryKeyValue(), MemoryStore()
+    kv.put("a", b"1")
 
     async def lose(_):
-        bucket.put("a", b"2")
-        bucket.trim(2)
+        kv.put("a", b"2")
+        kv.trim(2)
 
     async def main(**options):
-        await asyncio.wait_for(watch_applied_async(bucket, lose, **options), PATIENCE)
+        await asyncio.wait_for(watch_applied_async(kv, lose, **options), PATIENCE)
 
     with pytest.raises(Gap):
         asyncio.run(main())
     with pytest.raises(InvalidInput, match="ahead"):
-        asyncio.run(main(store=store, resume=Cursor(bucket.stream, 1)))
+        asyncio.run(main(store=store, resume=Cursor(kv.stream, 1)))
 
 
 def test_an_error_of_the_watch_is_not_lost_when_it_is_cancelled_at_the_same_moment():
-    bucket = MemoryKeyValue()
-    bucket.put("a", b"1")
+    kv = MemoryKeyValue()
+    kv.put("a", b"1")
 
     async def main():
         entered, released = asyncio.Event(), asyncio.Event()
@@ -199,7 +199,7 @@ def test_an_error_of_the_watch_is_not_lost_when_it_is_cancelled_at_the_same_mome
             await released.wait()
             raise RuntimeError("cannot")
 
-        watching = asyncio.ensure_future(watch_applied_async(bucket, apply))
+        watching = asyncio.ensure_future(watch_applied_async(kv, apply))
         await asyncio.wait_for(entered.wait(), PATIENCE)
         watching.cancel()
         released.set()

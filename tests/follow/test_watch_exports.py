@@ -14,7 +14,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.memory import MemoryStore
 from strandline.followers.watch.api import watch_applied
 from strandline.followers.watch.exports import Exports
-from strandline.kv.contract import Listed, Listing
+from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.testing.faulty import Crash
@@ -218,7 +218,7 @@ def test_an_export_during_a_resync_waits_for_its_end(store, exports, tmp_path):
 
     class Reader:
         def listing(self, scope):
-            return Listing(frozenset({b"k1"}))
+            return KeyListing(frozenset({b"k1"}))
 
     stage = Stage(expired=True, store=store, exports=exports, reader=Reader())
 
@@ -273,12 +273,12 @@ def test_a_flood_of_requests_does_not_starve_receiving(exports):
 
 
 def test_requests_come_from_other_threads_while_the_watch_waits_for_changes(store, exports, tmp_path):
-    bucket, stop, reported = MemoryKeyValue(), threading.Event(), threading.Event()
-    bucket.put("a", b"1")
+    kv, stop, reported = MemoryKeyValue(), threading.Event(), threading.Event()
+    kv.put("a", b"1")
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(
             watch_applied,
-            bucket,
+            kv,
             lambda _: None,
             store=store,
             exports=exports,
@@ -290,5 +290,5 @@ def test_requests_come_from_other_threads_while_the_watch_waits_for_changes(stor
             snapshot = exports.request(str(tmp_path / "snapshot")).result(120)
         finally:
             stop.set()
-        assert watching.result(120) == snapshot.cursor == Cursor(bucket.stream, 1)
+        assert watching.result(120) == snapshot.cursor == Cursor(kv.stream, 1)
     assert imported(snapshot, tmp_path)[1] == {b"a": b"1"}

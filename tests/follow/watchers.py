@@ -1,8 +1,8 @@
 """A program that starts watchers to be killed: ``python -m tests.follow.watchers`` forks one for each line it reads.
 
 It imports everything once and uses nothing, so that a watcher is there in milliseconds. Each line is JSON: the kind of
-bucket, its address, the store's folder and the prefixes to watch. The answer is the new process's number. A watcher
-adds a line to its notes whenever its cursor has moved: the cursor, and a digest of all that its store holds.
+key-value store, its address, the store's folder and the prefixes to watch. The answer is the new process's number. A
+watcher adds a line to its notes whenever its cursor has moved: the cursor, and a digest of all that its store holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
     return hashed.hexdigest()
 
 
-def open_bucket(kind: str, address: str) -> Any:
+def open_kv(kind: str, address: str) -> Any:
     if kind == "log":
         return LogKeyValue(sl.open(address))
     url, _, name = address.rpartition("/")
@@ -40,7 +40,7 @@ def open_bucket(kind: str, address: str) -> Any:
 
 def watch(job: dict[str, Any]) -> None:
     """Watch until killed."""
-    bucket = open_bucket(job["kind"], job["address"])
+    kv = open_kv(job["kind"], job["address"])
     store = AppendLogStore.open(job["store"], sync=False, compact_after=2_000)
     with open(job["notes"], "a", buffering=1) as notes:
 
@@ -50,7 +50,7 @@ def watch(job: dict[str, Any]) -> None:
         standing = store.standing()
         if standing.cursor is not None and standing.resync is None:
             note(standing.cursor)
-        watch_applied(bucket, ignore, scope=Prefix(*job["scope"]), reader=bucket, store=store, on_applied=note)
+        watch_applied(kv, ignore, scope=Prefix(*job["scope"]), reader=kv, store=store, on_applied=note)
 
 
 def ignore(batch: object) -> None:

@@ -27,7 +27,7 @@ from strandline import log as logs
 from strandline.compat.v1.log import open_queue
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.run import follow
-from strandline.kv.memory import MemorySubscription
+from strandline.kv.memory import MemoryKeyValueSubscription
 from strandline.log.object.log import open_log
 from strandline.log.object.slots import Hold, ObjectSlot
 from strandline.log.topic.memory import MemoryTopic
@@ -111,7 +111,7 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "MemoryKeyValue": kv.MemoryKeyValue,
         "MemoryLog": logs.MemoryLog,
         "MemoryStore": sl.MemoryStore,
-        "MemorySubscription": lambda: kv.MemoryKeyValue().watch(),
+        "MemoryKeyValueSubscription": lambda: kv.MemoryKeyValue().watch(),
         "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),
         "ObjectLog": lambda: place.log,
         "ObjectSlot": lambda: claimed(place.log),
@@ -128,7 +128,11 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
 
 FUNCTIONS = {"follow": follow, "open of a log": open_log, "open of a queue": open_queue}
 """Functions that are not found under their own names: a room is called the same, or another takes their settings."""
-FURTHER: dict[str, type] = {"Hold": Hold, "ObjectSlot": ObjectSlot, "MemorySubscription": MemorySubscription}
+FURTHER: dict[str, type] = {
+    "Hold": Hold,
+    "ObjectSlot": ObjectSlot,
+    "MemoryKeyValueSubscription": MemoryKeyValueSubscription,
+}
 """What public calls give, and is called in turn."""
 
 

@@ -391,23 +391,23 @@ def fold_in_memory(folder: Path) -> Iterator[Opened]:
     yield from _fold(MemoryStore())
 
 
-def _bucket(bucket: Any) -> Iterator[Opened]:
-    version = bucket.put("a", b"1")
-    with bucket.watch() as watch:
+def _kv(kv: Any) -> Iterator[Opened]:
+    version = kv.put("a", b"1")
+    with kv.watch() as watch:
 
         def goes_on() -> None:
-            bucket.update("a", b"2", version)
-            assert bucket.get("a") == b"2"
+            kv.update("a", b"2", version)
+            assert kv.get("a") == b"2"
             assert next(iter(watch.take(10, 10))).key == b"a"
 
         calls: Calls = {
-            "put": lambda: bucket.put("b", b"1"),
-            "create": lambda: bucket.create("b", b"1"),
-            "update": lambda: bucket.update("a", b"3", version),
-            "delete": lambda: bucket.delete("a"),
-            "get": lambda: bucket.get("a"),
-            "scan": lambda: list(bucket.scan()),
-            "watch": bucket.watch,
+            "put": lambda: kv.put("b", b"1"),
+            "create": lambda: kv.create("b", b"1"),
+            "update": lambda: kv.update("a", b"3", version),
+            "delete": lambda: kv.delete("a"),
+            "get": lambda: kv.get("a"),
+            "scan": lambda: list(kv.scan()),
+            "watch": kv.watch,
             "take": lambda: watch.take(10, 60),
         }
         yield Opened(calls, goes_on, watch.close)
@@ -415,21 +415,21 @@ def _bucket(bucket: Any) -> Iterator[Opened]:
 
 @kind
 def bucket_in_a_log(folder: Path) -> Iterator[Opened]:
-    yield from _bucket(LogKeyValue(sl.open(str(folder / "log"), create=True)))
+    yield from _kv(LogKeyValue(sl.open(str(folder / "log"), create=True)))
 
 
 @kind
 def bucket_in_memory(folder: Path) -> Iterator[Opened]:
-    yield from _bucket(MemoryKeyValue())
+    yield from _kv(MemoryKeyValue())
 
 
 @kind
 def supervisor(folder: Path) -> Iterator[Opened]:
-    bucket, seen = MemoryKeyValue(), []
-    with Supervisor(bucket, seen.extend) as running:
+    kv, seen = MemoryKeyValue(), []
+    with Supervisor(kv, seen.extend) as running:
 
         def goes_on() -> None:
-            bucket.put("a", b"1")
+            kv.put("a", b"1")
             assert running.wait_until(lambda state: state.cursor is not None and state.cursor.next == 1, 120)
             assert len(seen) == 1
 

@@ -150,7 +150,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
 
 
 def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
-    bucket, stop = sl.kv.MemoryKeyValue(), threading.Event()
+    kv, stop = sl.kv.MemoryKeyValue(), threading.Event()
 
     class Flaky(sl.MemoryStore):
         failed = False
@@ -163,23 +163,21 @@ def test_what_watches_apply_reject_fail_to_store_and_resync_is_counted():
 
     store = Flaky()
     for key in ("a", "b", "bad"):
-        bucket.put(key, b"")
+        kv.put(key, b"")
 
     def parse(update: sl.kv.Update) -> sl.kv.Update | None:
         return None if update.key == b"bad" else update
 
     def watch() -> None:
-        sl.watch_applied(
-            bucket, len, parse=parse, store=store, reader=bucket, stop=stop, on_applied=lambda _: stop.set()
-        )
+        sl.watch_applied(kv, len, parse=parse, store=store, reader=kv, stop=stop, on_applied=lambda _: stop.set())
         stop.clear()
 
     names = ("updates_applied", "updates_rejected", "store_failures", "resyncs")
     with Moved(*(f"strandline_{name}_total" for name in names)) as moved:
         watch()
     assert moved.by == [2, 1, 1, 0]
-    bucket.put("c", b"")
-    bucket.trim(4)
+    kv.put("c", b"")
+    kv.trim(4)
     with Moved("strandline_resyncs_total") as moved:
         watch()
     assert moved.by == [1]

@@ -156,34 +156,34 @@ def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_told_
 
 @pytest.mark.parametrize("restored", [KINDS[0]], indirect=True)
 def test_a_watch_that_resumes_takes_everything_anew(restored: Restored) -> None:
-    bucket = LogKeyValue(restored.log)
+    kv = LogKeyValue(restored.log)
     with pytest.raises(CursorExpired, match="restored from a copy"):
-        bucket.watch_from(EVERYTHING, restored.cursors[0])
+        kv.watch_from(EVERYTHING, restored.cursors[0])
     store, halt = restored.stores[0], threading.Event()
 
     def applied(cursor: Cursor) -> None:
         if cursor == restored.log.end():
             halt.set()
 
-    sl.watch_applied(bucket, lambda _: None, store=store, reader=bucket, on_applied=applied, stop=halt)
+    sl.watch_applied(kv, lambda _: None, store=store, reader=kv, on_applied=applied, stop=halt)
     assert store.get(b"f") is None
     assert store.get(b"other 6") == b"v"
 
 
-def test_a_bucket_that_is_open_while_its_log_is_restored_says_so(tmp_path: Path) -> None:
+def test_a_key_value_store_that_is_open_while_its_log_is_restored_says_so(tmp_path: Path) -> None:
     folder = str(tmp_path / "log")
     log = object_log(folder)
     put(log, b"a")
     shutil.copytree(folder, tmp_path / "backup")
     put(log, b"b")
-    bucket = LogKeyValue(log)
-    assert bucket.get("b") == b"v"
+    kv = LogKeyValue(log)
+    assert kv.get("b") == b"v"
     shutil.rmtree(folder)
     shutil.move(tmp_path / "backup", folder)
     put(object_log(folder), b"c")
     put(object_log(folder), b"d")
     with pytest.raises(Diverged):
-        bucket.get("d")
+        kv.get("d")
 
 
 def test_a_queue_that_was_begun_anew_at_its_place_is_another_history(tmp_path: Path) -> None:

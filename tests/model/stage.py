@@ -9,7 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady, StorageError, StrandlineError
-from strandline.kv.contract import Ended, Listed, Listing
+from strandline.kv.contract import Ended, KeyListing, Listed
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
@@ -105,13 +105,13 @@ class ModelReader:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def listing(self, scope: Scope) -> Listing:
+    def listing(self, scope: Scope) -> KeyListing:
         world = self.stage.world
         if world.fate != "well":
             raise StorageError("The listing failed.")
         live = frozenset(key for _, key, _ in world.current(scope))
         world.listed = live
-        return Listing(live, frozenset(key for key, _ in world.changes if key in scope) - live)
+        return KeyListing(live, frozenset(key for key, _ in world.changes if key in scope) - live)
 
 
 class ModelStore:

@@ -149,22 +149,22 @@ class TestAReplica:
         pair.stop("b")
         pair.stop("a")
         pair.start("b")
-        bucket, halt, applied = LogKeyValue(pair.nodes["b"].reading()), threading.Event(), []
+        kv, halt, applied = LogKeyValue(pair.nodes["b"].reading()), threading.Event(), []
 
         def apply(updates):
             applied.extend((update.op, update.key, update.value) for update in updates)
             halt.set()
 
-        sl.watch_applied(bucket, apply, resume=None, store=store, reader=bucket, stop=halt)
+        sl.watch_applied(kv, apply, resume=None, store=store, reader=kv, stop=halt)
         assert applied == [(Op.PUT, b"k", b"3")]
         assert store.get(b"k") == b"3"
 
-    def test_that_was_killed_gives_no_watch_an_empty_bucket(self, pair):
+    def test_that_was_killed_gives_no_watch_an_empty_key_value_store(self, pair):
         committed(pair, b"1", b"2", b"3")
         pair.kill("b")
         pair.cut |= {"a"}
-        bucket = LogKeyValue(Current(pair.start("b")._shown))  # as one that was opened while the node still knew
-        for look in (bucket.keys, bucket.listing, bucket.watch):
+        kv = LogKeyValue(Current(pair.start("b")._shown))  # as one that was opened while the node still knew
+        for look in (kv.keys, kv.listing, kv.watch):
             with pytest.raises(NotReady):
                 look()
 

@@ -186,14 +186,14 @@ def caught(seeds: range) -> bool:
 
 @pytest.mark.usefixtures("unjoined")
 def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "parting", lambda *_: None)
+    monkeypatch.setattr(agreement, "divergence", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
     assert caught(range(8))
 
 
 @pytest.mark.usefixtures("unjoined")
 def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "parting", lambda *_: None)
+    monkeypatch.setattr(agreement, "divergence", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
     monkeypatch.setattr("strandline.tier.copy.tierer.Cursor", lambda log_id, offset, *_: Cursor(log_id, offset))
     for seed in range(8):
@@ -206,14 +206,14 @@ def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeyp
 
 
 def test_a_reader_that_takes_segments_behind_the_seam_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TieredLog, "_seam", lambda _: NO_SEAM)
+    monkeypatch.setattr(TieredLog, "_hot_start", lambda _: NO_SEAM)
     monkeypatch.setattr(ColdReader, "_reaches", lambda *_: True)
     assert caught(range(8))
 
 
 @pytest.mark.usefixtures("unjoined")
 def test_a_reader_of_pieces_that_does_not_compare_terms_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiered, "parting", lambda *_: None)
+    monkeypatch.setattr(tiered, "divergence", lambda *_: None)
     monkeypatch.setattr(ColdReader, "is_same_record", lambda *_: True)
     assert caught(range(8))
 

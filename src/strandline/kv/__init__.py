@@ -1,4 +1,4 @@
-"""Key-value buckets that can be watched: on a log, in NATS JetStream, or in memory."""
+"""Key-value stores that can be watched: on a log, in NATS JetStream, or in memory."""
 
 from __future__ import annotations
 

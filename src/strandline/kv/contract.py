@@ -1,4 +1,4 @@
-"""What every bucket of keyed values promises. ``strandline.testing.key_values.KeyValueContract`` is its test."""
+"""The contract of key-value stores. ``strandline.testing.key_values.KeyValueContract`` tests it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Up
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A full watch has given all values that were current when it began; the stream goes on from this cursor."""
+    """End of the initial values of a full watch; the stream continues at this cursor."""
 
     cursor: Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The stream has ended in good order: nothing will ever come again."""
+    """The stream has ended: no change will ever come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """The keys that are present, and those that are known to have been deleted rather than evicted.
+class KeyListing:
+    """The keys that are present, and those known to be deleted rather than evicted.
 
-    ``deleted`` is None if the backend cannot tell the one from the other.
+    ``deleted`` is None if the backend cannot distinguish the two.
     """
 
     live: frozenset[bytes]
@@ -35,10 +35,10 @@ class Listing:
 
 
 @runtime_checkable
-class Reader(Protocol):
-    """Reads what is current. Prefixes are byte prefixes. All calls may block and raise ``StorageError``.
+class KeyValueReader(Protocol):
+    """Reads current values. Prefixes are byte prefixes. All calls may block and raise ``StorageError``.
 
-    A listing is whole or an error, never a part.
+    A listing is complete or an error, never partial.
     """
 
     def get(self, key: Key) -> bytes | None:
@@ -48,56 +48,56 @@ class Reader(Protocol):
         """The value with its version; None if the key is absent."""
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
-        """The keys that are present and begin with the prefix, sorted."""
+        """The present keys with the prefix, sorted."""
 
     def scan(self, prefix: Key = b"") -> Iterator[Entry]:
-        """The entries that are present and whose keys begin with the prefix, sorted by key."""
+        """The present entries whose keys have the prefix, sorted by key."""
 
-    def listing(self, scope: Scope = EVERYTHING) -> Listing:
-        """Which keys in scope are present now, and which are known to be deleted: what a resync goes by."""
+    def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
+        """The present keys in scope, and those known to be deleted; a resync uses it."""
 
 
 @runtime_checkable
-class Writer(Protocol):
-    """Changes keys. Each call answers when its change is as durable as the backend makes it."""
+class KeyValueWriter(Protocol):
+    """Changes keys. Each call returns when its change is as durable as the backend makes it."""
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value, whatever was there; returns its version."""
+        """Set the value unconditionally; returns its version."""
 
     def delete(self, key: Key) -> None:
-        """Make the key absent; absent is fine. Watchers are told."""
+        """Delete the key, if present. Watchers get the change."""
 
     def purge(self, key: Key) -> None:
-        """Make the key absent and let its earlier values go. Watchers are told."""
+        """Delete the key and its history. Watchers get the change."""
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value of an absent key; ``AlreadyExists`` if it is present, and then nothing is changed."""
+        """Set the value of an absent key; ``AlreadyExists``, and no change, if it is present."""
 
     def update(self, key: Key, value: bytes, expected: KeyVersion) -> KeyVersion:
-        """Set the value if the key is present at exactly this version, else ``Conflict``, and nothing is changed."""
+        """Set the value if the key is present at exactly this version; otherwise ``Conflict``, and no change."""
 
     def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
-        """Make the key absent if it is present at exactly this version, else ``Conflict``; nothing is changed then."""
+        """Delete the key if it is present at exactly this version; otherwise ``Conflict``, and no change."""
 
 
 @runtime_checkable
-class Subscription(Protocol):
-    """A watch under way: changes in the order of the stream. A context manager; one thread takes from it."""
+class KeyValueSubscription(Protocol):
+    """A running watch: changes in stream order. A context manager; one thread takes from it."""
 
     @property
     def stream(self) -> UUID:
-        """The identity of the stream; the cursors of its updates carry it."""
+        """The identity of the stream, which its cursors carry."""
 
     def take(self, most: int, timeout: float) -> Updates | Listed | Ended | None:
-        """The next changes, at most so many; None if none came in time.
+        """The next changes, up to ``most``; None if none came within ``timeout`` seconds.
 
-        Changes of keys out of scope are never given, but the cursor moves over them. After the initial values of a
-        full watch comes :class:`Listed`, once. ``Gap`` if changes were lost to retention before they were given:
-        nothing past the gap is ever given. ``StorageError`` if the connection is lost for good.
+        Changes of keys out of scope are left out, but the cursor moves past them. After the initial values of a full
+        watch comes :class:`Listed`, once. ``Gap`` if retention removed changes before they were taken: nothing past the
+        gap is ever given. ``StorageError`` if the connection is lost for good.
         """
 
     def close(self) -> None:
-        """Let go of the stream. Closing twice is fine."""
+        """Close the watch. Idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -106,23 +106,23 @@ class Subscription(Protocol):
 
 @runtime_checkable
 class Watcher(Protocol):
-    """Gives changes as they happen."""
+    """Watches changes."""
 
     @property
     def stream(self) -> UUID:
-        """The identity of the stream as it is now; may block."""
+        """The current identity of the stream; may block."""
 
-    def watch(self, scope: Scope = EVERYTHING) -> Subscription:
-        """The current values in scope, in the order of their versions; then :class:`Listed`; then changes."""
+    def watch(self, scope: Scope = EVERYTHING) -> KeyValueSubscription:
+        """A full watch: the current values in scope in version order, then :class:`Listed`, then changes."""
 
-    def watch_from(self, scope: Scope, cursor: Cursor | None) -> Subscription:
-        """Only what came at or after the cursor. No cursor means the full watch.
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> KeyValueSubscription:
+        """Changes at or after the cursor. Without a cursor, a full watch.
 
-        ``CursorExpired`` if changes after it may no longer be retained, if it is of another stream (a bucket of the
-        same name that was created anew), or past the stream's end.
+        ``CursorExpired`` if changes after it may no longer be retained, if it is of another stream (the key-value
+        store was deleted and created again), or past the end of the stream.
         """
 
 
 @runtime_checkable
-class KeyValue(Reader, Writer, Watcher, Protocol):
-    """All three in one."""
+class KeyValue(KeyValueReader, KeyValueWriter, Watcher, Protocol):
+    """A key-value store: reads, writes and watches."""

@@ -1,4 +1,4 @@
-"""A bucket of keyed values on the project's own log."""
+"""A key-value store on a log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from strandline.errors import (
     OutcomeUnknown,
     StrandlineError,
 )
-from strandline.kv.contract import Listing
+from strandline.kv.contract import KeyListing
 from strandline.kv.log_fold import Held, LogFold
-from strandline.kv.log_watch import LogSubscription
+from strandline.kv.log_watch import LogKeyValueSubscription
 from strandline.log.contract import READING, Log, Receipt, require
 from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown
@@ -38,38 +38,39 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 
 _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
-"""Patience of a conditional change with other writers: whoever writes to the log in between makes it start again."""
+"""Retries of a conditional change: any other append in between makes it start again."""
 
 _GROUP: Final = 1000
 _GROUP_BYTES: Final = 64 << 20
 
 Rule: TypeAlias = Callable[[Held | None], None]
-"""Looks at what a key is now, and raises if the change is not to be made."""
+"""Checks the current value of a key; raises if the change must not be made."""
 
 
 @bound_to_process()
 @checked
 class LogKeyValue:
-    """Keyed values in a log: a record puts, deletes or purges its key. Satisfies the whole bucket contract.
+    """Keyed values in a log: a record puts, deletes or purges its key. Satisfies
+    :class:`~strandline.kv.contract.KeyValue`.
 
-    Reading sees every change that was answered before the call, by whomever. The first read takes in the whole log,
-    or what came after ``base``, and holds all values in memory. Where the log was trimmed below that, reading and
-    full watches are ``CursorExpired``. A version is the record's offset; that of a key out of the base is unknown
-    until it changes. A key lives until it is deleted: a log evicts nothing.
+    A read sees every change acknowledged before the call, by any writer. The first read loads the whole log, or the
+    records after ``base``, and holds all values in memory. If the log was trimmed above that point, reads and full
+    watches raise ``CursorExpired``. A version is the record's offset; a key from the base has an unknown version until
+    it changes. A log evicts nothing: a key lives until it is deleted.
 
-    Safe in threads: what several write at the same time goes into one append.
+    Thread-safe: concurrent writes share one append.
 
     >>> from strandline.log.memory import MemoryLog
-    >>> bucket = LogKeyValue(MemoryLog())
-    >>> version = bucket.create("node.1", b"up")
-    >>> bucket.update("node.1", b"down", version)
+    >>> kv = LogKeyValue(MemoryLog())
+    >>> version = kv.create("node.1", b"up")
+    >>> kv.update("node.1", b"down", version)
     1
-    >>> list(bucket.scan("node."))
+    >>> list(kv.scan("node."))
     [Entry(key=b'node.1', value=b'down', version=1)]
     """
 
     def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
-        """The bucket in ``log``. ``base`` is a store made from a snapshot of it; nobody may move it meanwhile."""
+        """Use ``log``. ``base`` is a store made from a snapshot of it, which nobody else may write to."""
         require(log, "read as keyed values", *READING)
         self._log = log
         self._clock = clock
@@ -79,7 +80,7 @@ class LogKeyValue:
         self._waiting: deque[_Change] = deque()
         self._turn = threading.Condition()
         self._busy = False  # whether someone is writing
-        self._origin = Origin(f"The bucket in {log!r}", self)
+        self._origin = Origin(f"The key-value store in {log!r}", self)
 
     @property
     def stream(self) -> UUID:
@@ -100,55 +101,55 @@ class LogKeyValue:
         return None if found is None else _entry(name, found)
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
-        """The keys that are present and begin with the prefix, sorted."""
+        """The present keys with the prefix, sorted."""
         return sorted(key for key, _ in self._fold.within(Prefix(prefix))[1])
 
     def scan(self, prefix: Key = b"") -> Iterator[Entry]:
-        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        """The entries whose keys have the prefix, sorted, as of the call."""
         return iter([_entry(*item) for item in sorted(self._fold.within(Prefix(prefix))[1])])
 
-    def listing(self, scope: Scope = EVERYTHING) -> Listing:
-        """Which keys in scope are present now. A log evicts nothing: what is not among them was deleted, or never was.
+    def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
+        """The present keys in scope. A log evicts nothing: an absent key was deleted or never existed.
 
-        So nothing is to be told apart, and no names of deleted keys are kept.
+        So the names of deleted keys are not kept.
         """
-        return Listing(frozenset(key for key, _ in self._fold.within(scope)[1]))
+        return KeyListing(frozenset(key for key, _ in self._fold.within(scope)[1]))
 
     # --- watching ----------------------------------------------------------------------------------------------
 
-    def watch(self, scope: Scope = EVERYTHING) -> LogSubscription:
-        """The current values in scope in the order of their versions, unknown ones first; then changes."""
+    def watch(self, scope: Scope = EVERYTHING) -> LogKeyValueSubscription:
+        """The current values in scope in version order, unknown versions first; then changes."""
         end, found = self._fold.within(scope)
         found.sort(key=lambda item: (item[1][1], item[0]))
         rows = [Update(Op.PUT, key, value, _known(version)) for key, (value, version) in found]
-        return LogSubscription(self._log, scope, self._log.cursor_at(end), rows)
+        return LogKeyValueSubscription(self._log, scope, self._log.cursor_at(end), rows)
 
-    def watch_from(self, scope: Scope, cursor: Cursor | None) -> LogSubscription:
-        """Only what came at or after the cursor, which need not read anything before it."""
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> LogKeyValueSubscription:
+        """Changes at or after the cursor; reads nothing before it."""
         if cursor is None:
             return self.watch(scope)
         try:
-            self._log.plan(cursor, Limit(batches=1))  # refuses a cursor that this log cannot serve
+            self._log.plan(cursor, Limit(batches=1))  # checks the cursor
         except Diverged as error:
             raise CursorExpired(str(error)) from error
-        return LogSubscription(self._log, scope, cursor, None)
+        return LogKeyValueSubscription(self._log, scope, cursor, None)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value, whatever was there; durable when it returns."""
+        """Set the value unconditionally; durable when this returns."""
         return self._change(Op.PUT, key, value)
 
     def delete(self, key: Key) -> None:
-        """Make the key absent; absent is fine."""
+        """Delete the key, if present."""
         self._change(Op.DELETE, key, None)
 
     def purge(self, key: Key) -> None:
-        """Make the key absent, and mark its earlier values as ones to be removed from the log for good."""
+        """Delete the key, and mark its earlier values for removal from the log."""
         self._change(Op.PURGE, key, None)
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value of an absent key, else ``AlreadyExists``; of several that try at once, one succeeds."""
+        """Set the value of an absent key, else ``AlreadyExists``; of concurrent calls, one succeeds."""
         name = as_key(key)
 
         def rule(found: Held | None) -> None:
@@ -162,7 +163,7 @@ class LogKeyValue:
         return self._change(Op.PUT, key, value, _at_version(as_key(key), expected))
 
     def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
-        """Make the key absent if it is at this version, else ``Conflict``."""
+        """Delete the key if it is at this version, else ``Conflict``."""
         self._change(Op.DELETE, key, None, _at_version(as_key(key), expected))
 
     def _change(self, op: Op, key: Key, value: bytes | None, rule: Rule | None = None) -> int:
@@ -174,13 +175,13 @@ class LogKeyValue:
             while not self._served(change):
                 pass
         finally:
-            if not change.answered:  # interrupted: nobody is to make it later, behind its caller's back
+            if not change.answered:  # interrupted: no other thread may make the change later
                 with self._turn, suppress(ValueError):
                     self._waiting.remove(change)
         return change.result()
 
     def _served(self, change: _Change) -> bool:
-        """Wait until the change is answered (True), or write for all who wait, if nobody is at it (then look again)."""
+        """Wait until the change is done (True), or become the leader and write for all waiting threads."""
         group: list[_Change] = []
         leading = False
         try:
@@ -200,7 +201,7 @@ class LogKeyValue:
                     self._turn.notify_all()
 
     def _write(self, group: list[_Change]) -> None:
-        """Make changes that are all conditional, or all not, with one append; each is answered, unless interrupted."""
+        """Make changes, either all conditional or all unconditional, with one append; each gets its result."""
         try:
             if group[0].rule is None:
                 self._land(group, None)
@@ -210,7 +211,7 @@ class LogKeyValue:
             _answer(group, error)
 
     def _decide(self, group: list[_Change]) -> None:
-        """Conditional changes: decide on what the log holds up to its end, and append only if that is still its end."""
+        """Conditional changes: decide at the end of the log, and append only if that is still its end."""
         for attempt in range(_AMONG_OTHERS.attempts):
             end, found = self._fold.look([change.key for change in group])
             accepted, refused = decide(group, end, found)
@@ -220,7 +221,7 @@ class LogKeyValue:
             except ExpectationFailed:
                 self._clock.sleep(_AMONG_OTHERS.pause(attempt, self._chance.jitter()))
                 continue
-            for change, error in refused:  # now it is true: a refusal may rest on what was accepted beside it
+            for change, error in refused:  # only now: a refusal may depend on a change accepted in this group
                 change.error = error
             return
         raise Contended(
@@ -241,7 +242,7 @@ class LogKeyValue:
         self._fold.absorb(first, [(change.op, change.key, change.value) for change in group])
 
     def _append(self, batch: pa.RecordBatch, expect: int | None) -> int:
-        """Append a batch and return its first offset; all errors but ``OutcomeUnknown`` mean that it was not."""
+        """Append a batch; returns its first offset. Any error but ``OutcomeUnknown`` means that it was not appended."""
         match self._writer.append(batch, expect):
             case Refused(error):
                 raise error
@@ -256,7 +257,7 @@ class LogKeyValue:
 
 
 class _Change:
-    """A change that waits for its answer."""
+    """A pending change."""
 
     __slots__ = ("error", "key", "op", "rule", "value", "version")
 
@@ -282,7 +283,7 @@ class _Change:
 def decide(
     group: list[_Change], end: int, found: dict[bytes, Held]
 ) -> tuple[list[_Change], list[tuple[_Change, StrandlineError]]]:
-    """Which conditional changes are made, one after the other from offset ``end`` on, and why the others are not."""
+    """The conditional changes to make, in order from offset ``end`` on, and the errors of the others."""
     held = dict(found)
     accepted: list[_Change] = []
     refused: list[tuple[_Change, StrandlineError]] = []
@@ -317,7 +318,7 @@ def _at_version(key: bytes, expected: KeyVersion) -> Rule:
 
 
 def _group(waiting: deque[_Change]) -> list[_Change]:
-    """Take the changes that go first and together: a plain one must not fail because one beside it has a condition."""
+    """Take the next group: conditional and unconditional changes never share an append."""
     group = [waiting.popleft()]
     size = len(group[0].value or b"")
     while waiting and len(group) < _GROUP and (waiting[0].rule is None) == (group[0].rule is None):
@@ -336,7 +337,7 @@ def _answer(group: list[_Change], error: StrandlineError) -> None:
 
 
 def _plain(value: bytes | None) -> bytes:
-    """The bytes, if a record may hold them. Anything else would spoil the log for every reader."""
+    """The bytes, if they fit into a record."""
     data = as_bytes(value)
     if len(data) > MAX_RECORD_BYTES:
         raise InvalidInput(f"A key or value of {len(data):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")

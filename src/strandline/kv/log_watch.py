@@ -1,4 +1,4 @@
-"""A watch of a log's keyed records: Arrow from the log to the taker."""
+"""Watch of a keyed log: changes as Arrow tables."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 _AT_ONCE: Final = Limit(batches=64)
 _AHEAD: Final = 32 << 20
-"""How many bytes are fetched before someone takes them, about."""
+"""About how many bytes are prefetched."""
 
 
 class _Piece(NamedTuple):
-    """Changes in scope of one span, and the cursor behind all that was looked at for them."""
+    """The changes in scope of one span, and the cursor after the span."""
 
     table: pa.Table
     upto: Cursor
@@ -37,10 +37,10 @@ class _Piece(NamedTuple):
 
 @bound_to_process()
 @checked(own=("__init__",))
-class LogSubscription:
-    """A watch of a log. What is out of scope is left out by Arrow; no row is turned into Python here.
+class LogKeyValueSubscription:
+    """A watch of a log. Arrow filters by scope; no row becomes a Python object here.
 
-    While changes come that are all out of scope, ``take`` gives empty :class:`Updates` whose cursor has moved.
+    For changes that are all out of scope, ``take`` returns empty :class:`Updates` with an advanced cursor.
     """
 
     def __init__(self, log: Log, scope: Scope, cursor: Cursor, current: list[Update] | None) -> None:
@@ -62,12 +62,12 @@ class LogSubscription:
         return self._log.log_id
 
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, at most so many; None if none came in time."""
+        """The next changes, up to ``most``; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._current is not None:
             return self._initial(self._current, most)
-        # When nothing was there last time, the log is waited for before it is planned: that looks ever more rarely.
+        # After an empty take, wait for the log before planning: waiting backs off.
         taken = None if self._dry and timeout > 0 else self._gather(most)
         if taken is None and timeout > 0 and self._log.wait(self._cursor, timeout) and not self._closed:
             taken = self._gather(most)
@@ -75,7 +75,7 @@ class LogSubscription:
         return taken
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the watch; the log stays open."""
         self._closed = True
         self._drop_plan()
 
@@ -96,7 +96,7 @@ class LogSubscription:
         return given
 
     def _gather(self, most: int) -> Updates | None:
-        """What is there now of one plan; the position is behind what is returned, and stays if this raises."""
+        """The available changes of one plan; the position advances past them, and stays if this raises."""
         tables: list[pa.Table] = []
         before, count = self._cursor, 0
         while count < most:
@@ -105,7 +105,7 @@ class LogSubscription:
             except StrandlineError:
                 if self._cursor == before:
                     raise
-                break  # first what came before it; the next take meets it again
+                break  # return the changes before the error; the next take raises it
             if piece is None:
                 break
             room = most - count
@@ -121,7 +121,7 @@ class LogSubscription:
         return Updates.of_table(tables[0] if len(tables) == 1 else pa.concat_tables(tables), self._cursor)
 
     def _next_piece(self, *, fresh: bool) -> _Piece | None:
-        """The next piece; None if there is nothing now, or nothing more of the plan and a new one is not wanted."""
+        """The next piece; None at the end of the log, or at the end of the plan if not ``fresh``."""
         if self._rest is not None:
             piece, self._rest = self._rest, None
             return piece
@@ -161,7 +161,7 @@ class LogSubscription:
         return _with_plain_values(table)
 
     def _check_retained(self, cause: NotFound) -> None:
-        """Raise ``Gap`` if what could not be fetched is missing because it was trimmed, and not because of damage."""
+        """``Gap`` if the missing batch was trimmed, rather than lost to damage."""
         try:
             self._log.plan(self._cursor, Limit(batches=1))
         except CursorExpired:
@@ -169,14 +169,14 @@ class LogSubscription:
 
     def _gap(self) -> Gap:
         return Gap(
-            f"The log {self.stream} was trimmed to offset {self._log.bounds().first} before this watch had taken what "
-            f"comes from {self._cursor.next} on: resume from the applied cursor, which brings the rest in step."
+            f"The log {self.stream} was trimmed to offset {self._log.bounds().first} before this watch had taken the "
+            f"changes from {self._cursor.next} on: resume from the applied cursor, which resyncs the rest."
         )
 
     def _drop_plan(self) -> None:
         fetching, self._fetching = self._fetching, None
         if fetching is not None:
-            with suppress(ValueError):  # the taker is in it right now: it ends with what it is doing
+            with suppress(ValueError):  # a taker is using it: it ends after that
                 fetching.close()
 
 
@@ -185,7 +185,7 @@ def _fetch(spans: Any) -> Generator[tuple[Span, list[pa.RecordBatch]], Any, None
 
 
 def _with_plain_values(table: pa.Table) -> pa.Table:
-    """Puts with a value, be it empty, and removals without: a log may hold it otherwise, and means the same."""
+    """Normalise values: never null for puts, always null for removals."""
     values = table.column("value")
     puts = pc.equal(table.column("op"), int(Op.PUT))
     if pc.all(pc.equal(pc.is_valid(values), puts), min_count=0).as_py():

@@ -1,4 +1,4 @@
-"""A bucket in this process's memory: the contract in its plainest form, for tests and for state within one service."""
+"""A key-value store in memory, for tests and for state within one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
-from strandline.kv.contract import Ended, Listed, Listing
+from strandline.kv.contract import Ended, KeyListing, Listed
 from strandline.model.arguments import Positive, Timeout, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
@@ -17,11 +17,11 @@ from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOOKED_THROUGH: Final = 4096
-"""How many changes one take looks through for those in scope, at most."""
+"""How many changes one take filters by scope, at most."""
 
 
 class _Kept(NamedTuple):
-    """The changes that are kept, as columns, from version ``first`` on."""
+    """The retained changes as columns, from version ``first`` on."""
 
     first: int
     ops: list[int]
@@ -32,25 +32,25 @@ class _Kept(NamedTuple):
 @bound_to_process()
 @checked
 class MemoryKeyValue:
-    """Keyed values that end with their process. Satisfies the whole bucket contract; safe in threads.
+    """Keyed values in memory. Satisfies :class:`~strandline.kv.contract.KeyValue`; thread-safe.
 
-    The last ``history`` changes, or a little more, are kept for watchers that come later or are slow.
+    At least the last ``history`` changes are retained for late and slow watchers.
 
-    >>> bucket = MemoryKeyValue()
-    >>> version = bucket.put("node.1", b"up")
-    >>> bucket.get("node.1"), bucket.keys("node.")
+    >>> kv = MemoryKeyValue()
+    >>> version = kv.put("node.1", b"up")
+    >>> kv.get("node.1"), kv.keys("node.")
     (b'up', [b'node.1'])
-    >>> with bucket.watch() as watch:
+    >>> with kv.watch() as watch:
     ...     [update.value for update in watch.take(10, timeout=0)]
     [b'up']
     """
 
     def __init__(self, *, history: Positive = 1 << 20, chance: Chance = CHANCE) -> None:
-        """An empty bucket with a fresh identity."""
+        """An empty key-value store with a fresh identity."""
         self._history = history
         self._stream = chance.uuid()
-        # Watchers read the kept changes without the lock: the lists only grow, and a change counts when `_next` is past
-        # it, which is set last. Whatever else is done to them is done to copies, which then take their place.
+        # Watchers read retained changes without the lock: the lists only grow, and a change is visible once `_next`,
+        # which is set last, is past it. Every other edit replaces the lists by copies.
         self._kept = _Kept(0, [], [], [])
         self._next = 0
         self._state: dict[bytes, tuple[bytes, int]] = {}
@@ -59,7 +59,7 @@ class MemoryKeyValue:
         self._waiting = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._origin = Origin("A bucket in memory", self)
+        self._origin = Origin("A key-value store in memory", self)
 
     @property
     def stream(self) -> UUID:
@@ -69,19 +69,19 @@ class MemoryKeyValue:
     # --- writing -----------------------------------------------------------------------------------------------
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value, whatever was there."""
+        """Set the value unconditionally."""
         if type(key) is not bytes or type(value) is not bytes:
             key, value = as_key(key), as_bytes(value)
         with self._lock:
             return self._write(Op.PUT, key, value)
 
     def delete(self, key: Key) -> None:
-        """Make the key absent; absent is fine."""
+        """Delete the key, if present."""
         with self._lock:
             self._write(Op.DELETE, as_key(key), None)
 
     def purge(self, key: Key) -> None:
-        """Make the key absent and let its earlier values go, out of the history too."""
+        """Delete the key and its values in the history."""
         name = as_key(key)
         with self._lock:
             first, ops, keys, values = self._kept
@@ -109,7 +109,7 @@ class MemoryKeyValue:
             return self._write(Op.PUT, name, value)
 
     def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
-        """Make the key absent if it is at this version, else ``Conflict``."""
+        """Delete the key if it is at this version, else ``Conflict``."""
         name = as_key(key)
         with self._lock:
             self._expect(name, expected)
@@ -143,22 +143,22 @@ class MemoryKeyValue:
             self._changed.notify_all()
         return version
 
-    # --- what retention does elsewhere -------------------------------------------------------------------------
+    # --- retention ---------------------------------------------------------------------------------------------
 
     def trim(self, below: int) -> None:
-        """Forget the changes below a version; what is current stays. Cursors below it are expired from now on."""
+        """Drop the changes below a version, but no current value. Cursors below it expire."""
         with self._lock:
             self._forget(min(below, self._next))
             self._changed.notify_all()
 
     def evict(self, key: Key) -> None:
-        """Lose a key as a bucket with limits does: without telling anyone, and with the changes up to now."""
+        """Evict a key as a store with limits does: without a change event, and with all changes up to now."""
         with self._lock:
             self._state.pop(as_key(key), None)
             self._forget(self._next)
 
     def end(self) -> None:
-        """End the stream in good order: watches get what there is, and then :class:`Ended`."""
+        """End the stream: watches get the remaining changes, then :class:`Ended`."""
         with self._lock:
             self._ended = True
             self._changed.notify_all()
@@ -182,62 +182,64 @@ class MemoryKeyValue:
         return None if found is None else Entry(name, *found)
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
-        """The keys that are present and begin with the prefix, sorted."""
+        """The present keys with the prefix, sorted."""
         wanted = as_key(prefix)
         with self._lock:
             return sorted(key for key in self._state if key.startswith(wanted))
 
     def scan(self, prefix: Key = b"") -> Iterator[Entry]:
-        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        """The entries whose keys have the prefix, sorted, as of the call."""
         wanted = as_key(prefix)
         with self._lock:
             found = [Entry(key, *held) for key, held in self._state.items() if key.startswith(wanted)]
         return iter(sorted(found))
 
-    def listing(self, scope: Scope = EVERYTHING) -> Listing:
-        """Which keys in scope are present now, and which were deleted."""
+    def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
+        """The present keys in scope, and the deleted ones."""
         with self._lock:
             live = frozenset(key for key in self._state if key in scope)
-            return Listing(live, frozenset(key for key in self._gone if key in scope))
+            return KeyListing(live, frozenset(key for key in self._gone if key in scope))
 
     # --- watching ----------------------------------------------------------------------------------------------
 
-    def watch(self, scope: Scope = EVERYTHING) -> MemorySubscription:
+    def watch(self, scope: Scope = EVERYTHING) -> MemoryKeyValueSubscription:
         """The current values in scope, then changes."""
         with self._lock:
             found = [(version, key, value) for key, (value, version) in self._state.items() if key in scope]
             found.sort()
-            return MemorySubscription(self, scope, self._next, found)
+            return MemoryKeyValueSubscription(self, scope, self._next, found)
 
-    def watch_from(self, scope: Scope, cursor: Cursor | None) -> MemorySubscription:
-        """Only what came at or after the cursor."""
+    def watch_from(self, scope: Scope, cursor: Cursor | None) -> MemoryKeyValueSubscription:
+        """Changes at or after the cursor."""
         if cursor is None:
             return self.watch(scope)
         with self._lock:
             if cursor.log_id != self._stream:
-                raise CursorExpired(f"The cursor {cursor} is of another bucket than {self._stream}: watch anew.")
+                raise CursorExpired(
+                    f"The cursor {cursor} is of another key-value store than {self._stream}: watch anew."
+                )
             first = self._kept.first
             if not first <= cursor.next <= self._next:
                 raise CursorExpired(
-                    f"The cursor is at {cursor.next}, and the bucket holds changes {first} up to {self._next}: "
-                    "watch anew."
+                    f"The cursor is at {cursor.next}, and the key-value store holds changes {first} up to "
+                    f"{self._next}: watch anew."
                 )
-            return MemorySubscription(self, scope, cursor.next, None)
+            return MemoryKeyValueSubscription(self, scope, cursor.next, None)
 
     def changes(self, scope: Scope, position: int, most: Positive, timeout: Timeout) -> Updates | Ended | None:
-        """What a subscription's ``take`` does once the current values are given."""
+        """The changes from a position on; for subscriptions."""
         if position == self._next and timeout > 0:
             with self._lock:
                 if position == self._next and not self._ended:
                     self._waiting += 1
                     self._changed.wait(timeout)
                     self._waiting -= 1
-        ended, end = self._ended, self._next  # in this order, and before what is kept: nothing comes after the end
+        ended, end = self._ended, self._next  # in this order, before the changes: no change comes after the end
         first, ops, keys, values = self._kept
         if position < first:
             raise Gap(
-                f"Changes {position} up to {first} were forgotten before this watch took them: resume from the applied "
-                "cursor, which brings the rest in step."
+                f"Changes {position} up to {first} were trimmed before this watch took them: resume from the applied "
+                "cursor, which resyncs the rest."
             )
         if position == end:
             return Ended() if ended else None
@@ -256,33 +258,33 @@ class MemoryKeyValue:
 
 @bound_to_process()
 @checked
-class MemorySubscription:
-    """A watch of a memory bucket."""
+class MemoryKeyValueSubscription:
+    """A watch of a key-value store in memory."""
 
     def __init__(
-        self, bucket: MemoryKeyValue, scope: Scope, position: int, current: list[tuple[int, bytes, bytes]] | None
+        self, kv: MemoryKeyValue, scope: Scope, position: int, current: list[tuple[int, bytes, bytes]] | None
     ) -> None:
         """Use :meth:`MemoryKeyValue.watch`."""
-        self._bucket = bucket
+        self._kv = kv
         self._scope = scope
         self._position = position
         self._current = current
         self._given = 0
         self._closed = False
-        self._origin = Origin("A watch of a bucket in memory", self)
+        self._origin = Origin("A watch of a key-value store in memory", self)
 
     @property
     def stream(self) -> UUID:
-        """The identity of the bucket."""
-        return self._bucket.stream
+        """The identity of the key-value store."""
+        return self._kv.stream
 
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, at most so many; None if none came in time."""
+        """The next changes, up to ``most``; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._current is not None:
             return self._initial(self._current, most)
-        taken = self._bucket.changes(self._scope, self._position, most, timeout)
+        taken = self._kv.changes(self._scope, self._position, most, timeout)
         if isinstance(taken, Updates) and taken.upto is not None:
             self._position = taken.upto.next
         return taken
@@ -297,7 +299,7 @@ class MemorySubscription:
         return Updates([Op.PUT] * len(rows), keys, values, versions, Cursor(self.stream, versions[-1] + 1))
 
     def close(self) -> None:
-        """Let go of the bucket."""
+        """Close the watch."""
         self._closed = True
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Keyed values: what a bucket holds, how a change of it looks, and which keys a watcher asks for."""
+"""Keyed values: what a key-value store holds, how a change of it looks, and which keys a watcher asks for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def as_key(key: Key) -> bytes:
 
 
 def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:
-    """A key or value, as every bucket and store keeps it; ``InvalidInput`` for what is no bytes, text among it."""
+    """A key or value as bytes; ``InvalidInput`` for anything that is not bytes, such as text."""
     if type(value) is bytes:
         return value
     if not isinstance(value, bytes | bytearray | memoryview):

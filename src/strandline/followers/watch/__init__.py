@@ -1,1 +1,1 @@
-"""Watches: apply the changes of a key-value bucket to a store, with resync after expiry and a supervisor."""
+"""Watches: apply the changes of a key-value store to a store, with resync after expiry and a supervisor."""

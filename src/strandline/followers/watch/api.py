@@ -12,7 +12,7 @@ from strandline.followers.events import (
 )
 from strandline.followers.watch.exports import Exports
 from strandline.followers.watch.run import WATCHING, Options, Resume, Watch, awaiting, finishing
-from strandline.kv.contract import Reader, Watcher
+from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update
@@ -29,7 +29,7 @@ def watch_applied(
     *,
     scope: Scope = EVERYTHING,
     resume: Resume = "stored",
-    reader: Reader | None = None,
+    reader: KeyValueReader | None = None,
     store: Store | None = None,
     exports: Exports | None = None,
     batching: Batching = WATCHING,
@@ -97,7 +97,7 @@ async def watch_applied_async(
     on_applied: Callable[[Cursor], object] | None = None,
     scope: Scope = EVERYTHING,
     resume: Resume = "stored",
-    reader: Reader | None = None,
+    reader: KeyValueReader | None = None,
     store: Store | None = None,
     exports: Exports | None = None,
     batching: Batching = WATCHING,

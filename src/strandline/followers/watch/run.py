@@ -52,7 +52,7 @@ from strandline.followers.events import (
 )
 from strandline.followers.stores.rules import RuledStore
 from strandline.followers.watch.exports import ExportRequest, Exports
-from strandline.kv.contract import Ended, Listed, Reader, Subscription, Watcher
+from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.model.store import Standing, Store
@@ -115,14 +115,14 @@ class Watch:
 
     watcher: Watcher
     apply: Callable[[Sequence[Any]], object]
-    reader: Reader | None
+    reader: KeyValueReader | None
     store: Store | None
     options: Options
     stop: threading.Event | None
     clock: Clock
     finish: Callable[[Awaitable[Any]], Any]
     engine: Engine = field(init=False)
-    subscription: Subscription | None = None
+    subscription: KeyValueSubscription | None = None
     ahead: Updates | None = None
     trickling: bool = False
     joined: tuple[Sequence[Chunk], Updates] | None = None

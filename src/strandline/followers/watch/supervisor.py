@@ -18,7 +18,7 @@ from strandline.errors import (
     UsedAcrossFork,
 )
 from strandline.followers.watch.run import Options, Resume, Watch, finishing
-from strandline.kv.contract import Reader, Watcher
+from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.store import Store
@@ -69,9 +69,9 @@ class Supervisor:
     ``watch_applied``.
 
     >>> from strandline.kv.memory import MemoryKeyValue
-    >>> bucket, seen = MemoryKeyValue(), []
-    >>> version = bucket.put("a", b"1")
-    >>> supervisor = Supervisor(bucket, seen.extend, on_applied=lambda cursor: supervisor.halt())
+    >>> kv, seen = MemoryKeyValue(), []
+    >>> version = kv.put("a", b"1")
+    >>> supervisor = Supervisor(kv, seen.extend, on_applied=lambda cursor: supervisor.halt())
     >>> supervisor.run().next
     1
     >>> supervisor.state().phase, [update.key for update in seen]
@@ -83,7 +83,7 @@ class Supervisor:
         watcher: Watcher,
         apply: Callable[[Sequence[Any]], object],
         *,
-        reader: Reader | None = None,
+        reader: KeyValueReader | None = None,
         store: Store | None = None,
         resume: Resume = "stored",
         on_applied: Callable[[Cursor], object] | None = None,

@@ -1,4 +1,4 @@
-"""A bucket of NATS JetStream, through ``nats-py``."""
+"""A key-value store in a NATS JetStream bucket, through ``nats-py``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strandline.errors import (
     InvalidInput,
     TransientStorageError,
 )
-from strandline.kv.contract import Listed, Listing
+from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.nats.connection import (
     NAME_TAKEN,
     NANOSECONDS,
     NO_MESSAGE,
-    Link,
+    NatsConnection,
     NoAnswerer,
     StreamState,
     refusal,
@@ -49,34 +49,35 @@ _PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 @bound_to_process()
 @checked
 class NatsKeyValue:
-    """A key-value bucket of NATS JetStream that satisfies the whole bucket contract. Safe in threads.
+    """A NATS JetStream key-value bucket. Satisfies :class:`~strandline.kv.contract.KeyValue`; thread-safe.
 
-    A version is the sequence number of the bucket's stream. A cursor carries the stream's identity, made of its name
-    and creation time. A change is as durable as the stream makes it: replicated as configured, and synced to disk when
-    the server does that, by default within two minutes.
+    A version is a sequence number of the bucket's stream. A cursor carries the stream's identity, made of its name and
+    creation time. A change is as durable as the stream makes it: replicated as configured, and synced to disk by the
+    server, by default within two minutes.
 
     Keys are what NATS allows: words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes.
 
-    What the server drops from the front (by age, by size, by a purge of the stream) is never passed over in silence: a
-    cursor below it is ``CursorExpired``, a watch that was overrun ends with ``Gap``. Both may be raised although all
-    that is missing was superseded, if every key has been written since; a longer ``history`` makes that rare. What the
-    server cannot tell: removals in the middle of the stream that leave no marker. These are a purge of some subjects
-    only (as ``purge_deletes`` of other clients does with old markers), and values with a time to live of their own in a
-    bucket without marker TTL. A watcher that was away meanwhile, or that lagged behind, is not told of the key's end; a
-    full watch onto its store (a resync) is what removes it.
+    Changes that the server drops from the front (by age, size, or a purge of the stream) are never skipped silently: a
+    cursor below them is ``CursorExpired``, a watch that lags behind them ends with ``Gap``. Both may be raised although
+    all missing values were superseded, if every key has been written since; a longer ``history`` makes that rare. The
+    server does not show removals in the middle of the stream without a marker: a purge of single subjects (as
+    ``purge_deletes`` of other clients does with old markers), and values with their own TTL in a bucket without marker
+    TTL. A watcher that was away or lagged does not get such a removal; a resync deletes the key from its store.
 
-    Connections do not live on in a forked child: there every call is ``UsedAcrossFork``.
+    In a forked child every call is ``UsedAcrossFork``.
     """
 
-    def __init__(self, link: Link, bucket: str, *, prefetch: int = 1024, chance: Chance = CHANCE) -> None:
+    def __init__(
+        self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024, chance: Chance = CHANCE
+    ) -> None:
         """Use :meth:`connect`."""
-        self._link = link
+        self._connection = connection
         self._prefetch = prefetch
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
         self._chance = chance
-        self._origin = Origin(f"The bucket {bucket} at {link.url}", self)
+        self._origin = Origin(f"The bucket {bucket} at {connection.url}", self)
 
     @classmethod
     def connect(
@@ -95,27 +96,26 @@ class NatsKeyValue:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> NatsKeyValue:
-        """Connect to a bucket, ``NotFound`` if it is not there; with ``create`` it is made if it is missing.
+        """Connect to a bucket; ``NotFound`` if it does not exist, unless ``create``.
 
-        ``history`` values are kept for each key: the more, the longer cursors live. With a ``ttl`` in seconds keys are
-        removed that long after their last change, and watchers are told. A bucket that would outgrow ``max_bytes``
-        refuses changes as ``DiskFull``. These four shape a bucket that is made; one that is there stays as it is.
+        ``history`` values are kept per key: the more, the longer cursors live. With a ``ttl`` keys are removed that
+        many seconds after their last change, and watchers get the removal. At ``max_bytes`` the bucket refuses changes
+        with ``DiskFull``. These three and ``replicas`` apply to a new bucket only.
 
-        No call waits much longer than ``timeout`` for the server. At most ``prefetch`` changes of a watch are on their
-        way or wait to be taken; the rest stays with the server. ``options`` are handed to ``nats.connect``:
-        credentials, TLS and the like.
+        No call waits much longer than ``timeout`` seconds for the server. At most ``prefetch`` changes of a watch are
+        in flight or queued. ``options`` are passed to ``nats.connect``: credentials, TLS and so on.
         """
         if not _BUCKET.fullmatch(bucket):
             raise InvalidInput(f"{bucket!r} cannot name a NATS bucket: use letters, digits, '_' and '-'.")
         servers = [url] if isinstance(url, str) else list(url)
-        link = Link(servers, timeout=timeout, clock=clock, options=options or {})
+        connection = NatsConnection(servers, timeout=timeout, clock=clock, options=options or {})
         try:
-            made = cls(link, bucket, prefetch=prefetch, chance=chance)
+            made = cls(connection, bucket, prefetch=prefetch, chance=chance)
             if create:
                 made._create(history=history, ttl=ttl, max_bytes=max_bytes, replicas=replicas)
             made._state()
         except BaseException:
-            link.close()
+            connection.close()
             raise
         return made
 
@@ -137,10 +137,10 @@ class NatsKeyValue:
         if ttl is not None:
             age = int(ttl * NANOSECONDS)
             config |= {"max_age": age, "duplicate_window": min(age, 120 * NANOSECONDS)}
-            # The server then leaves a marker for each key that it lets go, or watchers would keep ghosts.
+            # The server then writes a marker for each expired key; otherwise watchers would keep it.
             config |= {"allow_msg_ttl": True, "subject_delete_marker_ttl": max(age, NANOSECONDS)}
         what = f"Creating the bucket {self._bucket!r}"
-        answer = self._link.run(self._link.api(f"STREAM.CREATE.{self._stream}", config), what)
+        answer = self._connection.run(self._connection.api(f"STREAM.CREATE.{self._stream}", config), what)
         if "error" in answer and answer["error"].get("err_code") != NAME_TAKEN:
             raise refusal(answer["error"], what)
 
@@ -149,15 +149,15 @@ class NatsKeyValue:
 
     @property
     def stream(self) -> UUID:
-        """The identity that cursors carry, as the server tells it now."""
+        """The stream identity that cursors carry, from the server."""
         return self._state().identity
 
     def _state(self) -> StreamState:
-        return self._link.state(self._stream, f"Looking at the bucket {self._bucket!r}")
+        return self._connection.state(self._stream, f"Looking at the bucket {self._bucket!r}")
 
     def close(self) -> None:
-        """Close the connection; its watches end with an error. Closing twice is fine."""
-        self._link.close()
+        """Close the connection; its watches end with an error. Idempotent."""
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +168,15 @@ class NatsKeyValue:
     # --- writing ------------------------------------------------------------------------------------------------
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
-        """Set the value, whatever was there."""
+        """Set the value unconditionally."""
         return self._publish(_valid(key), value)
 
     def delete(self, key: Key) -> None:
-        """Make the key absent; absent is fine."""
+        """Delete the key, if present."""
         self._publish(_valid(key), b"", _DELETE)
 
     def purge(self, key: Key) -> None:
-        """Make the key absent and let its earlier values go."""
+        """Delete the key and its history."""
         self._publish(_valid(key), b"", _PURGE)
 
     def create(self, key: Key, value: bytes) -> KeyVersion:
@@ -190,7 +190,7 @@ class NatsKeyValue:
                 found = self._last(name)
             if found is not None and found.value is not None:
                 raise AlreadyExists(f"The key {shown(name)} is present; use update, or put to replace it.")
-            # The marker of a removed key: it is replaced if nobody else does so first.
+            # The marker of a removed key: replace it, unless another client does so first.
             last = 0 if found is None or found.version is None else found.version
         raise Contended(f"The key {shown(name)} is created and removed again and again; try later.")
 
@@ -199,11 +199,11 @@ class NatsKeyValue:
         return self._conditional(_valid(key), value, expected, {})
 
     def delete_with_version(self, key: Key, expected: KeyVersion) -> None:
-        """Make the key absent if it is at this version, else ``Conflict``."""
+        """Delete the key if it is at this version, else ``Conflict``."""
         self._conditional(_valid(key), b"", expected, _DELETE)
 
     def _conditional(self, key: bytes, value: bytes, expected: KeyVersion, headers: dict[str, str]) -> int:
-        # The server would take the version of a marker, and 0 for a key that never was: those keys are absent.
+        # The server also accepts the version of a marker, and 0 for a key that never existed: those keys are absent.
         found = self._last(key)
         if found is None or found.value is None or found.version != expected:
             now = "absent" if found is None or found.value is None else f"at version {found.version}"
@@ -214,11 +214,11 @@ class NatsKeyValue:
 
     def _publish(self, key: bytes, value: bytes, headers: dict[str, str] | None = None) -> int:
         what = f"Writing the key {shown(key)}"
-        link, data = self._link, as_bytes(value)
+        connection, data = self._connection, as_bytes(value)
         try:
-            answer = link.run(link.request(self._subjects + key.decode(), data, headers), what)
+            answer = connection.run(connection.request(self._subjects + key.decode(), data, headers), what)
         except NoAnswerer:
-            self._state()  # says so if the bucket is not there
+            self._state()  # NotFound if the bucket does not exist
             raise
         if "error" in answer:
             raise refusal(answer["error"], what)
@@ -227,11 +227,13 @@ class NatsKeyValue:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _last(self, key: bytes) -> Update | None:
-        """The last change of a key, be it a value or a marker."""
+        """The last change of a key: a value or a marker."""
         what = f"Reading the key {shown(key)}"
-        # Of the leader and not of any replica, so that what was written is read.
-        question = self._link.api(f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subjects + key.decode()})
-        answer = self._link.run(question, what)
+        # From the leader, not from any replica: reads see writes.
+        question = self._connection.api(
+            f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subjects + key.decode()}
+        )
+        answer = self._connection.run(question, what)
         if "error" in answer:
             if answer["error"].get("err_code") == NO_MESSAGE:
                 return None
@@ -254,36 +256,36 @@ class NatsKeyValue:
         return None if found is None or found.value is None else Entry(name, found.value, found.version)
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
-        """The keys that are present and begin with the prefix, sorted."""
+        """The present keys with the prefix, sorted."""
         return sorted(self.listing(Prefix(prefix)).live)
 
     def scan(self, prefix: Key = b"") -> Iterator[Entry]:
-        """The entries whose keys begin with the prefix, sorted, as of the call."""
+        """The entries whose keys have the prefix, sorted, as of the call."""
         found, _ = self._collect(Prefix(prefix), values=True)
         return iter(sorted(Entry(row.key, row.value, row.version) for row in found if row.value is not None))
 
-    def listing(self, scope: Scope = EVERYTHING) -> Listing:
-        """Which keys in scope are present now, and which were deleted: those whose markers are still there.
+    def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
+        """The present keys in scope, and the deleted ones whose markers are retained.
 
-        A key whose time ran out was not deleted.
+        A key that expired by age does not count as deleted.
         """
         found, aged = self._collect(scope, values=False)
         live = frozenset(row.key for row in found if row.value is not None)
-        return Listing(live, frozenset(row.key for row in found if row.value is None and row.key not in aged))
+        return KeyListing(live, frozenset(row.key for row in found if row.value is None and row.key not in aged))
 
     def _collect(self, scope: Scope, *, values: bool) -> tuple[list[Update], set[bytes]]:
-        """The last change of every key in scope, whole or an error; and the keys that were removed for their age."""
+        """The last change of every key in scope, and the keys removed by age; complete or an error."""
         for _ in range(_LISTINGS):
             found: dict[bytes, Update] = {}
             try:
                 with self._watch(scope, values=values, markers=True) as subscription:
                     while True:
-                        given = subscription.take(_CHUNK, self._link.timeout)
+                        given = subscription.take(_CHUNK, self._connection.timeout)
                         if isinstance(given, Listed):
                             return list(found.values()), subscription.aged
                         if not isinstance(given, Updates):
                             raise TransientStorageError(
-                                f"Listing the bucket {self._bucket!r} stopped before its end: list again."
+                                f"KeyListing the bucket {self._bucket!r} stopped before its end: list again."
                             )
                         found.update(zip(given.keys, given, strict=True))
             except Gap:
@@ -302,9 +304,9 @@ class NatsKeyValue:
         state = self._state()
         filters = scope_filters(scope, self._subjects)
         what = f"Looking at the bucket {self._bucket!r}"
-        target = state.last and self._link.last(self._stream, filters, what)
+        target = state.last and self._connection.last(self._stream, filters, what)
         subscription = NatsSubscription(
-            self._link,
+            self._connection,
             self._stream,
             self._subjects,
             scope,
@@ -319,13 +321,13 @@ class NatsKeyValue:
         return subscription
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> NatsSubscription:
-        """Only what came at or after the cursor."""
+        """Changes at or after the cursor."""
         if cursor is None:
             return self._watch(scope)
         start = max(cursor.next, 1)
         self._check(cursor, self._state())
         subscription = NatsSubscription(
-            self._link,
+            self._connection,
             self._stream,
             self._subjects,
             scope,
@@ -335,8 +337,8 @@ class NatsKeyValue:
         )
         subscription.open(self._chance.uuid().hex, {"deliver_policy": "by_start_sequence", "opt_start_seq": start})
         try:
-            # Again: had the front moved past the cursor before there was a consumer, the server would have begun there
-            # without a word.
+            # Again: if the stream was trimmed past the cursor before the consumer existed, the server starts behind
+            # it without an error.
             self._check(cursor, self._state())
         except BaseException:
             subscription.close()

@@ -1,4 +1,4 @@
-"""A blocking line to NATS JetStream: one connection with an event loop and a thread of its own."""
+"""A blocking NATS JetStream connection, with an event loop in its own thread."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from strandline.storage.fork_check import Origin, bound_to_process
 T = TypeVar("T")
 
 _IDENTITIES: Final = UUID("5f0a3c56-6a0e-5c0e-9f5b-0d6a4f1a7c11")
-"""The space of the names that streams' identities are made from."""
+"""UUID namespace of stream identities."""
 
 _SLACK: Final = 2.0
-"""Seconds by which the thread waits longer than the loop does, which has the better words for what is missing."""
+"""Extra seconds that a caller waits, so that the loop's more precise error comes first."""
 
 _STREAM_NOT_FOUND: Final = 10059
 NO_MESSAGE: Final = 10037
@@ -53,26 +53,26 @@ def client() -> Any:
 
 
 class NoAnswerer(TransientStorageError):
-    """Nobody listens on the subject: there is no such stream or consumer, or no JetStream at the moment."""
+    """No responder for the subject: no such stream or consumer, or JetStream is down."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """What the server says of a stream: who it is, and the lowest and highest sequence number that it has."""
+    """Identity of a stream, and its lowest and highest sequence numbers."""
 
     identity: UUID
     first: int
     last: int
 
     @classmethod
-    def told(cls, stream: str, answer: Mapping[str, Any]) -> StreamState:
-        """From the server's answer."""
+    def of_response(cls, stream: str, answer: Mapping[str, Any]) -> StreamState:
+        """Parse the server's response."""
         state = answer["state"]
         return cls(identity(stream, answer["created"]), int(state["first_seq"]), int(state["last_seq"]))
 
 
 def identity(stream: str, created: str) -> UUID:
-    """What tells a stream from a later one of the same name: its name and when it was created, to the nanosecond.
+    """The identity of a stream, from its name and creation time in nanoseconds: differs if it is created again.
 
     >>> one = identity("KV_routes", "2026-01-01T00:00:00.123456789Z")
     >>> one == identity("KV_routes", "2026-01-01T01:00:00.123456789+01:00")
@@ -88,7 +88,7 @@ def identity(stream: str, created: str) -> UUID:
 
 
 def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
-    """The error of the tree that says what the server's error says."""
+    """The error for a server's error."""
     code, kind = error.get("code"), error.get("err_code")
     words = f"{what} failed at NATS: {error.get('description', 'no reason given')} ({kind})"
     if kind in _WRONG_LAST:
@@ -104,8 +104,8 @@ def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
 
 
 @bound_to_process()
-class Link:
-    """A connection that threads may share. Every call answers or raises within about ``timeout`` seconds."""
+class NatsConnection:
+    """A thread-safe connection. Every call returns or raises within about ``timeout`` seconds."""
 
     def __init__(self, servers: Sequence[str], *, timeout: float, clock: Clock, options: Mapping[str, Any]) -> None:
         """Connect; ``TransientStorageError`` if no server answers in time."""
@@ -142,7 +142,7 @@ class Link:
                 "reconnect_time_wait": 0.25,
                 "ping_interval": 10,
                 **options,
-                # Nothing is kept for a later connection: a change that was given up must not land minutes after.
+                # No buffering across reconnects: a change that was given up must not be applied minutes later.
                 "pending_size": -1,
                 "disconnected_cb": self._on_lost,
                 "reconnected_cb": self._on_found,
@@ -152,13 +152,12 @@ class Link:
 
         return self.run(connect(), f"Connecting to {', '.join(servers)}")
 
-    # --- what the connection tells ------------------------------------------------------------------------------
+    # --- connection state ---------------------------------------------------------------------------------------
 
     async def _on_lost(self) -> None:
         if self._lost_at is None:
             self._lost_at = self.clock.monotonic()
-        # What was to be sent in the moment of the loss would be sent after the next connection is made: the client has
-        # no word for dropping it.
+        # The client would send its pending data after the reconnect, and has no call to drop it.
         if self._client is not None:
             self._client._pending, self._client._pending_data_size = [], 0  # noqa: SLF001
 
@@ -169,14 +168,14 @@ class Link:
             wake()
 
     def lost_for(self) -> float:
-        """For how many seconds there has been no connection; 0 while there is one."""
+        """Seconds since the connection was lost; 0 while connected."""
         since = self._lost_at
         return 0.0 if since is None else self.clock.monotonic() - since
 
-    # --- asking -------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
-        """Run a coroutine on the loop, and wait for it."""
+        """Run a coroutine on the loop and wait for it."""
         if self._closed:
             work.close()
             raise InvalidInput(f"{what} failed: the bucket is closed; connect again.")
@@ -185,7 +184,7 @@ class Link:
         try:
             return future.result((patience or self.timeout) + _SLACK)
         except errors.NoRespondersError as error:
-            raise NoAnswerer(f"{what} failed: nobody answers for it at NATS; try again.") from error
+            raise NoAnswerer(f"{what} failed: NATS has no responder for it; try again.") from error
         except errors.MaxPayloadError as error:
             raise InvalidInput(f"{what} failed: the value is larger than the server takes.") from error
         except (errors.AuthorizationError, errors.InvalidUserCredentialsError) as error:
@@ -193,34 +192,34 @@ class Link:
         except (errors.TimeoutError, TimeoutError, concurrent.futures.CancelledError) as error:
             future.cancel()
             raise TransientStorageError(f"{what} failed: no answer from NATS within {self.timeout} s.") from error
-        except errors.OutboundBufferLimitError as error:  # nothing is buffered here: a write must not land later
+        except errors.OutboundBufferLimitError as error:  # no buffering: a write must not be applied later
             raise TransientStorageError(f"{what} failed: there is no connection to NATS now; try again.") from error
         except (errors.Error, OSError) as error:
             raise TransientStorageError(f"{what} failed: {error or type(error).__name__}; try again.") from error
 
     async def request(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """One question to the server, on the loop; the answer may hold an ``error``."""
+        """A request to the server, on the loop; the response may hold an ``error``."""
         answer = await self._client.request(subject, payload, timeout=self.timeout, headers=headers)
         parsed: dict[str, Any] = json.loads(answer.data)
         return parsed
 
     async def api(self, name: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One question to the JetStream API, on the loop; the answer may hold an ``error``."""
+        """A JetStream API request, on the loop; the response may hold an ``error``."""
         return await self.request(f"$JS.API.{name}", b"" if body is None else json.dumps(body).encode())
 
     def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One question to the JetStream API; an error of the server is raised."""
+        """A JetStream API request; raises the server's error."""
         answer = self.run(self.api(name, body), what)
         if "error" in answer:
             raise refusal(answer["error"], what)
         return answer
 
     def state(self, stream: str, what: str) -> StreamState:
-        """Who the stream is and what it holds; ``NotFound`` if it is not there."""
-        return StreamState.told(stream, self.ask(f"STREAM.INFO.{stream}", what))
+        """The state of a stream; ``NotFound`` if it does not exist."""
+        return StreamState.of_response(stream, self.ask(f"STREAM.INFO.{stream}", what))
 
     def last(self, stream: str, subjects: Sequence[str], what: str) -> int:
-        """The highest sequence number that is retained for any of these subjects; 0 if there is none."""
+        """The highest retained sequence number of these subjects; 0 without any."""
 
         async def highest() -> list[dict[str, Any]]:
             questions = (self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}) for subject in subjects)
@@ -234,28 +233,28 @@ class Link:
                 raise refusal(answer["error"], what)
         return found
 
-    # --- listening ----------------------------------------------------------------------------------------------
+    # --- subscriptions ------------------------------------------------------------------------------------------
 
     def listen(self, inbox: str, heard: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
-        """Have ``heard`` called on the loop with every message to the inbox, and ``wake`` after a reconnection."""
-        # Without limits of its own: no more can come than was pulled, and what the client drops would be a hole.
+        """Call ``heard`` on the loop with every message to the inbox, and ``wake`` after a reconnect."""
+        # Without client limits: pulls bound the messages, and a dropped message would be a gap.
         listening = self._client.subscribe(inbox, cb=heard, pending_msgs_limit=0, pending_bytes_limit=0)
         subscription = self.run(listening, "Subscribing")
         self._wakers.add(wake)
         return subscription
 
     def unlisten(self, subscription: Any, wake: Callable[[], None]) -> None:
-        """Hear no more."""
+        """Unsubscribe."""
         self._wakers.discard(wake)
         self.run(subscription.unsubscribe(), "Unsubscribing")
 
     def inbox(self) -> str:
-        """A subject that nobody else uses."""
+        """A unique subject."""
         name: str = self._client.new_inbox()
         return name
 
     def post(self, subject: str, body: Mapping[str, Any], reply: str) -> None:
-        """Send without waiting. What is lost is missed by whoever waits for what should come of it."""
+        """Send without waiting. A lost message shows only as a missing reply."""
         if self._closed:
             return
 
@@ -269,11 +268,11 @@ class Link:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the connection is closed."""
         return self._closed
 
     def close(self) -> None:
-        """Close the connection and end its thread. Closing twice is fine, and so is closing in a forked child."""
+        """Close the connection and its thread. Idempotent, and allowed in a forked child."""
         if self._closed:
             return
         with contextlib.suppress(StorageError):
@@ -299,4 +298,4 @@ class Link:
 
 
 async def _on_error(_: Exception) -> None:
-    """The client would log it; whoever asked gets the error that belongs to the question."""
+    """Keep the client from logging errors: each caller gets its own."""

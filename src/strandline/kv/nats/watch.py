@@ -1,4 +1,4 @@
-"""A watch of a NATS bucket, and the checks that keep it from passing over what retention took away."""
+"""Watch of a NATS bucket, with checks that it skips nothing that retention removed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from uuid import UUID
 
 from strandline.errors import Gap, InvalidInput, NotFound, StrandlineError, TransientStorageError
 from strandline.kv.contract import Ended, Listed
-from strandline.kv.nats.connection import Link, StreamState
-from strandline.kv.nats.feed import Feed, Forgotten, Message
+from strandline.kv.nats.connection import NatsConnection, StreamState
+from strandline.kv.nats.feed import ConsumerLost, MessageFeed, StreamMessage
 from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Updates
@@ -30,7 +30,7 @@ _REASONS: Final = {"MaxAge": Op.PURGE, "Purge": Op.PURGE, "Remove": Op.DELETE}
 
 
 def scope_filters(scope: Scope, subjects: str) -> list[str]:
-    """The subjects that hold every key in scope, and as few others as NATS can tell apart.
+    """The subject filters that cover every key in scope, as narrow as NATS allows.
 
     >>> from strandline.model.keyed import Prefix
     >>> scope_filters(Prefix("node.", "route."), "$KV.b.")
@@ -45,7 +45,7 @@ def scope_filters(scope: Scope, subjects: str) -> list[str]:
 
 
 def removal(headers: Mapping[str, str]) -> Op | None:
-    """Whether a message is the marker of a removed key, set by a client or by the server itself."""
+    """The removal that a message marks, written by a client or the server; None for a value."""
     operation = headers.get("KV-Operation")
     if operation is not None:
         return _OPERATIONS.get(operation)
@@ -55,7 +55,7 @@ def removal(headers: Mapping[str, str]) -> Op | None:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Changes that were received, and where the stream's numbers first left a hole among them."""
+    """Received changes, and the first hole in their sequence numbers."""
 
     ops: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
@@ -66,7 +66,7 @@ class _Chunk:
     before_hole: int = 0
 
     def cut(self) -> None:
-        """Leave only what was before the hole."""
+        """Keep only the changes before the hole."""
         for column in (self.ops, self.keys, self.values, self.versions):
             del column[self.before_hole :]
 
@@ -76,15 +76,15 @@ class _Chunk:
 class NatsSubscription:
     """A watch of a NATS bucket.
 
-    Two numbers of the stream say how far it is: all in scope up to ``seen`` was given, or was not current when a full
-    watch began; and ``through`` was the last to be received. The stream's numbers have holes, for values are superseded
-    and other keys are out of scope. So behind each hole the stream is asked, after the message has come and before it
-    is given, where its front is: had retention taken anything out of the hole, the front would be past its beginning.
+    Two sequence numbers are its position: everything in scope up to ``seen`` was given, or was not current when a full
+    watch began; ``through`` was received last. Sequence numbers have holes, since values are superseded and keys are
+    out of scope. So after each hole, before the message is given, the watch asks for the first sequence number of the
+    stream: had retention removed anything in the hole, it would be past the start of the hole.
     """
 
     def __init__(
         self,
-        link: Link,
+        connection: NatsConnection,
         stream: str,
         subjects: str,
         scope: Scope,
@@ -96,9 +96,9 @@ class NatsSubscription:
         values: bool = True,
         markers: bool = False,
     ) -> None:
-        """Use :meth:`NatsKeyValue.watch`. A full watch lists up to the last number in scope before it began."""
-        self._link = link
-        self._clock = link.clock
+        """Use :meth:`NatsKeyValue.watch`. A full watch lists up to the last sequence in scope before it began."""
+        self._connection = connection
+        self._clock = connection.clock
         self._stream = stream
         self._skipped = len(subjects)
         self._scope = scope
@@ -108,7 +108,7 @@ class NatsSubscription:
         self._values = values
         self._markers = markers
         self.aged: set[bytes] = set()
-        """The keys that the server removed for their age, if markers were asked for."""
+        """The keys that the server removed by age, if ``markers`` is set."""
         full = listing_upto is not None
         self._seen = seen
         self._through = 0 if full else seen
@@ -121,11 +121,11 @@ class NatsSubscription:
         self._suspect = False
         self._failure: StrandlineError | None = None
         self._closed = False
-        self._feed = Feed(link, stream, window=window)
-        self._origin = Origin(f"A watch of {stream} at {link.url}", self)
+        self._feed = MessageFeed(connection, stream, window=window)
+        self._origin = Origin(f"A watch of {stream} at {connection.url}", self)
 
     def open(self, name: str, start: Mapping[str, Any]) -> None:
-        """Make the consumer."""
+        """Create the consumer."""
         try:
             self._feed.open(name, self._filters, start, values=self._values)
         except BaseException:
@@ -140,16 +140,16 @@ class NatsSubscription:
     # --- taking -------------------------------------------------------------------------------------------------
 
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, at most so many; None if none came in time."""
+        """The next changes, up to ``most``; None if none came in time."""
         if self._closed:
             raise InvalidInput("This watch is closed: open another one.")
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
         try:
             return self._take(most, self._clock.monotonic() + timeout)
-        except Forgotten as error:
+        except ConsumerLost as error:
             self._failure = error
-            self._state()  # says so if the bucket is gone
+            self._state()  # NotFound if the bucket is gone
             raise
         except StrandlineError as error:
             self._failure = error
@@ -165,7 +165,7 @@ class NatsSubscription:
             if len(self._feed) or self._at_target():
                 continue
             now = self._clock.monotonic()
-            if now >= self._look_at and not self._link.lost_for():
+            if now >= self._look_at and not self._connection.lost_for():
                 given = self._look(now)
                 if given is not None:
                     return given
@@ -178,7 +178,7 @@ class NatsSubscription:
             self._feed.wait(min(left, _LONGEST_WAIT, max(_SHORTEST_WAIT, self._look_at - now)))
 
     def _gather(self, most: int) -> _Chunk:
-        """What has arrived, up to so many changes in scope."""
+        """The received changes, up to ``most`` in scope."""
         chunk = _Chunk()
         keys, cut, scope, seen = chunk.keys, self._skipped, self._scope, self._seen
         everything = scope.everything
@@ -197,11 +197,11 @@ class NatsSubscription:
         self._seen, self._through = seen, sequence
         return chunk
 
-    def _add(self, chunk: _Chunk, key: bytes, message: Message) -> None:
+    def _add(self, chunk: _Chunk, key: bytes, message: StreamMessage) -> None:
         op: Op | None = None
         if message.headers:
             op = removal(message.headers)
-            # What was removed before a full watch began is simply not there.
+            # Keys removed before a full watch began are absent.
             if op is not None and message.sequence <= self._current_upto and not self._markers:
                 return
             if self._markers:
@@ -213,7 +213,7 @@ class NatsSubscription:
         chunk.versions.append(message.sequence)
 
     def _settle(self, chunk: _Chunk) -> Updates | None:
-        """Give what was received, if nothing is missing before it."""
+        """Return the received changes, if none is missing before them."""
         if not chunk.received:
             return None
         self._suspect = False
@@ -236,41 +236,41 @@ class NatsSubscription:
         self._told = upto
         return Updates(chunk.ops, chunk.keys, chunk.values, chunk.versions, Cursor(self._identity, upto + 1))
 
-    # --- what the stream says -----------------------------------------------------------------------------------
+    # --- stream state -------------------------------------------------------------------------------------------
 
     def _state(self) -> StreamState:
-        """Where the stream is, after all that has arrived; an error if it is another one."""
-        state = self._link.state(self._stream, f"Watching {self._stream}")
+        """The stream's current state; ``NotFound`` if it was created again."""
+        state = self._connection.state(self._stream, f"Watching {self._stream}")
         if state.identity != self._identity:
             raise NotFound(f"{self._stream} was deleted and created anew under this watch: watch anew.")
         return state
 
     def _end(self) -> tuple[StreamState, int]:
-        """The stream's state, and then the highest number that is retained in scope."""
+        """The stream's state, and after it the highest retained sequence in scope."""
         state = self._state()
         if state.last <= self._seen and self._target is None:
             return state, self._through
-        return state, self._link.last(self._stream, self._filters, f"Watching {self._stream}")
+        return state, self._connection.last(self._stream, self._filters, f"Watching {self._stream}")
 
     def _gap(self, seen: int, dropped: int) -> Gap:
         return Gap(
             f"Changes {seen + 1} up to {dropped} of {self._stream} were dropped before this watch was given them: "
-            "resume from the applied cursor, which brings the rest in step."
+            "resume from the applied cursor, which resyncs the rest."
         )
 
     def _look(self, now: float) -> Updates | None:
-        """When nothing comes: whether nothing is there, so that the cursor may move over what is out of scope."""
+        """When no message comes: advance the cursor past changes out of scope, or find a gap."""
         self._look_after = min(2 * self._look_after, _LONGEST_LOOK)
         self._look_at = now + self._look_after
         try:
             state, last = self._end()
         except TransientStorageError:
-            return None  # the feed knows better whether the server is gone
+            return None  # the feed finds out whether the server is gone
         dropped = state.first - 1
         if self._unfiltered and last < state.last:
-            dropped = state.last  # the newest change of all, which nothing newer has superseded
+            dropped = state.last  # the newest change, which nothing can have superseded
         if dropped > self._seen:
-            # What was delivered before it was dropped may only now have arrived: look again behind it.
+            # Messages delivered before they were dropped may have arrived only now: check again.
             if self._suspect:
                 raise self._gap(self._seen, dropped)
             self._suspect, self._look_at = True, now
@@ -280,7 +280,7 @@ class NatsSubscription:
             self._target = min(self._target, last)
             return None
         if self._through < last:
-            return None  # it is on its way
+            return None  # in flight
         self._seen = self._through = max(self._seen, state.last, last)
         return self._give(_Chunk(), self._seen) if self._seen > self._told else None
 
@@ -290,9 +290,9 @@ class NatsSubscription:
         return self._target is not None and self._through >= self._target
 
     def _end_of_listing(self) -> Listed | None:
-        """Once all that was current at the start was given or superseded; of the latter, the newer value comes first.
+        """``Listed``, once all initial values were given or superseded, and their successors given.
 
-        Else a resync would take a key for gone that was there all the time.
+        Otherwise a resync would delete a key that was present all the time.
         """
         if not self._at_target():
             return None
@@ -311,7 +311,7 @@ class NatsSubscription:
     # --- ending -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the stream. Closing twice is fine."""
+        """Close the watch. Idempotent."""
         if not self._closed:
             self._closed = True
             self._feed.close()

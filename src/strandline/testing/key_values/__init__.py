@@ -1,4 +1,4 @@
-"""What every bucket of keyed values must do: inherit the class, give it a bucket, and run it with ``pytest``."""
+"""What every key-value store must do: inherit the class, give it a key-value store, and run it with ``pytest``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from strandline.testing.key_values.watching import WatchingContract
 class KeyValueContract(ReadingContract, WatchingContract, ResumingContract):
     """Every sentence of :mod:`strandline.kv.contract`, as a test.
 
-    A subclass named ``Test...`` defines the fixture ``bucket``, an empty bucket for each test, and the methods of
-    :class:`KeyValueOwner`, which do what the contract leaves to the bucket's owner.
+    A subclass named ``Test...`` defines the fixture ``kv``, an empty key-value store for each test, and the methods of
+    :class:`KeyValueOwner`, which do what the contract leaves to the key-value store's owner.
     """
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 
 import pytest
 
-from strandline.kv.contract import Ended, KeyValue, Listed, Reader, Subscription, Writer
+from strandline.kv.contract import Ended, KeyValue, KeyValueReader, KeyValueSubscription, KeyValueWriter, Listed
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix, Scope, Update, Updates
 from strandline.model.records import Op
@@ -40,7 +40,7 @@ STRANGE: Final = (b"\x00\xff", b"a b", b"x.*", b">", b".lead", b"trail.", b"two.
 class Collected:
     """What a subscription has given so far, checked for all that must hold of every subscription."""
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: KeyValueSubscription) -> None:
         """Nothing yet."""
         self.subscription = subscription
         self.rows: list[Update] = []
@@ -127,29 +127,29 @@ def brief(rows: Iterable[Update]) -> list[tuple[bytes, bytes | None]]:
     return [(row.key, row.value) for row in rows]
 
 
-def current(bucket: Reader) -> dict[bytes, bytes]:
+def current(kv: KeyValueReader) -> dict[bytes, bytes]:
     """Everything that is present."""
-    return {entry.key: entry.value for entry in bucket.scan()}
+    return {entry.key: entry.value for entry in kv.scan()}
 
 
-def fill(bucket: Writer, value: bytes = b"1", keys: Iterable[bytes] = KEYS) -> dict[bytes, int]:
+def fill(kv: KeyValueWriter, value: bytes = b"1", keys: Iterable[bytes] = KEYS) -> dict[bytes, int]:
     """Put every key once; returns their versions."""
-    return {key: bucket.put(key, value) for key in keys}
+    return {key: kv.put(key, value) for key in keys}
 
 
-def churn(bucket: Writer, count: int, name: str = "churn") -> list[Update]:
+def churn(kv: KeyValueWriter, count: int, name: str = "churn") -> list[Update]:
     """Put fresh keys, in turn within and without each scope; returns the changes in their order."""
     made = []
     for number in range(count):
         for stem in (b"node.1", b"other", b"route.a", b"nope", b"a.b.c"):
             key = stem + f".{name}.{number}".encode()
             value = str(number).encode()
-            made.append(Update(Op.PUT, key, value, bucket.put(key, value)))
+            made.append(Update(Op.PUT, key, value, kv.put(key, value)))
     return made
 
 
 class KeyValueOwner(ABC):
-    """What the contract leaves to a bucket's owner."""
+    """What the contract leaves to a key-value store's owner."""
 
     any_bytes: ClassVar[bool] = True
     """Whether every byte string is a key; if not, those of :data:`STRANGE` are refused as ``InvalidInput``."""
@@ -158,32 +158,32 @@ class KeyValueOwner(ABC):
     """How many changes the long histories make; fewer where each costs a round trip."""
 
     @abstractmethod
-    def recreate(self, bucket: KeyValue) -> KeyValue:
-        """Remove the bucket with all it holds and make an empty one of the same name; returns that."""
+    def recreate(self, kv: KeyValue) -> KeyValue:
+        """Remove the key-value store with all it holds and make an empty one of the same name; returns that."""
 
     @abstractmethod
-    def expire(self, bucket: KeyValue) -> None:
+    def expire(self, kv: KeyValue) -> None:
         """Have retention drop every change that is older than the current value of any key.
 
         What is current stays where the backend can drop the one without the other.
         """
 
     @abstractmethod
-    def overrun(self, bucket: KeyValue, subscription: Subscription) -> list[Update]:
+    def overrun(self, kv: KeyValue, subscription: KeyValueSubscription) -> list[Update]:
         """Make changes with :func:`churn`, and have retention drop some before the subscription is given them.
 
         Returns the changes that were made, in their order. The last of them is still retained.
         """
 
-    def evict(self, bucket: KeyValue, key: bytes) -> bool:
+    def evict(self, kv: KeyValue, key: bytes) -> bool:
         """Remove a key as a limit would, without telling; False if the backend never does."""
         return False
 
-    def failing_listings(self, bucket: KeyValue) -> AbstractContextManager[object] | None:
+    def failing_listings(self, kv: KeyValue) -> AbstractContextManager[object] | None:
         """While entered, no listing can be read to its end; None if nothing could keep one from it."""
         return None
 
-    def cursor(self, bucket: KeyValue, scope: Scope = EVERYTHING) -> Cursor:
-        """The bucket's end, as a full watch tells it."""
-        with bucket.watch(scope) as subscription:
+    def cursor(self, kv: KeyValue, scope: Scope = EVERYTHING) -> Cursor:
+        """The key-value store's end, as a full watch tells it."""
+        with kv.watch(scope) as subscription:
             return Collected(subscription).until_listed().at()

@@ -31,161 +31,157 @@ class WatchingContract(KeyValueOwner):
     # --- the full watch -------------------------------------------------------------------------------------
 
     @in_every_scope
-    def test_a_full_watch_gives_the_current_values_in_the_order_of_versions(
-        self, bucket: KeyValue, scope: Scope
-    ) -> None:
-        fill(bucket)
-        bucket.put(KEYS[0], b"2")
-        bucket.put(KEYS[1], b"2")
-        expected = sorted(
-            (entry for entry in bucket.scan() if entry.key in scope), key=lambda entry: entry.version or 0
-        )
-        with bucket.watch(scope) as subscription:
+    def test_a_full_watch_gives_the_current_values_in_the_order_of_versions(self, kv: KeyValue, scope: Scope) -> None:
+        fill(kv)
+        kv.put(KEYS[0], b"2")
+        kv.put(KEYS[1], b"2")
+        expected = sorted((entry for entry in kv.scan() if entry.key in scope), key=lambda entry: entry.version or 0)
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
         assert taken.rows == [Update(Op.PUT, *entry) for entry in expected]
 
     @in_every_scope
-    def test_after_the_values_comes_listed_once_and_then_changes(self, bucket: KeyValue, scope: Scope) -> None:
-        fill(bucket)
-        with bucket.watch(scope) as subscription:
+    def test_after_the_values_comes_listed_once_and_then_changes(self, kv: KeyValue, scope: Scope) -> None:
+        fill(kv)
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
             assert taken.listed is not None
             assert taken.listed.next > max(row.version or 0 for row in taken.rows)
-            fill(bucket, b"2")
-            bucket.put(IN_EVERY_SCOPE, b"last")
+            fill(kv, b"2")
+            kv.put(IN_EVERY_SCOPE, b"last")
             taken.until_key(IN_EVERY_SCOPE, b"last")
         wanted = [(key, b"2") for key in KEYS if key in scope]
         assert brief(taken.since_listed()) == [*wanted, (IN_EVERY_SCOPE, b"last")]
 
     @in_every_scope
-    def test_listed_comes_for_an_empty_bucket_and_for_an_empty_scope(self, bucket: KeyValue, scope: Scope) -> None:
-        with bucket.watch(scope) as subscription:
+    def test_listed_comes_for_an_empty_key_value_store_and_for_an_empty_scope(self, kv: KeyValue, scope: Scope) -> None:
+        with kv.watch(scope) as subscription:
             assert Collected(subscription).until_listed().rows == []
-        bucket.put(b"zzz", b"1")
-        with bucket.watch(Prefix("node.", "no")) as subscription:
+        kv.put(b"zzz", b"1")
+        with kv.watch(Prefix("node.", "no")) as subscription:
             assert Collected(subscription).until_listed().rows == []
 
     @in_every_scope
-    def test_removed_keys_are_not_among_the_current_values(self, bucket: KeyValue, scope: Scope) -> None:
-        fill(bucket)
+    def test_removed_keys_are_not_among_the_current_values(self, kv: KeyValue, scope: Scope) -> None:
+        fill(kv)
         for key in KEYS[::2]:
-            bucket.delete(key)
-        bucket.purge(KEYS[1])
-        with bucket.watch(scope) as subscription:
+            kv.delete(key)
+        kv.purge(KEYS[1])
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
         assert {row.key for row in taken.rows} == {key for key in KEYS[3::2] if key in scope}
 
-    def test_listed_comes_when_all_keys_were_removed(self, bucket: KeyValue) -> None:
-        fill(bucket)
+    def test_listed_comes_when_all_keys_were_removed(self, kv: KeyValue) -> None:
+        fill(kv)
         for key in KEYS:
-            bucket.delete(key)
-        with bucket.watch() as subscription:
+            kv.delete(key)
+        with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
             assert taken.rows == []
-            bucket.put(b"node.1", b"back")
+            kv.put(b"node.1", b"back")
             taken.until_key(b"node.1", b"back")
 
-    def test_overlapping_prefixes_deliver_once(self, bucket: KeyValue) -> None:
+    def test_overlapping_prefixes_deliver_once(self, kv: KeyValue) -> None:
         scope = Prefix("node.1", "node.", "no", "node.1.x")
-        bucket.put(b"node.1.x", b"1")
-        with bucket.watch(scope) as subscription:
+        kv.put(b"node.1.x", b"1")
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
-            bucket.put(b"node.1.x", b"2")
-            bucket.put(b"node.1", b"last")
+            kv.put(b"node.1.x", b"2")
+            kv.put(b"node.1", b"last")
             taken.until_key(b"node.1", b"last")
         assert brief(taken.rows) == [(b"node.1.x", b"1"), (b"node.1.x", b"2"), (b"node.1", b"last")]
 
     @in_every_scope
-    def test_changes_carry_their_operation_value_and_version(self, bucket: KeyValue, scope: Scope) -> None:
-        with bucket.watch(scope) as subscription:
+    def test_changes_carry_their_operation_value_and_version(self, kv: KeyValue, scope: Scope) -> None:
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
-            one = bucket.create(b"node.1", b"1")
-            two = bucket.update(b"node.1", b"", one)
-            bucket.delete_with_version(b"node.1", two)
-            three = bucket.create(b"node.1", b"3")
-            bucket.delete(b"node.1")
-            bucket.put(b"node.1.x", b"last")
+            one = kv.create(b"node.1", b"1")
+            two = kv.update(b"node.1", b"", one)
+            kv.delete_with_version(b"node.1", two)
+            three = kv.create(b"node.1", b"3")
+            kv.delete(b"node.1")
+            kv.put(b"node.1.x", b"last")
             taken.until_key(b"node.1.x", b"last")
         whole = [(Op.PUT, b"1"), (Op.PUT, b""), (Op.DELETE, None), (Op.PUT, b"3"), (Op.DELETE, None), (Op.PUT, b"last")]
         given = [(row.op, row.value) for row in taken.rows]
-        # What was superseded before it was taken may be missing, as in a bucket that keeps one value for each key.
+        # Superseded values may be missing, as in a key-value store that keeps one value per key.
         rest = iter(whole)
         assert all(change in rest for change in given)
         assert given[-2:] == whole[-2:]
         versions = {b"1": one, b"": two, b"3": three}
         assert all(row.version == versions.get(row.value, row.version) for row in taken.rows if row.value is not None)
 
-    def test_a_watcher_is_told_of_a_removal_as_it_happens(self, bucket: KeyValue) -> None:
-        with bucket.watch() as subscription:
+    def test_a_watcher_is_told_of_a_removal_as_it_happens(self, kv: KeyValue) -> None:
+        with kv.watch() as subscription:
             taken = Collected(subscription).until_listed()
-            for change, op in ((bucket.delete, Op.DELETE), (bucket.purge, Op.PURGE)):
-                bucket.put(b"node.1", b"1")
+            for change, op in ((kv.delete, Op.DELETE), (kv.purge, Op.PURGE)):
+                kv.put(b"node.1", b"1")
                 taken.until(lambda: taken.rows and taken.rows[-1].value == b"1")
                 change(b"node.1")
                 taken.until(lambda: taken.rows[-1].value is None)
                 assert taken.rows[-1][:3] == (op, b"node.1", None)
 
     @in_every_scope
-    def test_what_changes_while_the_values_are_given_is_given_too(self, bucket: KeyValue, scope: Scope) -> None:
-        fill(bucket)
-        with bucket.watch(scope) as subscription:
+    def test_what_changes_while_the_values_are_given_is_given_too(self, kv: KeyValue, scope: Scope) -> None:
+        fill(kv)
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription)
             taken.take(1)
             for key in KEYS[::2]:
-                bucket.put(key, b"2")
-            bucket.delete(b"node.10")
-            bucket.put(b"node.1.y", b"new")
-            bucket.put(IN_EVERY_SCOPE, b"last")
+                kv.put(key, b"2")
+            kv.delete(b"node.10")
+            kv.put(b"node.1.y", b"new")
+            kv.put(IN_EVERY_SCOPE, b"last")
             taken.until_key(IN_EVERY_SCOPE, b"last").until_listed()
-        assert fold(taken.rows) == {key: value for key, value in current(bucket).items() if key in scope}
+        assert fold(taken.rows) == {key: value for key, value in current(kv).items() if key in scope}
 
     # --- taking and closing ---------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("most", [1, 3, 7])
-    def test_no_more_is_given_than_was_asked_for(self, bucket: KeyValue, most: int) -> None:
-        fill(bucket)
-        with bucket.watch() as subscription:
+    def test_no_more_is_given_than_was_asked_for(self, kv: KeyValue, most: int) -> None:
+        fill(kv)
+        with kv.watch() as subscription:
             taken = Collected(subscription).until_listed(most)
-            made = churn(bucket, 8)
+            made = churn(kv, 8)
             taken.until_key(made[-1].key, made[-1].value, most)
         assert brief(taken.rows) == [*((key, b"1") for key in KEYS), *brief(made)]
 
     @in_every_scope
-    def test_none_is_given_if_nothing_comes_in_time(self, bucket: KeyValue, scope: Scope) -> None:
-        fill(bucket)
-        with bucket.watch(scope) as subscription:
+    def test_none_is_given_if_nothing_comes_in_time(self, kv: KeyValue, scope: Scope) -> None:
+        fill(kv)
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
             # A word about the cursor may still come, and then nothing.
             assert [taken.take(timeout=timeout) for timeout in (0, 0.01, 0, 0.01, 0)][-1] is False
             assert taken.since_listed() == []
 
     @in_every_scope
-    def test_a_change_ends_the_wait(self, bucket: KeyValue, scope: Scope) -> None:
-        with bucket.watch(scope) as subscription:
+    def test_a_change_ends_the_wait(self, kv: KeyValue, scope: Scope) -> None:
+        with kv.watch(scope) as subscription:
             taken = Collected(subscription).until_listed()
-            writer = threading.Timer(0.05, lambda: bucket.put(IN_EVERY_SCOPE, b"1"))
+            writer = threading.Timer(0.05, lambda: kv.put(IN_EVERY_SCOPE, b"1"))
             writer.start()
             while not taken.rows:
                 assert taken.take(timeout=SOON), "the wait went on although a change had come"
             writer.join()
         assert brief(taken.rows) == [(IN_EVERY_SCOPE, b"1")]
 
-    def test_closing_twice_is_fine(self, bucket: KeyValue) -> None:
-        fill(bucket)
-        for subscription in (bucket.watch(), bucket.watch(Prefix("no")), bucket.watch_from(EVERYTHING, None)):
+    def test_closing_twice_is_fine(self, kv: KeyValue) -> None:
+        fill(kv)
+        for subscription in (kv.watch(), kv.watch(Prefix("no")), kv.watch_from(EVERYTHING, None)):
             subscription.take(1, SOON)
             subscription.close()
             subscription.close()
             with subscription:
                 pass
 
-    def test_watches_do_not_take_from_each_other(self, bucket: KeyValue) -> None:
-        fill(bucket)
-        with bucket.watch() as one, bucket.watch(Prefix("node.")) as two, bucket.watch() as closed:
+    def test_watches_do_not_take_from_each_other(self, kv: KeyValue) -> None:
+        fill(kv)
+        with kv.watch() as one, kv.watch(Prefix("node.")) as two, kv.watch() as closed:
             closed.close()
             first, second = Collected(one).until_listed(), Collected(two).until_listed()
-            bucket.put(b"node.1", b"2")
-            bucket.put(b"node.1.x", b"last")
+            kv.put(b"node.1", b"2")
+            kv.put(b"node.1.x", b"last")
             for taken in (first, second):
                 taken.until_key(b"node.1.x", b"last")
                 assert brief(taken.since_listed()) == [(b"node.1", b"2"), (b"node.1.x", b"last")]
