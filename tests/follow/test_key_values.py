@@ -88,7 +88,7 @@ class NatsContract(KeyValueContract):
     def failing_listings(self, kv: NatsKeyValue) -> Iterator[None]:
         """The tenth message of every consumer is lost on the way."""
         straight = kv._connection
-        with NatsLine(urlsplit(straight.url).port) as line, NatsKeyValue.connect(line.url, kv._kv) as robbed:
+        with NatsLine(urlsplit(straight.url).port) as line, NatsKeyValue.connect(line.url, kv._bucket) as robbed:
             line.robs = lambda reply: reply.startswith("$JS.ACK.") and reply.split(".")[6] == "10"
             kv._connection = robbed._connection
             try:
@@ -101,10 +101,10 @@ def purge(kv: NatsKeyValue, what: dict[str, object]) -> None:
     kv._connection.ask(f"STREAM.PURGE.{kv._stream}", "Purging", what)
 
 
-class TestNatsBucket(NatsContract):
+class TestNatsKeyValue(NatsContract):
     history = 8
 
 
 @pytest.mark.matrix
-class TestNatsBucketThatKeepsOneValue(NatsContract):
+class TestNatsKeyValueThatKeepsOneValue(NatsContract):
     history = 1
