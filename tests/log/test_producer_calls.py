@@ -261,7 +261,7 @@ class Marked(bytes):
 
 @pytest.mark.parametrize("entries", [["a"], [None], [bytearray(b"a")], ("a",), [[b"a"]], [(b"a",)], [5]])
 def test_one_entry_that_is_no_bytes_is_refused_and_appends_nothing(log: Any, entries: Any) -> None:
-    with log.producer(linger=NEVER) as producer, pytest.raises(InvalidInput, match="Entries are bytes"):
+    with log.producer(linger=NEVER) as producer, pytest.raises(InvalidInput, match="Values are bytes"):
         producer.produce(entries)
     assert consumed(log) == []
 

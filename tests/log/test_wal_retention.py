@@ -120,7 +120,7 @@ class TestLimits:
     def test_a_slot_that_moves_while_it_is_judged_is_left_alone(self, log):
         judged = log.create_slot("reader", 2)
         log.claim_slot("reader", "me").advance(Cursor(log.log_id, 19))
-        assert log._slots.invalidate_judged([(judged, InvalidReason.HORIZON)]) == []
+        assert log._slots._invalidate_judged([(judged, InvalidReason.HORIZON)]) == []
         assert log.floor() == 19
 
     def test_pruning_enforces_them_first(self, log):

@@ -167,15 +167,15 @@ class WriteAheadLog:
         with _following(lsn) as expect:
             return _lsn_handle(self.log.append_value(payload, expect=expect, term=term, timestamp=time))
 
-    def append_many(self, payloads: Iterable[bytes], *, term: int | None = None) -> range:
-        """Append payloads as one frame, all or none; returns their lsns when they are durable."""
-        values = list(payloads)
-        if not all(isinstance(value, bytes) for value in values):
-            raise InvalidInput("Payloads are bytes.")
-        if not values:
+    def append_many(self, values: Iterable[bytes], *, term: int | None = None) -> range:
+        """Append values as one frame, all or none; returns their lsns when they are durable."""
+        given = list(values)
+        if not all(isinstance(value, bytes) for value in given):
+            raise InvalidInput("Values are bytes.")
+        if not given:
             return range(self.current + 1, self.current + 1)
-        now, count = self.log.clock.now(), len(values)
-        batch = record_batch(timestamps=[now] * count, ops=[Op.PUT] * count, keys=[None] * count, values=values)
+        now, count = self.log.clock.now(), len(given)
+        batch = record_batch(timestamps=[now] * count, ops=[Op.PUT] * count, keys=[None] * count, values=given)
         return self.append_batch(batch, term=term)
 
     def append_batch(

@@ -71,7 +71,7 @@ class Topic(Protocol):
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset when it is durable. ``InvalidInput`` if there is no such partition."""
 
-    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+    def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """The same for many, in their order; others may publish in between."""
 
     def bounds(self, partition: int) -> Bounds:

@@ -248,21 +248,21 @@ class KafkaTopic:
         """
         return self.publish_all(partition, (payload,))[0]
 
-    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+    def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """The same for many, in their order, waiting once; others may publish in between."""
         check_partition(partition, self._partition_count)
-        for payload in payloads:
+        for payload in values:
             if len(payload) > self._largest:
                 raise InvalidInput(
                     f"A message of {len(payload)} bytes is more than the {self._largest} that Kafka is configured to "
                     "take: publish smaller ones, or raise message.max.bytes and the topic's max.message.bytes."
                 )
         sender = self._sending()
-        if not payloads:
+        if not values:
             return []
-        batch = _Batch(len(payloads))
+        batch = _Batch(len(values))
         what = f"Publishing to partition {partition} of topic {self._name}"
-        self._produce(sender.producer, partition, payloads, batch, what)
+        self._produce(sender.producer, partition, values, batch, what)
         sender.listen_after_close(self._timeout)
         if not self._clock.wait(batch.done, self._timeout + _SLACK):
             raise self._silent(f"publishing to partition {partition} of topic {self._name}")
@@ -270,9 +270,9 @@ class KafkaTopic:
             raise refusal(batch.error, what)
         return batch.offsets
 
-    def _produce(self, producer: Any, partition: int, payloads: Sequence[bytes], batch: _Batch, what: str) -> None:
+    def _produce(self, producer: Any, partition: int, values: Sequence[bytes], batch: _Batch, what: str) -> None:
         deadline = self._clock.monotonic() + self._timeout
-        for index, payload in enumerate(payloads):
+        for index, payload in enumerate(values):
             report = partial(batch.report, index)
             while True:
                 try:

@@ -104,20 +104,20 @@ class LogTopic:
         """Append a message and return its offset when it is durable."""
         return self._append(partition, (payload,))
 
-    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+    def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages as one batch, all or none, and return their offsets when they are durable."""
-        if not payloads:
+        if not values:
             check_partition(partition, len(self._logs))
             return []
-        first = self._append(partition, payloads)
-        return list(range(first, first + len(payloads)))
+        first = self._append(partition, values)
+        return list(range(first, first + len(values)))
 
-    def _append(self, partition: int, payloads: Sequence[bytes]) -> int:
+    def _append(self, partition: int, values: Sequence[bytes]) -> int:
         publisher = self._publishers[check_partition(partition, len(self._logs))]
         if self._closed:
             raise LogClosed("The topic is closed: nothing was published; open it again.")
         try:
-            return publisher.publish(payloads)
+            return publisher.publish(values)
         finally:
             # Also if it raised: what was published may be there, and nobody else wakes who waits for it.
             for subscription in self._subscriptions:

@@ -24,11 +24,11 @@ class _Partition:
     """The retained messages of a partition; ``first`` is the offset of the first one."""
 
     first: int = 0
-    payloads: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
 
     @property
     def next(self) -> int:
-        return self.first + len(self.payloads)
+        return self.first + len(self.values)
 
 
 @bound_to_process(keep=("partition_count",))
@@ -64,18 +64,18 @@ class MemoryTopic:
         """Append a message and return its offset."""
         return self._append(partition, (payload,))
 
-    def publish_all(self, partition: int, payloads: Sequence[bytes]) -> list[int]:
+    def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages, nothing between them, and return their offsets."""
-        first = self._append(partition, payloads)
-        return list(range(first, first + len(payloads)))
+        first = self._append(partition, values)
+        return list(range(first, first + len(values)))
 
-    def _append(self, partition: int, payloads: Sequence[bytes]) -> int:
+    def _append(self, partition: int, values: Sequence[bytes]) -> int:
         log = self._partition(partition)
         with self._lock:
             if self._closed:
                 raise LogClosed("The topic is closed: nothing was published.")
             first = log.next
-            log.payloads += payloads
+            log.values += values
             for subscription in self._subscriptions:
                 subscription.published(partition)
         return first
@@ -93,7 +93,7 @@ class MemoryTopic:
             if upto > log.next:
                 raise InvalidInput(f"Partition {partition} ends at offset {log.next}: it cannot begin at {upto}.")
             if upto > log.first:
-                del log.payloads[: upto - log.first]
+                del log.values[: upto - log.first]
                 log.first = upto
                 for subscription in self._subscriptions:
                     subscription.published(partition)  # what it waits for may be gone, and it has to say so
@@ -150,8 +150,8 @@ class MemoryTopicSubscription:
                     raise expired(partition, position, first)
             pieces = self._advance()
         messages: list[Message] = []
-        for partition, position, payloads in pieces:
-            messages += map(Message, repeat(partition), range(position, position + len(payloads)), payloads)
+        for partition, position, values in pieces:
+            messages += map(Message, repeat(partition), range(position, position + len(values)), values)
         return messages
 
     def _advance(self) -> list[tuple[int, int, list[bytes]]]:
@@ -163,11 +163,11 @@ class MemoryTopicSubscription:
             log = self._partitions[partition]
             if position < log.next:
                 at = position - log.first
-                payloads = log.payloads[at : at + room]
-                room -= len(payloads)
-                pieces.append((partition, position, payloads))
+                values = log.values[at : at + room]
+                room -= len(values)
+                pieces.append((partition, position, values))
                 del self._positions[partition]
-                self._positions[partition] = position + len(payloads)
+                self._positions[partition] = position + len(values)
         return pieces
 
     def _is_due(self) -> bool:

@@ -26,7 +26,7 @@ _BACKOFF: Final = Backoff(attempts=4)
 class TopicPublisher(Protocol):
     """The one way into a partition's log from this process. Safe in threads."""
 
-    def publish(self, payloads: Sequence[bytes]) -> int:
+    def publish(self, values: Sequence[bytes]) -> int:
         """Append at least one message, nothing between them; returns the first offset when they are durable."""
 
 
@@ -39,23 +39,23 @@ class WalPublisher:
         self._log = log
         self._add = log.add_value
 
-    def publish(self, payloads: Sequence[bytes]) -> int:
+    def publish(self, values: Sequence[bytes]) -> int:
         """Append messages as one frame; a single one shares a frame with those of others."""
-        if len(payloads) == 1:
-            group, offset = self._add(payloads[0])
+        if len(values) == 1:
+            group, offset = self._add(values[0])
             group.wait()
             return offset
-        return _place(self._log.append_batch(_batch(payloads, self._log.clock.now())).result())
+        return _place(self._log.append_batch(_batch(values, self._log.clock.now())).result())
 
 
 class _Waiting:
     """Messages that somebody waits for to be durable."""
 
-    __slots__ = ("error", "first", "payloads", "size")
+    __slots__ = ("error", "first", "size", "values")
 
-    def __init__(self, payloads: Sequence[bytes]) -> None:
-        self.payloads = payloads
-        self.size = sum(map(len, payloads))
+    def __init__(self, values: Sequence[bytes]) -> None:
+        self.values = values
+        self.size = sum(map(len, values))
         self.first: int | None = None
         self.error: BaseException | None = None
 
@@ -81,10 +81,10 @@ class BatchingPublisher:
         self._queue: deque[_Waiting] = deque()
         self._sending = False
 
-    def publish(self, payloads: Sequence[bytes]) -> int:
+    def publish(self, values: Sequence[bytes]) -> int:
         """Append messages; whoever finds nothing under way sends what is queued, the others wait for it."""
-        _check(payloads)  # before it is queued: what cannot be appended must not fail those it would share a batch with
-        mine = _Waiting(payloads)
+        _check(values)  # before it is queued: what cannot be appended must not fail those it would share a batch with
+        mine = _Waiting(values)
         with self._changed:
             self._queue.append(mine)
             try:
@@ -116,9 +116,9 @@ class BatchingPublisher:
     def _send(self) -> None:
         """Append one batch of those that wait the longest."""
         waiting = self._next()
-        payloads = [payload for each in waiting for payload in each.payloads]
+        values = [payload for each in waiting for payload in each.values]
         try:
-            first = self._append(payloads)
+            first = self._append(values)
         except BaseException as error:
             with self._changed:
                 for each in waiting:
@@ -130,7 +130,7 @@ class BatchingPublisher:
         with self._changed:
             for each in waiting:
                 each.first = first
-                first += len(each.payloads)
+                first += len(each.values)
             self._changed.notify_all()
 
     def _next(self) -> list[_Waiting]:
@@ -141,8 +141,8 @@ class BatchingPublisher:
                 waiting.append(self._queue.popleft())
             return waiting
 
-    def _append(self, payloads: Sequence[bytes]) -> int:
-        match self._writer.append(_batch(payloads, self._clock.now())):
+    def _append(self, values: Sequence[bytes]) -> int:
+        match self._writer.append(_batch(values, self._clock.now())):
             case Refused(error) | InDoubt(error):
                 raise error
             case receipt:
@@ -158,14 +158,14 @@ def _place(receipt: Receipt) -> int:
     return receipt.first
 
 
-def _check(payloads: Sequence[bytes]) -> None:
-    for payload in payloads:
+def _check(values: Sequence[bytes]) -> None:
+    for payload in values:
         if not isinstance(payload, bytes):
             raise InvalidInput(f"A payload is bytes, not {type(payload).__name__}.")
         if len(payload) > MAX_RECORD_BYTES:
             raise InvalidInput(f"A payload of {len(payload):,} bytes is over the limit of {MAX_RECORD_BYTES:,}.")
 
 
-def _batch(payloads: Sequence[bytes], now: int) -> pa.RecordBatch:
-    count = len(payloads)
-    return record_batch(timestamps=[now] * count, ops=[int(Op.PUT)] * count, keys=[None] * count, values=payloads)
+def _batch(values: Sequence[bytes], now: int) -> pa.RecordBatch:
+    count = len(values)
+    return record_batch(timestamps=[now] * count, ops=[int(Op.PUT)] * count, keys=[None] * count, values=values)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, NotFound
 from strandline.formats.wal.folder import Kept, encode_kept
 from strandline.log import slots as rules
-from strandline.log.retention import invalidate
+from strandline.log.retention import invalidate, judge
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.arguments import checked
 from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND, Bounds, Cursor
+from strandline.model.retention import NO_LIMITS, SlotLimits
 from strandline.model.slots import InvalidReason, SlotState
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.metrics import INVALIDATIONS
+
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
@@ -118,7 +123,7 @@ class WalSlots:
             lambda at: self._cursor_at(at).fingerprint,
         )
 
-    def silence(self, name: str) -> float:
+    def _idle_seconds(self, name: str) -> float:
         """For how many seconds a slot's holder was not seen, as far as could be seen since the log was opened."""
         return self._clock.monotonic() - self._heard.get(name, self._opened)
 
@@ -139,7 +144,39 @@ class WalSlots:
             expires = None if lifetime is None else now + int(lifetime * SECOND)
             return self._store(SlotState(name, position, None, epoch, now, expires=expires))
 
-    def expire_silent(self) -> list[SlotState]:
+    def enforce(self, limits: SlotLimits, bytes_behind: Callable[[int], int]) -> list[SlotState]:
+        """Durably drop expired slots and invalidate those that break a limit; logs each, returns the invalidated.
+
+        ``bytes_behind`` gives the bytes stored from a position on. A slot that moves meanwhile is left alone.
+        """
+        for state in self._expire():
+            _LOGGER.warning(
+                "Slot %r of %s was dropped: its consumer has not claimed it, and was not seen for %g minutes.",
+                state.name, self._folder, ((state.expires or 0) - state.last_seen) / SECOND / 60,
+            )  # fmt: skip
+        if limits == NO_LIMITS:
+            return []
+        first = rules.retained_first(self.proven(), self._bounds().first)
+        judged: list[tuple[SlotState, InvalidReason]] = []
+        behind: dict[str, int] = {}
+        for state in self.listed():
+            behind[state.name] = bytes_behind(state.position) if limits.lag_bytes and state.pins else 0
+            is_idle = self._idle_seconds(state.name) > limits.idle_seconds
+            reason = judge(state, first=first, behind=behind[state.name], limits=limits, is_idle=is_idle)
+            if reason is not None:
+                judged.append((state, reason))
+        invalidated = self._invalidate_judged(judged) if judged else []
+        for state in invalidated:
+            why = None if state.invalid is None else state.invalid.reason
+            INVALIDATIONS.labels(str(why)).inc()
+            _LOGGER.warning(
+                "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
+                "Bootstrap its consumer again and reset the slot.",
+                state.name, self._folder, why, state.position, behind[state.name],
+            )  # fmt: skip
+        return invalidated
+
+    def _expire(self) -> list[SlotState]:
         """Durably drop the slots that expire, and whose consumers were not seen for their whole time; returns them."""
         with self._changing():
             gone = [
@@ -147,7 +184,7 @@ class WalSlots:
                 for state in self._slots.values()
                 if state.expires is not None
                 and not state.dropped
-                and self.silence(state.name) * SECOND >= state.expires - state.last_seen
+                and self._idle_seconds(state.name) * SECOND >= state.expires - state.last_seen
             ]
             if gone:
                 dropped = {state.name: rules.drop(state, state.epoch) for state in gone}
@@ -185,7 +222,7 @@ class WalSlots:
             before = self.state(name)
             return self._store(invalidate(before, before, reason, self._clock.now()))
 
-    def invalidate_judged(self, judged: Sequence[tuple[SlotState, InvalidReason]]) -> list[SlotState]:
+    def _invalidate_judged(self, judged: Sequence[tuple[SlotState, InvalidReason]]) -> list[SlotState]:
         """Durably take the pins of slots that are still as they were judged, all at once; returns those."""
         with self._changing():
             now, slots = self._clock.now(), dict(self._slots)

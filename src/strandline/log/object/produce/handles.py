@@ -153,7 +153,7 @@ class RecordHandle(tuple[Era, int]):
         return whole.part(index, 1)
 
 
-class EntriesHandle(tuple[Era, int, int, int]):
+class ProduceHandle(tuple[Era, int, int, int]):
     """The handle of a ``produce`` call: as that of a record, and how many entries it has and when they came."""
 
     __slots__ = ()

@@ -13,7 +13,7 @@ from strandline.errors import InvalidInput
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.buffer import MAX_METADATA, Buffer, Limits
 from strandline.log.object.produce.committer import ProducerThreads
-from strandline.log.object.produce.handles import BatchHandle, EntriesHandle, RecordHandle, placed_era
+from strandline.log.object.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
 from strandline.log.object.produce.outbox import Outbox
 from strandline.log.object.produce.rows import (
     CALL,
@@ -43,7 +43,7 @@ _LARGE_CALL: Final = 1 << 16
 """So many bytes of one call are, too; fewer wait for others to be turned into Arrow together with them."""
 
 _ENTRY: Final = 22
-"""What an entry takes in Arrow, beside its bytes."""
+"""What a value takes in Arrow, beside its bytes."""
 
 _BYTES: Final = frozenset({bytes})
 
@@ -174,20 +174,20 @@ class Producer:
         outcome, start, stop = self._buffer.place_whole(batches, None, expect)
         return BatchHandle(outcome, start, stop - start)
 
-    def produce(self, entries: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> EntriesHandle:
-        """Append opaque entries (records with a value only), whole or not at all, with metadata attached.
+    def produce(self, values: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> ProduceHandle:
+        """Append values as records without key, op and headers, whole or not at all, with metadata attached.
 
         Each call is one metadata range, also without metadata, and the handle's ``ingested`` is its ingestion time.
         ``expect`` is as in :meth:`append_batch`.
         """
         content: bytes | tuple[bytes, ...] | None = None
-        if (type(entries) is list or type(entries) is tuple) and len(entries) == 1:
-            (content,) = entries
-        # One entry is what most calls have, and what is made for each call is what most of its time goes into.
+        if (type(values) is list or type(values) is tuple) and len(values) == 1:
+            (content,) = values
+        # One value is what most calls have, and what is made for each call is what most of its time goes into.
         if type(content) is bytes:
             op, total, size = ENTRY, 1, len(content) + _ENTRY
         else:
-            content = tuple(entries)  # the caller may change what it has passed
+            content = tuple(values)  # the caller may change what it has passed
             op, total, size = CALL, len(content), _size_of(content)
         if type(metadata) is not bytes or len(metadata) > MAX_METADATA:
             raise InvalidInput(f"Metadata is bytes, and at most {MAX_METADATA:,} of them: it is kept in the head.")
@@ -199,7 +199,7 @@ class Producer:
         era = buffer.era  # before the ticket: the call is in this era or a later one
         now_ns, next_ticket, store_row = buffer.now_ns, buffer.next_ticket, buffer.store_row
         now = now_ns()
-        call = (now, op, metadata, content, size)  # under one ticket, so that nothing can come between its entries
+        call = (now, op, metadata, content, size)  # under one ticket, so that nothing can come between its values
         ticket = next_ticket()
         while store_row(ticket, call) is not call:
             del buffer.rows[ticket]
@@ -212,14 +212,14 @@ class Producer:
             buffer.notice()
         if buffer.refusing:
             buffer.take_back(ticket)
-        return EntriesHandle((era, ticket, total, now))
+        return ProduceHandle((era, ticket, total, now))
 
-    def _produce_whole(self, entries: tuple[bytes, ...], metadata: bytes, expect: int | None) -> EntriesHandle:
-        now, total = self._clock.now(), len(entries)
-        batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=entries)
+    def _produce_whole(self, values: tuple[bytes, ...], metadata: bytes, expect: int | None) -> ProduceHandle:
+        now, total = self._clock.now(), len(values)
+        batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=values)
         placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
         outcome, start, stop = placed
-        return EntriesHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
+        return ProduceHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
 
     # --- flushing ----------------------------------------------------------------------------------------------
 
@@ -273,13 +273,13 @@ class Producer:
         return self._buffer.buffered
 
 
-def _size_of(entries: tuple[bytes, ...]) -> int:
-    """About what the entries of a call take in Arrow; refuses what are none."""
-    if not entries:
-        raise InvalidInput("produce needs at least one entry.")
-    if not _BYTES.issuperset(map(type, entries)) and not all(isinstance(entry, bytes) for entry in entries):
-        raise InvalidInput("Entries are bytes: encode text first.")
-    return sum(map(len, entries)) + _ENTRY * len(entries)
+def _size_of(values: tuple[bytes, ...]) -> int:
+    """About what the values of a call take in Arrow; refuses what are none."""
+    if not values:
+        raise InvalidInput("produce needs at least one value.")
+    if not _BYTES.issuperset(map(type, values)) and not all(isinstance(value, bytes) for value in values):
+        raise InvalidInput("Values are bytes: encode text first.")
+    return sum(map(len, values)) + _ENTRY * len(values)
 
 
 def _drop(committer: ProducerThreads, writer: WriterId) -> None:
