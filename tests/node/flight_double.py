@@ -119,6 +119,10 @@ class Node:
         end = self.log.bounds().next
         return Beat(3, 1, end, end if self.watermark is None else self.watermark, self.epoch)
 
+    @property
+    def primary(self):
+        return self
+
     def register(self, caller, *, region):
         self.note("register", caller, region)
         return Registration(self.topology(caller), None)
@@ -169,7 +173,7 @@ class Node:
         return Report("primary", 3, 2, 7, 5, None)
 
     def append(self, records, *, append, policy, timeout):
-        self.note("append", append, policy, timeout)
+        self.note("append", append, policy and str(policy), timeout)
         receipt = self.log.append_batch(records, writer=append and append[0], number=append and append[1]).result(120)
         return Commit(receipt, self.outcome, self.log.end())
 

@@ -72,7 +72,8 @@ class Link:
                 raise TransientStorageError(f"{self._name} cannot be reached")
             if method in cluster.before:
                 cluster.before[method](self._name)
-            found = getattr(cluster.nodes[self._name], method)(*args, **options)
+            node = cluster.nodes[self._name]
+            found = getattr(node if method == "report" else node.primary, method)(*args, **options)
             if method == "feed":
                 found = Impatient(found)
             if method in cluster.after:

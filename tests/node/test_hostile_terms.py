@@ -184,7 +184,7 @@ def test_identities_without_certificates_are_a_mistake() -> None:
 
 
 def test_a_report_is_taken_of_progress_and_its_term_is_checked_before_anything_else(trio: Cluster) -> None:
-    for tell in (trio.nodes["a"].acknowledge, trio.nodes["a"].tell):
+    for tell in (trio.nodes["a"].primary.acknowledge, trio.nodes["a"].primary.tell):
         with pytest.raises(Fenced, match="no election"):
             tell(Caller("b", LAST), Progress(0, 0))
     assert trio.nodes["a"].is_primary

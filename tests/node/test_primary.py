@@ -24,6 +24,7 @@ from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
 from strandline.model.slots import InvalidReason
 from strandline.node.lead import replica_slots as replicas
 from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.flow import FlowLimits
 from strandline.node.lead.policies import AckN, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
@@ -456,7 +457,7 @@ class TestCommitting:
         cluster, primary = led(tmp_path, policy="ack_n(1)")
         primary.register(ONE)
         primary.submit(records(b"x"))._handle.result()
-        reading = primary.reading()
+        reading = CommittedLog(primary.readable)
         assert reading.bounds() == Bounds(0, 0)
         assert reading.plan(reading.start()) == []
         assert reading.plan(at(primary, 1)) == [], "it was further elsewhere, and waits"

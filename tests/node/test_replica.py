@@ -15,12 +15,12 @@ from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.slots import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.replica_registry import bootstrapping
 from strandline.node.messages import Caller, Chunk
-from strandline.node.node import Node
 from strandline.node.replicate import bootstrap
 from strandline.node.replicate.incoming import Verdict, judge
-from tests.node.parts import Cluster, records
+from tests.node.parts import Cluster, Link, records
 
 LOG = UUID(int=3)
 BEAT = Beat(term=5, term_start=0, durable=100, committed=100, epoch=1)
@@ -117,7 +117,7 @@ class TestFollowing:
         assert pair.content("b") == [(0, b"x")]
 
     def test_one_that_nobody_heard_is_made_good_within_a_poll_interval(self, pair, monkeypatch):
-        monkeypatch.setattr(Node, "tell", lambda *_: None)
+        monkeypatch.setattr(Link, "tell", lambda *_: None, raising=False)
         handle = pair.append(b"x")
         pair.until(lambda: pair.end("b") == 1)
         assert not handle.done()
@@ -558,19 +558,20 @@ class TestBootstrap:
         pair.append(*[b"%d" % number for number in range(10)])
         pair.settled("b")
         pair.step(30)
-        before = pair.nodes["b"].replica.reading()
+        old = pair.nodes["b"].replica.readable()
+        before = CommittedLog(lambda: old)
         seen = []
 
         def read(*_):
-            reading = pair.nodes["b"].replica.reading()
+            reading = pair.nodes["b"].reading()
             seen.append(sum(batch.num_rows for batch in reading.read()))
             with pytest.raises(NotReady, match="builds its copy again"):
-                pair.nodes["b"].replica.reading(after=pair.nodes["b"]._roles.copy.end(), timeout=0)
+                pair.nodes["b"].replica.readable(after=pair.nodes["b"]._roles.copy.end(), timeout=0)
 
         self.fall_behind(pair)
         pair.before["chunks"] = read
         pair.before["end_snapshot"] = lambda _: seen.append(
-            sum(batch.num_rows for batch in pair.nodes["b"].replica.reading().read())
+            sum(batch.num_rows for batch in pair.nodes["b"].reading().read())
         )
         pair.settled("b")
         assert set(seen[:-1]) == {11}
@@ -597,7 +598,7 @@ class TestReading:
             pair.before[name] = lambda _: (_ for _ in ()).throw(TransientStorageError("no"))
         pair.append(b"y")
         pair.until(lambda: pair.end("b") == 2)
-        assert [batch.num_rows for batch in pair.nodes["b"].replica.reading().read()] == [1]
+        assert [batch.num_rows for batch in pair.nodes["b"].reading().read()] == [1]
 
     def test_after_a_bookmark_waits_until_it_is_here(self, pair):
         handle = pair.append(b"x")
@@ -605,9 +606,9 @@ class TestReading:
         bookmark = Cursor(pair.nodes["a"].primary.log.log_id, 1, 1)
         replica = pair.nodes["b"].replica
         pair.until(lambda: replica.committed == 1)
-        assert replica.reading(after=bookmark, timeout=0).bounds() == Bounds(0, 1)
+        assert replica.readable(after=bookmark, timeout=0).bounds() == Bounds(0, 1)
         with pytest.raises(NotReady, match="offset 1 is not here yet"):
-            replica.reading(after=bookmark.at(2), timeout=0)
+            replica.readable(after=bookmark.at(2), timeout=0)
 
     def test_a_bookmark_of_a_record_that_was_lost_is_not_answered_with_another_one(self, pair):
         handle = pair.append(b"x")
@@ -615,19 +616,19 @@ class TestReading:
         replica = pair.nodes["b"].replica
         pair.until(lambda: replica.committed == 1)
         with pytest.raises(Diverged, match="of term 1 here, and the bookmark says 7"):
-            replica.reading(after=Cursor(pair.nodes["a"].primary.log.log_id, 1, 7), timeout=0)
+            replica.readable(after=Cursor(pair.nodes["a"].primary.log.log_id, 1, 7), timeout=0)
 
     def test_bounded_staleness_is_counted_from_when_it_last_had_everything(self, pair):
         pair.append(b"x")
         pair.settled("b")
         pair.step(5)
         replica = pair.nodes["b"].replica
-        assert replica.reading(max_staleness=1.0, timeout=0).bounds().next >= 0
+        assert replica.readable(max_staleness=1.0, timeout=0).bounds().next >= 0
         pair.cut |= {"a"}
         pair.step(30, seconds=0.1)
         with pytest.raises(NotReady, match="s behind"):
-            replica.reading(max_staleness=1.0, timeout=0)
-        assert list(islice(replica.reading().read(), 1))
+            replica.readable(max_staleness=1.0, timeout=0)
+        assert list(islice(pair.nodes["b"].reading().read(), 1))
 
     def test_a_replica_without_a_copy_says_so(self, pair):
         pair.names = "abc"

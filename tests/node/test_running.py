@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -17,9 +18,9 @@ from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.messages import Caller, Served
+from strandline.node.node import Node
 from strandline.node.node_folder import Home
 from strandline.node.running import NodeConfig, RunningNode
-from strandline.node.service import Front, Jobs
 from strandline.storage.clock import CLOCK
 from strandline.storage.lease import Lease
 from strandline.storage.local import LocalStore
@@ -70,12 +71,22 @@ class TestStarting:
         assert a.wait_until(lambda: a.is_primary, WAIT)
         assert holder(tmp_path) == "a grpc://a.example:7450"
 
-    def test_until_the_node_is_there_its_server_says_not_ready(self):
-        front = Front("a", Jobs())
-        assert isinstance(front, Served)
-        for call in (front.reading, front.status, front.promote, front.rebootstrap, lambda: front.append(ONE)):
-            with pytest.raises(NotReady, match="a is starting"):
-                call()
+    def test_until_the_node_is_open_its_server_says_not_ready(self, begin, monkeypatch):
+        refused = []
+
+        def opened(*args, connect, **options):
+            with RemoteLog(connect.__self__.server.url) as log:
+                calls = (log.bounds, log.status, log.promote, log.rebootstrap, log.topology, lambda: log.append(ONE))
+                for call in calls:
+                    with pytest.raises(NotReady, match="a is starting"):
+                        call()
+                    refused.append(call)
+            return Node.open(*args, connect=connect, **options)
+
+        monkeypatch.setattr("strandline.node.running.Node", SimpleNamespace(open=opened))
+        a = begin("a", lead=True, create=True)
+        assert isinstance(a, Served)
+        assert len(refused) == 6
 
     def test_a_folder_that_another_node_runs_in_is_refused_before_anything_else(self, begin, tmp_path):
         begin("a", lead=True, create=True)
@@ -238,7 +249,7 @@ class TestAsking:
         b = following(begin("b", upstream=a.url, nodes={"a": a.url}))
         with RemoteLog(a.url) as old, RemoteLog(b.url) as new:
             written = old.append(ONE)
-            b.node.replica.reading(after=written.bookmark, timeout=WAIT)
+            b.node.replica.readable(after=written.bookmark, timeout=WAIT)
             assert new.promote().term > written.bookmark.term
             with pytest.raises((Fenced, NotReady)):
                 old.append(ONE)
@@ -250,7 +261,7 @@ class TestAsking:
         b = following(begin("b", upstream=a.url))
         with RemoteLog(a.url) as primary, RemoteLog(b.url) as replica:
             written = primary.append(ONE)
-            b.node.replica.reading(after=written.bookmark, timeout=WAIT)
+            b.node.replica.readable(after=written.bookmark, timeout=WAIT)
             before = b.node.home.state.generation
             replica.rebootstrap()
             assert b.wait_until(lambda: b.node.home.state.generation > before and b.condition == "following", WAIT)
@@ -270,7 +281,7 @@ class TestAsking:
     def test_an_error_of_a_job_is_raised_where_it_was_asked(self, begin):
         a = begin("a", lead=True, create=True)
         with pytest.raises(ZeroDivisionError):
-            a._jobs.ask(lambda: 1 // 0)
+            a._control.run(lambda: 1 // 0)
         assert a.failure is None
 
 

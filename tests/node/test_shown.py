@@ -15,7 +15,7 @@ from strandline.kv.log import LogKeyValue
 from strandline.model.node import NodeState
 from strandline.model.records import Op
 from strandline.node.api import Primary, Replica
-from strandline.node.lead.committed_log import Current
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
 from tests.node.parts import TERM, Cluster, records
 
@@ -163,7 +163,8 @@ class TestAReplica:
         committed(pair, b"1", b"2", b"3")
         pair.kill("b")
         pair.cut |= {"a"}
-        kv = LogKeyValue(Current(pair.start("b")._shown))  # as one that was opened while the node still knew
+        # As a reader that was opened while the node still knew its watermark.
+        kv = LogKeyValue(CommittedLog(pair.start("b")._readable))
         for look in (kv.keys, kv.listing, kv.watch):
             with pytest.raises(NotReady):
                 look()

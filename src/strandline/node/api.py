@@ -19,7 +19,7 @@ from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.config import NodeConfig
 from strandline.node.flight.security import ClientSecurity, ServerSecurity
 from strandline.node.lead.append_handle import CommitHandle
-from strandline.node.lead.committed_log import Current
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
 from strandline.node.lead.policies import CommitPolicy, parse_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
@@ -222,7 +222,7 @@ class Primary(_Face):
         role = self._role
         return role.topology(Caller(self.name, role.term))
 
-    def reading(self) -> Current:
+    def reading(self) -> CommittedLog:
         """The log as everybody but replicas sees it: up to what is committed. Goes on if this node leads no more.
 
         ``NotReady`` while this primary, restarted or promoted, has yet to hear from its replicas how much that is.
@@ -304,7 +304,7 @@ class Replica(_Face):
 
     def reading(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
-    ) -> Current:
+    ) -> CommittedLog:
         """The log as it is here, up to what is committed; nothing that is read can be taken back.
 
         A replica that was killed first has to hear from a primary how much that is.
@@ -326,7 +326,7 @@ class Replica(_Face):
             replica = node.replica
         except NotReady:  # it leads by now
             return _after(log, after, timeout)
-        replica.reading(after=after, max_staleness=max_staleness, timeout=timeout)
+        replica.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
     def rebootstrap(self) -> None:
@@ -343,7 +343,7 @@ class Replica(_Face):
         return Primary(self.running)
 
 
-def _after(log: Current, after: Cursor | None, timeout: float) -> Current:
+def _after(log: CommittedLog, after: Cursor | None, timeout: float) -> CommittedLog:
     """A primary's log, with a bookmark: whatever is committed anywhere is here."""
     if after is not None:
         if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):

@@ -11,10 +11,12 @@ from strandline.errors import CommitTimedOut
 from strandline.log.contract import Receipt
 from strandline.log.resume import FullRebootstrap, PartialResync
 from strandline.model.batch import LogBatch
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
+from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.node import Beat
 from strandline.model.records import RecordSource
+from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.policies import CommitPolicy
 from strandline.node.lead.replica_registry import Progress
 
 
@@ -259,6 +261,20 @@ class Leading(Protocol):
         """Who replicates the log, and how far each is."""
 
 
+class ServedPrimary(Leading, Protocol):
+    """A primary as its server calls it: for its replicas, and for clients that append."""
+
+    def append(
+        self,
+        records: RecordSource,
+        *,
+        append: tuple[WriterId, int] | None,
+        policy: CommitPolicy | None,
+        timeout: float,
+    ) -> Commit:
+        """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
+
+
 @runtime_checkable
 class Upstream(Leading, Protocol):
     """A node as others reach it. All calls may block on the network.
@@ -276,42 +292,24 @@ class Upstream(Leading, Protocol):
 
 
 @runtime_checkable
-class Served(Upstream, Protocol):
-    """A node as its server offers it to replicas, to other nodes and to clients; which calls work is up to its role."""
-
-    def append(
-        self, records: RecordSource, *, append: tuple[WriterId, int] | None, policy: str | None, timeout: float
-    ) -> Commit:
-        """Append a batch on the primary and wait for its policy, or for a stronger one that is asked for."""
-
-    def reading(self) -> CommittedLog:
-        """The log as everybody but replicas sees it: up to the policy's watermark."""
-
-    def promote(self, *, force: bool) -> Topology:
-        """Become the primary, if nothing committed can be lost by that; ``force`` leaves out who cannot be asked."""
-
-    def status(self) -> Status:
-        """How this node is, whatever its role."""
-
-    def rebootstrap(self) -> None:
-        """Build the copy of the log again, from a snapshot of the primary; ``NotReady`` on a primary."""
-
-
-class CommittedLog(Protocol):
-    """The reading half of a log that ends at a watermark, with batches as they were written."""
+class Served(Protocol):
+    """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
 
     @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
+    def primary(self) -> ServedPrimary:
+        """The node as the primary; ``NotReady`` if it does not lead."""
 
-    def bounds(self) -> Bounds:
-        """The first retained and the next offset that readers see."""
+    def report(self, caller: Caller) -> Report:
+        """What this node has, whatever its role; from now on it refuses terms below the caller's."""
 
-    def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
+    def reading(self) -> CommittedLog:
+        """The log up to the commit watermark."""
 
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """What to fetch after a cursor."""
+    def promote(self, *, force: bool) -> Topology:
+        """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
 
-    def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until there is something to read past the cursor (True) or the time is over (False)."""
+    def status(self) -> Status:
+        """Role, position and health of this node."""
+
+    def rebootstrap(self) -> None:
+        """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""

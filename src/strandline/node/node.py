@@ -10,22 +10,11 @@ from typing import Final, Self, final
 
 from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
-from strandline.model.records import RecordSource
 from strandline.node.elect.election import own_term
-from strandline.node.forwarding import Relay
-from strandline.node.lead.committed_log import Committed, Current
-from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.lead.committed_log import CommittedLog, ReadableLog
+from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.messages import (
-    Caller,
-    Commit,
-    Leading,
-    Report,
-    Status,
-    Topology,
-    Upstream,
-)
+from strandline.node.messages import Caller, Report, Status, Topology, Upstream
 from strandline.node.node_folder import Home
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.replica import Condition, ReplicaRole
@@ -44,7 +33,7 @@ _LOOKS: Final = 8
 
 @bound_to_process()
 @final
-class Node(Relay):
+class Node:
     """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.Served`.
 
     At no time do two nodes acknowledge writes: who leads holds the lease, and stops before it runs out. Who takes over
@@ -322,28 +311,13 @@ class Node(Relay):
 
     # --- what it serves ----------------------------------------------------------------------------------------
 
-    def _leading(self) -> Leading:
-        return self.primary
+    def reading(self) -> CommittedLog:
+        """The log up to the commit watermark, in either role and through changes of it."""
+        self._readable()  # raises if there is nothing to show yet
+        return CommittedLog(self._readable)
 
-    def append(
-        self,
-        records: RecordSource,
-        *,
-        append: tuple[WriterId, int] | None = None,
-        policy: str | None = None,
-        timeout: float = 5.0,
-    ) -> Commit:
-        """As the primary."""
-        asked = None if policy is None else parse_policy(policy)
-        return self.primary.append(records, append=append, policy=asked, timeout=timeout)
-
-    def reading(self) -> Current:
-        """The log as this node may show it, in either role and through changes of it: up to what is committed."""
-        self._shown()  # raises if there is nothing to show yet
-        return Current(self._shown)
-
-    def _shown(self) -> Committed:
-        return self._roles.now.reading()
+    def _readable(self) -> ReadableLog:
+        return self._roles.now.readable()
 
     def status(self) -> Status:
         """How it is, whatever its role."""

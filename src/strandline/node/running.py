@@ -1,4 +1,4 @@
-"""A node that runs: behind a server, with a thread that is it."""
+"""A node process: Flight server plus the node's control thread."""
 
 from __future__ import annotations
 
@@ -6,25 +6,32 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, Generic, Self, TypeVar, final
 
 from strandline.errors import NotReady
 from strandline.model.arguments import Timeout, checked
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.messages import Topology, Upstream
+from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.primary import PrimaryRole
+from strandline.node.messages import Caller, Report, Status, Topology, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import Home
-from strandline.node.service import FAILED, Front, Jobs
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.urls import open_store
 
 __all__ = ["NodeConfig", "RunningNode"]
+
+FAILED: Final = "failed"
+"""The condition of a node whose control thread has ended with an error."""
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_BEAT: Final = 1.0
@@ -34,6 +41,62 @@ _PATIENCE: Final = 2.0
 """For so many seconds closing waits for what is under way, before it takes its connections away."""
 
 _LOOK: Final = 0.02
+
+
+T = TypeVar("T")
+
+
+@final
+class ControlQueue:
+    """Requests to the control thread, which runs them between two steps of the node. Safe in threads.
+
+    Only the control thread changes roles: no other thread closes a feed that it reads, or waits for its lock.
+    """
+
+    def __init__(self) -> None:
+        """An empty queue."""
+        self.wake = threading.Event()
+        """Set when a request is queued, or the node stops: the control thread need not sleep on."""
+        self._queue: deque[_Job[object]] = deque()
+        self._lock = threading.Lock()
+        self._closed: str | None = None
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Let the control thread make this call, and return its result; ``NotReady`` if that thread has ended."""
+        job = _Job(call)
+        with self._lock:
+            if self._closed is not None:
+                raise NotReady(self._closed)
+            self._queue.append(job)  # type: ignore[arg-type]  # the queue only ever runs it
+        self.wake.set()
+        return job.result.result()
+
+    def drain(self) -> None:
+        """Run every queued request; for the control thread."""
+        self.wake.clear()
+        while self._queue:
+            self._queue.popleft().run()
+
+    def close(self, why: str) -> None:
+        """Refuse queued and later requests with this reason."""
+        with self._lock:
+            self._closed = why
+            left, self._queue = self._queue, deque()
+        for job in left:
+            job.result.set_exception(NotReady(why))
+
+
+@final
+class _Job(Generic[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self.result: Future[T] = Future()
+
+    def run(self) -> None:
+        try:
+            self.result.set_result(self._call())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            self.result.set_exception(error)
 
 
 @bound_to_process(keep=("name",))
@@ -58,7 +121,7 @@ class RunningNode:
         self.config = config
         self.clock = clock
         self._stop = threading.Event()
-        self._jobs = Jobs()
+        self._control = ControlQueue()
         self._closing = threading.Lock()
         self._closed = False
         self._ended = threading.Event()
@@ -66,14 +129,16 @@ class RunningNode:
         self._unclosed: Exception | None = None
         """What went wrong when it was closed."""
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
-        self._front = Front(config.name, self._jobs)
+        self._node: Node | None = None
+        self.failure: BaseException | None = None
+        """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
             home = opened.enter_context(Home.open(config.folder, config.name))
             # The server is first: the lease has to say where it listens, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
             self._lease = None if config.lease is None else self._lease_at(config.lease)
-            self._node = opened.enter_context(
+            node = opened.enter_context(
                 Node.open(
                     config.folder,
                     config.name,
@@ -88,7 +153,7 @@ class RunningNode:
                 )
             )
             opened.pop_all()
-        self._front.node = self._node
+        self._node = node
         self._origin = Origin(f"The node {config.name}", self)
         self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
         self._thread.start()
@@ -96,7 +161,7 @@ class RunningNode:
     def _serve(self) -> FlightNode:
         host, port = self.config.listen
         return FlightNode(
-            self._front,
+            self,
             host=host,
             port=port,
             security=self.config.server,
@@ -133,22 +198,22 @@ class RunningNode:
         why = f"{name} has stopped."
         try:
             while not self._stop.is_set():
-                self._jobs.do()
-                pause = self._node.step()
+                self._control.drain()
+                pause = self.node.step()
                 if pause > 0:
-                    self.clock.wait(self._jobs.bell, pause)
+                    self.clock.wait(self._control.wake, pause)
         except BaseException as error:
             why = f"{name} has failed ({error!r}): look at its log, and start it again."
             _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
-            self._front.failure = error
+            self.failure = error
             self._step_down()
         finally:
-            self._jobs.close(why)
+            self._control.close(why)
 
     def _step_down(self) -> None:
         """Let another one lead. What is left of this node may be in any state, and so is asked for little."""
-        if self._node.is_primary:
-            self._node.primary.step_down("it failed")
+        if self.node.is_primary:
+            self.node.primary.step_down("it failed")
         if self._lease is not None:
             self._lease.release()
 
@@ -161,30 +226,32 @@ class RunningNode:
 
     @property
     def node(self) -> Node:
-        """The node itself. Only its own thread may step it."""
+        """The node itself; ``NotReady`` while it is starting. Only the control thread may step it."""
+        if self._node is None:
+            raise NotReady(f"{self.name} is starting: ask again a little later.")
         return self._node
 
     @property
-    def failure(self) -> BaseException | None:
-        """The error with which its thread has ended, or None."""
-        return self._front.failure
+    def primary(self) -> PrimaryRole:
+        """The node as the primary; ``NotReady`` if it does not lead."""
+        return self.node.primary
 
     @property
     def is_primary(self) -> bool:
         """Whether it leads at this moment."""
-        return self._node.is_primary
+        return self.node.is_primary
 
     @property
     def condition(self) -> str:
         """What it is doing, in a word."""
-        return FAILED if self.failure is not None else self._node.condition
+        return FAILED if self.failure is not None else self.node.condition
 
     @property
     def trouble(self) -> str | None:
         """Why it does not follow until somebody deals with that; None if there is nothing of the kind."""
         if self.failure is not None:
             return repr(self.failure)
-        known = self._node.home.state.trouble
+        known = self.node.home.state.trouble
         return None if known is None else known.reason
 
     def wait_until(self, is_so: Callable[[], bool], timeout: Timeout) -> bool:
@@ -200,11 +267,26 @@ class RunningNode:
 
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary, if nothing committed can be lost by that; returns the new topology."""
-        return self._front.promote(force=force)
+        node = self.node
+        return self._control.run(lambda: node.promote(force=force))
 
     def rebootstrap(self) -> None:
         """Build the copy of the log again, from a snapshot of the primary."""
-        self._front.rebootstrap()
+        self._control.run(self.node.rebootstrap)
+
+    def reading(self) -> CommittedLog:
+        """The log up to the commit watermark, through changes of role and copy."""
+        return self.node.reading()
+
+    def report(self, caller: Caller) -> Report:
+        """What the node has, for an election; a node that failed is unhealthy."""
+        report = self.node.report(caller)
+        return report if self.failure is None else replace(report, unhealthy=report.unhealthy or FAILED)
+
+    def status(self) -> Status:
+        """Role, position and health."""
+        status = self.node.status()
+        return status if self.failure is None else replace(status, condition=FAILED, trouble=repr(self.failure))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -214,7 +296,7 @@ class RunningNode:
         If it is interrupted, the node goes on to its end by itself, or is as it was; closing again waits for that.
         """
         self._stop.set()
-        self._jobs.bell.set()
+        self._control.wake.set()
         if not self._ended.wait(_PATIENCE):
             # A call to another node, or a bootstrap: without its connection it ends by itself.
             for upstream in list(self._upstreams):
@@ -242,7 +324,7 @@ class RunningNode:
 
     def _close_node(self) -> None:
         with contextlib.suppress(NotReady):
-            self._node.close()
+            self.node.close()
 
     def __enter__(self) -> Self:
         return self

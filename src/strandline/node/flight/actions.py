@@ -43,30 +43,30 @@ def _replica(session: Session, fields: Fields) -> Caller:
 
 def _register(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "region")
-    return [write_registration(served.register(_replica(session, fields), region=fields.maybe_text("region")))]
+    return [write_registration(served.primary.register(_replica(session, fields), region=fields.maybe_text("region")))]
 
 
 def _unregister(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
     caller = session.leaver(fields.name("name"), fields.natural("term"))
-    served.unregister(caller, keep_slot=fields.flag("keep_slot"))
+    served.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
 
 def _resume(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "since")
-    return [write_resume(served.resume(_replica(session, fields), fields.maybe_cursor("since")))]
+    return [write_resume(served.primary.resume(_replica(session, fields), fields.maybe_cursor("since")))]
 
 
 def _begin_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "kind")
-    offer = served.begin_snapshot(_replica(session, fields), fields.text("kind"))
+    offer = served.primary.begin_snapshot(_replica(session, fields), fields.text("kind"))
     return [write_fields({"name": offer.name}), offer.manifest]
 
 
 def _end_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "cursor")
-    served.end_snapshot(_replica(session, fields), fields.cursor("cursor"))
+    served.primary.end_snapshot(_replica(session, fields), fields.cursor("cursor"))
     return []
 
 
@@ -76,7 +76,7 @@ def _topology(served: Served, session: Session, fields: Fields) -> list[bytes]:
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if session.grant is not None and not session.grant.may(Role.REPLICA):
         caller = Caller(session.grant.name)  # no client tells a primary that there is a higher term
-    return [write_topology(served.topology(caller))]
+    return [write_topology(served.primary.topology(caller))]
 
 
 def _report(served: Served, session: Session, fields: Fields) -> list[bytes]:

@@ -21,6 +21,7 @@ from strandline.node.flight.protocol import (
     read_flight_data,
     read_schema_message,
 )
+from strandline.node.lead.policies import CommitPolicy, as_policy
 
 _USUAL_TIMEOUT: Final = 5.0
 
@@ -36,13 +37,13 @@ class AppendCommand:
     """What an append asks for besides its records."""
 
     append: tuple[WriterId, int] | None = None
-    policy: str | None = None
+    policy: CommitPolicy | None = None
     timeout: float = _USUAL_TIMEOUT
 
 
 def write_command(command: AppendCommand) -> bytes:
     """The bytes of a command."""
-    fields: dict[str, Any] = {"policy": command.policy, "timeout": command.timeout}
+    fields: dict[str, Any] = {"policy": command.policy and str(command.policy), "timeout": command.timeout}
     if command.append is not None:
         fields |= {"writer": str(command.append[0]), "number": command.append[1]}
     return write_fields(fields)
@@ -57,7 +58,7 @@ def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     timeout = fields.seconds("timeout") if "timeout" in fields else _USUAL_TIMEOUT
     if timeout > limits.append_seconds:
         raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")
-    return AppendCommand(append, fields.maybe_text("policy", longest=1 << 16), timeout)
+    return AppendCommand(append, as_policy(fields.maybe_text("policy", longest=1 << 16)), timeout)
 
 
 def collect(

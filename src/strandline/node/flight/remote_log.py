@@ -26,6 +26,7 @@ from strandline.node.flight.json_messages import answer, read_commit, read_statu
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
+from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.messages import Commit, Status, Topology
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -67,7 +68,7 @@ class RemoteLog:
         *,
         writer: WriterId | None = None,
         number: int | None = None,
-        policy: str | None = None,
+        policy: str | CommitPolicy | None = None,
         timeout: float = 5.0,
     ) -> Commit:
         """Append a batch, whole or not at all, and wait up to ``timeout`` seconds for its policy.
@@ -77,7 +78,7 @@ class RemoteLog:
         """
         url = self._channel.url
         table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
-        command = write_command(AppendCommand(numbered(writer, number), policy, timeout))
+        command = write_command(AppendCommand(numbered(writer, number), as_policy(policy), timeout))
         with asking(url, "an append"):
             data = self._channel.put(command, as_messages(table), table.schema, timeout + self._channel.timeout)
         if data is None:

@@ -271,7 +271,7 @@ class _Service:
             case FileTicket() as asked:
                 caller = _replica(visit, asked)
                 yield write_flight_data(CHUNK_SCHEMA.serialize())
-                with contextlib.closing(pieces(self._served, asked, caller, live)) as chunks:
+                with contextlib.closing(pieces(self._served.primary, asked, caller, live)) as chunks:
                     for chunk in chunks:
                         yield write_flight_data(chunk.serialize())
             case FeedTicket() | ReportTicket():
@@ -287,7 +287,9 @@ class _Service:
         command = read_command(_command(first.descriptor), self._limits)
         with self._appended.held_by(visit.who) as hold:
             records = collect(first, self._in_time(visit.receive), self._limits, hold)
-            commit = self._served.append(records, append=command.append, policy=command.policy, timeout=command.timeout)
+            commit = self._served.primary.append(
+                records, append=command.append, policy=command.policy, timeout=command.timeout
+            )
         yield write_put_result(write_commit(commit))
 
     def _in_time(self, receive: Callable[[], bytes | None]) -> Callable[[], bytes | None]:
@@ -326,7 +328,7 @@ class _Service:
 
         with self._door.turnstile.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(feeding(self._served, asked, caller, live, pace, hold)) as parts:
+            with contextlib.closing(feeding(self._served.primary, asked, caller, live, pace, hold)) as parts:
                 for message, note in parts:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 
@@ -352,9 +354,9 @@ class _Service:
     def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
         """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
         if is_wanted:
-            answer = self._served.acknowledge(caller, progress)
+            answer = self._served.primary.acknowledge(caller, progress)
             return encode_answer(answer.beat, answer.refused)
-        refused = self._served.tell(caller, progress)
+        refused = self._served.primary.tell(caller, progress)
         return None if refused is None else encode_answer(NO_BEAT, refused)
 
 

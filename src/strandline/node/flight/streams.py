@@ -17,7 +17,8 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.node import NO_BEAT, Beat
 from strandline.model.records import READ_SCHEMA
-from strandline.node.messages import Caller, CommittedLog, Served
+from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.messages import Caller, Leading
 from strandline.storage.clock import Clock
 
 TURN: Final = 0.2
@@ -121,13 +122,13 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    served: Served, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace, hold: Hold
+    primary: Leading, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace, hold: Hold
 ) -> Generator[Part | Word, None, None]:
     """Log batches without an end, and beats: while there is nothing, and when one says more than what went before.
 
     There is room for what is read before it is read, and until it was sent.
     """
-    with contextlib.closing(served.feed(caller, ticket.since)) as feed:
+    with contextlib.closing(primary.feed(caller, ticket.since)) as feed:
         told: Beat | None = None
         turn = TURN
         while live():
@@ -182,10 +183,10 @@ def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
     return memoryview(page[0] if page is not None and len(page) == 1 else batch.serialize()).cast("B")
 
 
-def pieces(served: Served, ticket: FileTicket, caller: Caller, live: Live) -> Generator[pa.RecordBatch, None, None]:
+def pieces(primary: Leading, ticket: FileTicket, caller: Caller, live: Live) -> Generator[pa.RecordBatch, None, None]:
     """A piece of a snapshot's file; ends before the file does once ``limit`` bytes were sent."""
     left = ticket.limit
-    chunks = served.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)
+    chunks = primary.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)
     with contextlib.ExitStack() as closing:
         if hasattr(chunks, "close"):
             closing.callback(chunks.close)

@@ -1,9 +1,9 @@
-"""A log as readers see it who must never see what may still be lost: up to a watermark."""
+"""The log as readers see it: up to the commit watermark, in either role of the node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
+from typing import NamedTuple, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -14,111 +14,70 @@ from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 
 
-@final
-class Committed:
-    """The reading half of a log that ends at a watermark. Satisfies :class:`~strandline.node.messages.CommittedLog`.
+class ReadableLog(NamedTuple):
+    """A copy of the log, and its commit watermark."""
 
-    A reader that has been further, on a primary that was ahead, is not told that it diverged: it waits.
+    log: WalReading
+    watermark: Callable[[], int]
+    wait: Callable[[int, float], bool]
+    """``wait(past, timeout)`` blocks until the watermark is above an offset."""
+
+    def bounds(self) -> Bounds:
+        """The first retained offset, and the watermark."""
+        bounds = self.log.bounds()
+        return Bounds(bounds.first, max(bounds.first, min(bounds.next, self.watermark())))
+
+
+@final
+class CommittedLog:
+    """The reading half of a node's log. It ends at the commit watermark, and outlives changes of role and copy.
+
+    A stream need not begin again when the node is promoted or bootstraps. A reader that has been further, on a primary
+    that was ahead, waits; it is not told that it diverged.
     """
 
-    def __init__(self, log: WalReading, watermark: Callable[[], int], wait: Callable[[int, float], bool]) -> None:
-        """Read ``log`` up to ``watermark()``; ``wait(past, timeout)`` blocks until that is above an offset."""
-        self._log = log
-        self._watermark = watermark
-        self._wait = wait
+    def __init__(self, source: Callable[[], ReadableLog]) -> None:
+        """``source`` gives the copy and the watermark as of now; its ``NotReady`` is raised by every call."""
+        self._source = source
 
     @property
     def log_id(self) -> UUID:
         """The log's identity."""
-        return self._log.log_id
+        return self._source().log.log_id
 
     def bounds(self) -> Bounds:
-        """The first retained and the next offset that readers see."""
-        bounds = self._log.bounds()
-        return Bounds(bounds.first, max(bounds.first, min(bounds.next, self._watermark())))
+        """The first retained offset, and the next one that readers will see."""
+        return self._source().bounds()
 
     def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
-        return self._log.start()
+        """The cursor before the first retained record."""
+        return self._source().log.start()
 
     def end(self) -> Cursor:
-        """The cursor behind everything that readers see now."""
-        return Cursor(self.log_id, self.bounds().next)
-
-    def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below ``offset``, as the log knows it."""
-        return self._log.cursor_at(offset)
-
-    def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; ``now`` is the end that readers see."""
-        if start == "now":
-            return self.bounds().next
-        return self._log.position_of(start)
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
-        """What to fetch after a cursor; raises as the log does."""
-        end = self.bounds().next
-        upto = end if limit.upto is None else min(end, limit.upto)
-        spans = self._log.plan(since, Limit(limit.records, limit.bytes, limit.batches, max(upto, since.next)))
-        return [span for span in spans if span.next > span.first]
-
-    def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until there is something to read past the cursor (True) or the time is over (False)."""
-        return self._wait(past.next, timeout)
-
-    def read(
-        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
-
-        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
-        """
-        return read_between(self, since, upto, columns)
-
-
-@final
-class Current:
-    """What a node may show at each moment, whichever copy and role it has by then; what :class:`Committed` promises.
-
-    Who reads on and on, such as a stream, need not begin again when the node is promoted or builds its copy again.
-    """
-
-    def __init__(self, now: Callable[[], Committed]) -> None:
-        """``now`` tells it; ``NotReady`` from there is raised here."""
-        self._now = now
-
-    @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
-        return self._now().log_id
-
-    def bounds(self) -> Bounds:
-        """The first retained and the next offset that readers see now."""
-        return self._now().bounds()
-
-    def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
-        return self._now().start()
-
-    def end(self) -> Cursor:
-        """The cursor behind everything that readers see now."""
-        return self._now().end()
+        """The cursor behind the last record that readers see now."""
+        source = self._source()
+        return Cursor(source.log.log_id, source.bounds().next)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor behind everything below ``offset``."""
-        return self._now().cursor_at(offset)
+        return self._source().log.cursor_at(offset)
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this."""
-        return self._now().position_of(start)
+        """The offset at which a new consumer begins; ``now`` is the end that readers see."""
+        source = self._source()
+        return source.bounds().next if start == "now" else source.log.position_of(start)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
-        """What to fetch after a cursor; raises as the log does."""
-        return self._now().plan(since, limit)
+        """The spans to fetch after a cursor; raises as the log does."""
+        source = self._source()
+        end = source.bounds().next
+        upto = end if limit.upto is None else min(end, limit.upto)
+        spans = source.log.plan(since, Limit(limit.records, limit.bytes, limit.batches, max(upto, since.next)))
+        return [span for span in spans if span.next > span.first]
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until there is something to read past the cursor (True), or the time is over or about so (False)."""
-        return self._now().wait(past, timeout)
+        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
+        return self._source().wait(past.next, timeout)
 
     def read(
         self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None

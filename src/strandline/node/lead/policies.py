@@ -236,6 +236,11 @@ def parse_policy(text: str) -> CommitPolicy:
     raise _unknown(text)
 
 
+def as_policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
+    """A policy that a call asks for, given as a text or as a value."""
+    return parse_policy(asked) if isinstance(asked, str) else asked
+
+
 def _unknown(text: str) -> InvalidInput:
     return InvalidInput(
         f"{text!r} is no commit policy: use 'local', 'ack_n(2)', 'quorum(a,b,c)' or 'regions(eu=1,us=1)'."

@@ -16,7 +16,7 @@ from strandline.model.records import RecordSource
 from strandline.node.lead.append_handle import CommitHandle
 from strandline.node.lead.bootstrap_snapshots import Export, Offers
 from strandline.node.lead.commits import Commits
-from strandline.node.lead.committed_log import Committed
+from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.flow import Refuse, admit
 from strandline.node.lead.leadership import Gate
@@ -204,8 +204,8 @@ class PrimaryRole:
             self._knows = self.committed >= self.term_start
         return self._knows
 
-    def reading(self) -> Committed:
-        """The log as everybody but replicas sees it; ``NotReady`` until it is known how much that is."""
+    def readable(self) -> ReadableLog:
+        """The log up to the commit watermark; ``NotReady`` until that is known."""
         if not self.knows_committed:
             raise NotReady(
                 f"{self.name} does not know yet whether everything below offset {self.term_start}, which may have been "
@@ -213,8 +213,8 @@ class PrimaryRole:
                 f"{self.options.policy} is satisfied. If they are lost for good, start it with a policy that is."
             )
         if self._is_alone:
-            return Committed(self.log, self._durable, self._wait_durable)
-        return Committed(self.log, lambda: self.committed, self._wait_committed)
+            return ReadableLog(self.log, self._durable, self._wait_durable)
+        return ReadableLog(self.log, lambda: self.committed, self._wait_committed)
 
     def _durable(self) -> int:
         return self.log.bounds().next

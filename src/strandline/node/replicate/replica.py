@@ -26,7 +26,7 @@ from strandline.log.resume import FullRebootstrap, PartialResync
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.node import Peer, Trouble
-from strandline.node.lead.committed_log import Committed
+from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replica_registry import Progress
 from strandline.node.messages import Caller, Feed, Rewind, Topology, Upstream
 from strandline.node.node_folder import SNAPSHOTS, Home
@@ -410,9 +410,9 @@ class ReplicaRole:
         """The highest watermark that it has heard of, whether it has so much or not."""
         return max(self._heard, self._committed)
 
-    def reading(
+    def readable(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
-    ) -> Committed:
+    ) -> ReadableLog:
         """The log as of now, up to what is committed; nothing that is read here can be taken back.
 
         ``after`` is a bookmark, as a commit gives it: waits until that is here. ``max_staleness`` waits until this
@@ -439,7 +439,7 @@ class ReplicaRole:
                     f"The record before {after.next} is of term {found} here, and the bookmark says {after.term}: it "
                     "was lost with its primary, or is of another log."
                 )
-        return Committed(copy.log, lambda: self.committed, self._wait_past)
+        return ReadableLog(copy.log, lambda: self.committed, self._wait_past)
 
     @property
     def staleness(self) -> float:

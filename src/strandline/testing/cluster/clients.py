@@ -11,7 +11,8 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.node.lead.append_handle import CommitHandle
-from strandline.node.messages import CommittedLog, Reached
+from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.messages import Reached
 from strandline.node.node import Node
 from strandline.testing.cluster.history import Acknowledged, Entry, Read, Shown
 

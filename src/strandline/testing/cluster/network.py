@@ -168,38 +168,38 @@ class Link:
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Over the network."""
-        return self._call("register", lambda node: node.register(caller, region=region))
+        return self._call("register", lambda node: node.primary.register(caller, region=region))
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
         """Over the network."""
-        self._call("unregister", lambda node: node.unregister(caller, keep_slot=keep_slot))
+        self._call("unregister", lambda node: node.primary.unregister(caller, keep_slot=keep_slot))
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """Over the network."""
-        return self._call("resume", lambda node: node.resume(caller, since))
+        return self._call("resume", lambda node: node.primary.resume(caller, since))
 
     def feed(self, caller: Caller, since: Cursor) -> SimulatedFeed:
         """Over the network."""
-        feed = self._call("feed", lambda node: node.feed(caller, since))
+        feed = self._call("feed", lambda node: node.primary.feed(caller, since))
         return SimulatedFeed(self._network, self._source, self._target, feed)
 
     def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
         """Over the network."""
-        return self._call("acknowledge", lambda node: node.acknowledge(caller, progress))
+        return self._call("acknowledge", lambda node: node.primary.acknowledge(caller, progress))
 
     def tell(self, caller: Caller, progress: Progress) -> None:
         """Over the network; nobody hears what became of it."""
         with contextlib.suppress(StrandlineError):
-            self._call("tell", lambda node: node.tell(caller, progress))
+            self._call("tell", lambda node: node.primary.tell(caller, progress))
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Over the network."""
-        return self._call("begin_snapshot", lambda node: node.begin_snapshot(caller, kind))
+        return self._call("begin_snapshot", lambda node: node.primary.begin_snapshot(caller, kind))
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
         """Over the network; may be cut short, and a piece may be spoiled on its way."""
         network = self._network
-        pieces = self._call("chunks", lambda node: list(node.chunks(caller, snapshot, path, offset)))
+        pieces = self._call("chunks", lambda node: list(node.primary.chunks(caller, snapshot, path, offset)))
         for piece in pieces:
             if network.chance(network.weather.broken):
                 if network.chance(0.5):
@@ -212,11 +212,11 @@ class Link:
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
         """Over the network."""
-        self._call("end_snapshot", lambda node: node.end_snapshot(caller, cursor))
+        self._call("end_snapshot", lambda node: node.primary.end_snapshot(caller, cursor))
 
     def topology(self, caller: Caller) -> Topology:
         """Over the network."""
-        return self._call("topology", lambda node: node.topology(caller))
+        return self._call("topology", lambda node: node.primary.topology(caller))
 
     def report(self, caller: Caller) -> Report:
         """Over the network."""
