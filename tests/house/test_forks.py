@@ -498,7 +498,7 @@ def artifacts(folder: Path) -> Iterator[Opened]:
 def primary_and_replica(folder: Path) -> Iterator[Opened]:
     with (
         sl.node.Primary.open(folder / "a", name="a") as primary,
-        sl.node.Replica(folder / "b", primary.url, name="b") as replica,
+        sl.node.Replica.open(folder / "b", primary.url, name="b") as replica,
         sl.node.RemoteLog(primary.url) as remote,
     ):
         first = primary.append_values([b"one"])

@@ -39,7 +39,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "export_spool": lambda place: using(sl.compat.WriteAheadLog.open("log"), lambda wal: export_spool(wal.log, place)),
     "contents": lambda place: contents(place, disk=DISK),
     "Primary.open": sl.node.Primary.open,
-    "Replica": lambda place: sl.node.Replica(place, "grpc://127.0.0.1:1"),
+    "Replica.open": lambda place: sl.node.Replica.open(place, "grpc://127.0.0.1:1"),
     "NodeConfig": lambda place: sl.node.NodeConfig(folder=place, name="a", lead=True),
     "DeltaSink": sl.DeltaSink,
     "open_wal_topic": lambda place: open_wal_topic(place, 1),

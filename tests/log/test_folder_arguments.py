@@ -13,7 +13,7 @@ DOORS = {
     "rocksdb store": sl.RocksStore.open,
     "primary": lambda place: sl.node.Primary.open(place, name="a"),
     "take over": lambda place: sl.node.Primary.open("node", name="a", take_over=place),
-    "replica": lambda place: sl.node.Replica(place, name="b", upstream="grpc://127.0.0.1:1"),
+    "replica": lambda place: sl.node.Replica.open(place, name="b", upstream="grpc://127.0.0.1:1"),
     "import": lambda place: sl.AppendLogStore.import_from("snapshot", place),
     "export": lambda place: sl.MemoryStore().export_to(place),
     "bootstrap": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.AppendLogStore, log=sl.log.MemoryLog()),

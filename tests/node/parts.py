@@ -16,7 +16,7 @@ from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.messages import Feed
 from strandline.node.node import Node
 from strandline.node.node_folder import Home
-from strandline.node.options import NodeOptions, PrimaryOptions
+from strandline.node.options import NodeOptions
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock, SeededChance
@@ -94,7 +94,7 @@ class Cluster:
     policy: str = "quorum(a,b,c)"
     automatic: bool = False
     leased: bool = True
-    options: PrimaryOptions = field(default_factory=PrimaryOptions)
+    options: NodeOptions = field(default_factory=NodeOptions)
     clock: ManualClock = field(default_factory=ManualClock)
     store: PlainStore = field(default_factory=PlainStore)
     disk: Disk = DISK
@@ -109,10 +109,10 @@ class Cluster:
     def start(self, name: str, **more: Any) -> Node:
         """Start a node, or start it again."""
         policy = parse_policy(self.policy)
-        options = NodeOptions(
-            url=f"to:{name}",
+        options = replace(
+            self.options,
+            policy=policy,
             nodes={other: f"to:{other}" for other in self.names},
-            primary=replace(self.options, policy=policy),
             automatic=self.automatic and isinstance(policy, Quorum),
             upstream=None if self.leased else f"to:{self.names[0]}",
         )

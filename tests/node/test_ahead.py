@@ -242,7 +242,7 @@ class TestOverFlight:
                 Node.open(
                     "",
                     "a",
-                    NodeOptions(url="a"),
+                    NodeOptions(),
                     connect=FlightUpstream,
                     create=True,
                     lead=True,
@@ -250,7 +250,7 @@ class TestOverFlight:
                 )
             )
             server = opened.enter_context(FlightNode(a, beat_seconds=0.05))
-            options = NodeOptions(url="b", upstream=server.url)
+            options = NodeOptions(upstream=server.url)
             b = opened.enter_context(Node.open(str(tmp_path / "b"), "b", options, connect=FlightUpstream))
             stop = threading.Event()
             pool = opened.enter_context(ThreadPoolExecutor())

@@ -13,6 +13,7 @@ import strandline as sl
 from strandline.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.node.api import Primary, Replica
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import NotRequired, Reached, TimedOut
 
 WAIT = 120.0
@@ -27,7 +28,7 @@ def primary(tmp_path: Path) -> Iterator[Primary]:
 @pytest.fixture
 def replica(primary: Primary, tmp_path: Path) -> Iterator[Replica]:
     more = {"name": "b", "region": "eu", "nodes": {"a": primary.url}, "poll_seconds": 0.2}
-    with Replica(tmp_path / "b", primary.url, **more) as replica:
+    with Replica.open(tmp_path / "b", primary.url, **more) as replica:
         assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
         yield replica
 
@@ -119,7 +120,7 @@ class TestPrimary:
 
     def test_flow_limits_refuse_writers_while_a_replica_is_too_far_behind(self, tmp_path):
         with Primary.open(tmp_path / "a", flow=sl.node.FlowLimits(refuse_at=2)) as primary:
-            with Replica(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:
+            with Replica.open(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:
                 replica.reading(after=primary.append_values([b"1"]).bookmark, timeout=WAIT)
                 assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 1, WAIT)
             primary.append_values([b"2", b"3"])
@@ -135,7 +136,7 @@ class TestPrimary:
     def test_with_a_lease_that_another_node_holds_opening_says_who_leads(self, tmp_path):
         lease = {"lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0}
         with Primary.open(tmp_path / "a", name="a", **lease):
-            with Replica(tmp_path / "b", name="b", **lease) as replica:
+            with Replica.open(tmp_path / "b", name="b", **lease) as replica:
                 assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
             with pytest.raises(NotReady, match="b is a replica of a, which leads"):
                 Primary.open(tmp_path / "b", name="b", create=False, timeout=WAIT, **lease)
@@ -158,7 +159,7 @@ class TestReplica:
         assert values(replica.reading(max_staleness=10.0, timeout=WAIT)) == []
 
     def test_before_its_first_bootstrap_it_has_no_position_and_serves_nothing(self, tmp_path):
-        with Replica(tmp_path / "b", "grpc://127.0.0.1:9", name="b") as replica:
+        with Replica.open(tmp_path / "b", "grpc://127.0.0.1:9", name="b") as replica:
             assert replica.position is None
             with pytest.raises(NotReady, match="no copy of the log yet"):
                 replica.reading()
@@ -225,13 +226,13 @@ def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica)
     replica.reading(after=first.bookmark, timeout=WAIT)
     running, role = replica.running, replica.running.node.replica
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(role.reading, after=first.bookmark.at(2), timeout=WAIT)
+        waiting = pool.submit(role.readable, after=first.bookmark.at(2), timeout=WAIT)
         assert running.wait_until(lambda: bool(role._moved._waiters), WAIT)
         before = running.node.home.state.generation
         replica.rebootstrap()
         assert running.wait_until(lambda: running.node.home.state.generation > before, WAIT)
         primary.append_values([b"2"])
-        assert values(waiting.result(WAIT)) == [b"1", b"2"]
+        assert values(CommittedLog(lambda: waiting.result(WAIT))) == [b"1", b"2"]
 
 
 class TestReadingOn:

@@ -30,7 +30,7 @@ from strandline.node.lead.policies import AckN, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replica_registry import Progress
 from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
-from strandline.node.options import PrimaryOptions
+from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND
 from strandline.storage.clock import CLOCK
 from tests.node.parts import Cluster, records
@@ -41,7 +41,7 @@ TWO = Caller("r2", 1)
 
 def led(tmp_path, policy="local", **options):
     """A node that leads without a lease, and the cluster it is in."""
-    cluster = Cluster(tmp_path, policy=policy, leased=False, options=PrimaryOptions(**options))
+    cluster = Cluster(tmp_path, policy=policy, leased=False, options=NodeOptions(**options))
     cluster.start("a", create=True, lead=True)
     return cluster, cluster.nodes["a"].primary
 
@@ -389,9 +389,9 @@ class TestKeeping:
         cluster.close()
 
     def test_the_usual_limits_are_those_of_any_slot_unless_others_are_given(self):
-        assert PrimaryOptions(retention=MaxAge(1)).slot_limits == SlotLimits(lag_bytes=64 << 30)
-        assert PrimaryOptions().slot_limits == SlotLimits()
-        assert PrimaryOptions(retention=MaxAge(1), limits=SlotLimits()).slot_limits == SlotLimits()
+        assert NodeOptions(retention=MaxAge(1)).slot_limits == SlotLimits(lag_bytes=64 << 30)
+        assert NodeOptions().slot_limits == SlotLimits()
+        assert NodeOptions(retention=MaxAge(1), limits=SlotLimits()).slot_limits == SlotLimits()
 
     def test_the_sweep_forgets_what_everybody_has(self, tmp_path):
         cluster, primary = led(tmp_path, retention=Consumed())

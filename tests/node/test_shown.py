@@ -271,12 +271,12 @@ class TestOverSockets:
     def test_a_new_store_that_follows_a_restarted_replica_to_its_end_gets_everything(self, tmp_path):
         more = {"policy": "ack_n(1)", "poll_seconds": 0.1}
         primary = Primary.open(tmp_path / "a", name="a", **more)
-        with primary, Replica(tmp_path / "b", primary.url, name="b", **more) as replica:
+        with primary, Replica.open(tmp_path / "b", primary.url, name="b", **more) as replica:
             replica.running.wait_until(lambda: replica.condition == "following", WAIT)
             commit = primary.append(records(b"1", b"2", b"3"), timeout=WAIT)
             assert commit.outcome == Reached(3)
             replica.reading(after=commit.bookmark, timeout=WAIT)
-        replica = Replica(tmp_path / "b", primary.url, name="b", **more)
+        replica = Replica.open(tmp_path / "b", primary.url, name="b", **more)
         with replica, sl.AppendLogStore.open(tmp_path / "store") as store:
             assert sl.follow(replica.reading(), store, until="end").next == 3
         with Primary.open(tmp_path / "a", name="a", **more) as primary:

@@ -25,7 +25,7 @@ WRITER = sl.log.WriterId(UUID(int=7))
 
 OPENERS = {
     "a primary": (things.node, lambda path: Primary.open(path).close()),
-    "a replica": (things.node, lambda path: Replica(path, "grpc://127.0.0.1:1").close()),
+    "a replica": (things.node, lambda path: Replica.open(path, "grpc://127.0.0.1:1").close()),
     "a write-ahead log": (things.wal, lambda path: sl.compat.WriteAheadLog.open(path).close()),
     "a write-ahead log with offsets": (things.wal, lambda path: WalLog.open(str(path)).close()),
     "an object log": (things.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
@@ -236,7 +236,7 @@ class TestTakingOver:
 
     def test_a_replica_does_not(self, wal: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="let the primary take a log over"):
-            Replica(tmp_path / "b", "grpc://127.0.0.1:1", take_over=str(wal))
+            Replica.open(tmp_path / "b", "grpc://127.0.0.1:1", take_over=str(wal))
 
     def test_cut_off_anywhere_it_has_all_of_it_or_begins_again(self, wal: Path) -> None:
         files = {f"/wal/{found.name}": found.read_bytes() for found in wal.iterdir()}

@@ -1,8 +1,8 @@
-"""Primary and replica as others know them: a node in this process, with one role at the beginning."""
+"""The public API of a node in this process: ``Primary`` and ``Replica``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, final
 
@@ -15,32 +15,28 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.config import NodeConfig
-from strandline.node.flight.security import ClientSecurity, ServerSecurity
 from strandline.node.lead.append_handle import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.lead.policies import CommitPolicy, parse_policy
+from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.messages import Caller, Commit, Resume, Topology
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import RunningNode, leading
 from strandline.storage.fork_check import Origin, bound_to_process
 
-_LOOPBACK: Final = ("127.0.0.1", 0)
-_BEGINNING: Final = 30.0
+_LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
 @bound_to_process(keep=("name", "url"))
 @checked
-class _Face:
-    """What both have: a running node, which closing closes."""
+class _NodeHandle:
+    """A running node, which closing stops."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
-        """The node itself, for all that is not here."""
+        """The node process itself, for everything that this API leaves out."""
         self._origin = Origin(f"The node {running.name}", self)
 
     @property
@@ -78,7 +74,7 @@ class _Face:
 
 @final
 @checked
-class Primary(_Face):
+class Primary(_NodeHandle):
     """A log on this machine that replicas follow: what was committed survives the loss of whom its policy allows.
 
     An append is durable here when it returns, and says whether it is where the policy wants it. Safe in threads.
@@ -96,51 +92,22 @@ class Primary(_Face):
         folder: Address,
         *,
         name: str = "primary",
-        policy: str | CommitPolicy = "local",
         lease: str | None = None,
-        listen: tuple[str, int] = _LOOPBACK,
         create: bool = True,
-        take_over: Address | None = None,
-        region: str | None = None,
-        nodes: Mapping[str, str] | None = None,
-        retention: str = "forever",
-        limits: SlotLimits | None = None,
-        flow: FlowLimits = NO_FLOW_LIMITS,
-        server: ServerSecurity | None = None,
-        client: ClientSecurity | None = None,
-        timeout: float = _BEGINNING,
-        **more: Any,
+        timeout: float = _LEADS_WITHIN,
+        **settings: Any,
     ) -> Primary:
         """Open the node in this folder, and wait up to ``timeout`` seconds until it leads.
 
-        Without a ``lease`` it leads because you say so, and nothing keeps another node from being promoted meanwhile.
-        With one it leads when it holds that: at once if it is new or was closed, after the lease ran out if it was
+        Without a ``lease`` it leads by configuration: another node may be promoted at the same time. With one it leads
+        once it holds the lease: at once if the log is new or the node was closed, after the lease has expired if it was
         killed. ``NotReady`` if another node leads, or has led since.
 
         A new node begins with an empty log, or with a copy of the write-ahead log in the folder ``take_over``: the same
-        log, with its records, writers and slots, and nobody writes the original any more. ``more`` is what else
-        :class:`~strandline.node.config.NodeConfig` has.
+        log, with its records, writers and slots. Nobody writes the original any more. Further ``settings`` are the
+        fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
-        running = RunningNode(
-            NodeConfig(
-                folder=as_folder(folder),
-                name=name,
-                policy=str(policy),
-                lease=lease,
-                lead=lease is None,
-                listen=listen,
-                create=create,
-                take_over=None if take_over is None else as_folder(take_over),
-                region=region,
-                nodes=nodes or {},
-                retention=parse_retention(retention),
-                limits=limits,
-                flow=flow,
-                server=server or ServerSecurity(),
-                client=client or ClientSecurity(),
-                **more,
-            )
-        )
+        running = _start(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
         try:
             leading(running, timeout)
         except BaseException:
@@ -168,7 +135,7 @@ class Primary(_Face):
         no-op. ``Fenced`` if this node does not lead any more: the records may be lost then. ``Overloaded`` while
         replicas are further behind than the flow limits allow.
         """
-        return self._role.append(records, append=numbered(writer, number), policy=_policy(policy), timeout=timeout)
+        return self._role.append(records, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout)
 
     def append_values(
         self, values: Sequence[bytes], *, policy: str | CommitPolicy | None = None, timeout: float = COMMIT_SECONDS
@@ -185,7 +152,7 @@ class Primary(_Face):
         policy: str | CommitPolicy | None = None,
     ) -> CommitHandle:
         """Append without waiting: ``handle.result(timeout)`` does, and gives the commit."""
-        return self._role.submit(records, append=numbered(writer, number), policy=_policy(policy))
+        return self._role.submit(records, append=numbered(writer, number), policy=as_policy(policy))
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Know a replica, and keep for it all that comes from now on; returns where its slot stands.
@@ -236,7 +203,7 @@ class Primary(_Face):
 
 @final
 @checked
-class Replica(_Face):
+class Replica(_NodeHandle):
     """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
 
     It connects, bootstraps if it has to, follows, and goes on by itself after anything but a gap or a divergence, which
@@ -245,7 +212,7 @@ class Replica(_Face):
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> primary = Primary.open(folder + "/a", name="a")
-    >>> replica = Replica(folder + "/b", primary.url, name="b")
+    >>> replica = Replica.open(folder + "/b", primary.url, name="b")
     >>> commit = primary.append_values([b"order 1 is new"])
     >>> log = replica.reading(after=commit.bookmark, timeout=10)
     >>> [batch.column("value").to_pylist() for batch in log.read()]
@@ -254,43 +221,19 @@ class Replica(_Face):
     (None, None)
     """
 
-    def __init__(
-        self,
-        folder: Address,
-        upstream: str | None = None,
-        *,
-        lease: str | None = None,
-        name: str = "replica",
-        region: str | None = None,
-        listen: tuple[str, int] = _LOOPBACK,
-        policy: str | CommitPolicy = "local",
-        nodes: Mapping[str, str] | None = None,
-        server: ServerSecurity | None = None,
-        client: ClientSecurity | None = None,
-        **more: Any,
-    ) -> None:
-        """Follow the primary at ``upstream`` (``grpc://host:port``), or whoever holds the ``lease``.
+    def __init__(self, folder: Address, upstream: str | None = None, *, name: str = "replica", **settings: Any) -> None:
+        """As :meth:`open`."""
+        super().__init__(_start(folder, name=name, upstream=upstream, **settings))
 
-        Returns at once; what it cannot reach yet it tries again. ``policy`` and ``nodes`` are for when it is promoted.
-        ``more`` is what else :class:`~strandline.node.config.NodeConfig` has.
+    @classmethod
+    def open(cls, folder: Address, upstream: str | None = None, *, name: str = "replica", **settings: Any) -> Replica:
+        """Open the node in this folder as a replica of ``upstream`` (``grpc://host:port``), or of the ``lease`` holder.
+
+        Returns at once; the replica retries a primary that it cannot reach. Further ``settings`` are the fields of
+        :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
+        ``nodes`` count once it is promoted.
         """
-        super().__init__(
-            RunningNode(
-                NodeConfig(
-                    folder=as_folder(folder),
-                    name=name,
-                    upstream=upstream,
-                    lease=lease,
-                    region=region,
-                    listen=listen,
-                    policy=str(policy),
-                    nodes=nodes or {},
-                    server=server or ServerSecurity(),
-                    client=client or ClientSecurity(),
-                    **more,
-                )
-            )
-        )
+        return cls(folder, upstream, name=name, **settings)
 
     @property
     def position(self) -> Cursor | None:
@@ -352,5 +295,9 @@ def _after(log: CommittedLog, after: Cursor | None, timeout: float) -> Committed
     return log
 
 
-def _policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
-    return parse_policy(asked) if isinstance(asked, str) else asked
+def _start(folder: Address, **settings: Any) -> RunningNode:
+    """Start the node of a folder; a setting that is None has its default."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "take_over" in given:
+        given["take_over"] = as_folder(given["take_over"])
+    return RunningNode(NodeConfig(folder=as_folder(folder), **given))

@@ -1,82 +1,60 @@
-"""How a node is set up: one value, checked before anything is opened."""
+"""Settings of a node process: one value, checked before anything is opened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import AddressText, as_address, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked
 from strandline.model.names import check_replica_name
-from strandline.model.retention import FOREVER, Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
-from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
-from strandline.node.options import NodeOptions, PrimaryOptions
+from strandline.node.lead.policies import Quorum
+from strandline.node.options import NodeOptions
 from strandline.storage.urls import open_store
 
 LEASE: Final = "lease"
 """The object of the lease, below its address."""
 
 _ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refused, not listened on
-_HIGHEST_PORT: Final = 65535
 
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """Everything that a node has to know. ``InvalidInput``, with what to do, for what cannot work.
+class NodeConfig(NodeOptions):
+    """All settings of a node process, checked together: ``InvalidInput``, with what to do, for what cannot work.
 
     >>> NodeConfig(folder="data", name="a", policy="quorum(a,b,c)", lead=True).commit_policy.majority
     2
     """
 
     folder: AddressText
-    """Its own; made if it is not there."""
+    """The node's own folder; created if it is missing."""
     name: str
     """Unique among the nodes of the log. It never changes: slots, voters and tokens go by it."""
     listen: tuple[str, Port] = ("127.0.0.1", 0)
     """Host and port; port 0 takes a free one."""
     url: str | None = None
-    """Where other nodes reach it; by default where it listens."""
-    region: str | None = None
-    policy: str = "local"
-    """When an append counts; all nodes of a log should say the same."""
+    """The address at which other nodes reach it; by default where it listens."""
     lease: str | None = None
-    """The store of the lease, which tells who leads: ``s3://bucket/path``, ``file:///folder``."""
+    """The store of the lease that decides who leads: ``s3://bucket/path``, ``file:///folder``."""
     lease_seconds: Duration = 15.0
-    nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The other nodes of the log, and where each is reached: they are asked before this one takes over."""
-    upstream: str | None = None
-    """Where the primary is, if there is no lease that tells it."""
-    automatic: bool = False
-    """Whether it becomes the primary by itself when that is gone."""
     create: bool = False
-    """Whether it begins a new log if it has none, and nobody ever led one under this lease."""
+    """Create a new log if the node has none, and nobody ever led one under this lease."""
     take_over: AddressText | None = None
-    """The folder of a write-ahead log with whose records, writers and slots its log begins, if it has none."""
+    """The folder of a write-ahead log to begin with, if the node has none: its records, writers and slots."""
     lead: bool = False
-    """Whether it is the primary by configuration, where there is no lease."""
-    retention: Retention = FOREVER
-    limits: SlotLimits | None = None
-    """How far replicas may hold back what is pruned before they have to bootstrap again.
-
-    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any at all.
-    """
-    flow: FlowLimits = NO_FLOW_LIMITS
-    poll_seconds: Duration = 1.0
+    """Lead by configuration, where there is no lease."""
     timeout: Duration = TIMEOUT
-    """How long a call to another node may take."""
+    """Timeout of a call to another node, in seconds."""
     server: ServerSecurity = field(default_factory=ServerSecurity)
     client: ClientSecurity = field(default_factory=ClientSecurity)
     server_limits: ServerLimits = field(default_factory=ServerLimits)
     insecure: bool = False
-    """Whether other machines may connect though they are not known, or in plain text."""
+    """Let other machines connect without credentials, or in plain text."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", as_address(self.folder))
@@ -95,7 +73,7 @@ class NodeConfig:
         check_replica_name(self.name)
         for name in self.nodes:
             check_replica_name(name)
-        parse_policy(self.policy)
+        _ = self.commit_policy, self.retention_policy  # raise for a text that names none
         host = self.listen[0]
         check_listening(host, self.server, insecure=self.insecure)
         if self.url is not None:
@@ -140,19 +118,3 @@ class NodeConfig:
                 f"To take over by itself a node asks the other voters, and the address of {', '.join(missing)} is "
                 "missing: name it."
             )
-
-    @property
-    def commit_policy(self) -> CommitPolicy:
-        """The policy as a value."""
-        return parse_policy(self.policy)
-
-    def options(self, url: str) -> NodeOptions:
-        """What the node itself is given, once it is known where it is reached."""
-        return NodeOptions(
-            url=url,
-            region=self.region,
-            primary=PrimaryOptions(self.commit_policy, self.limits, self.retention, self.flow, self.poll_seconds),
-            nodes=self.nodes,
-            upstream=self.upstream,
-            automatic=self.automatic,
-        )

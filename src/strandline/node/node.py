@@ -53,7 +53,7 @@ class Node:
         chance: Chance = CHANCE,
     ) -> None:
         """Use :meth:`open`. ``connect`` reaches a node by its place."""
-        if options.automatic and (lease is None or not isinstance(options.primary.policy, Quorum)):
+        if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
             raise InvalidInput(
                 "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
                 "something that was acknowledged could be lost. Promote by hand, or configure both."
@@ -187,7 +187,7 @@ class Node:
             except StorageError as error:
                 # Its own disk refused something: it tries the same again, and does not end.
                 _LOGGER.warning("Node %s could not go on: %s", self.name, error)
-                return self.options.primary.poll_seconds
+                return self.options.poll_seconds
 
     def _step(self) -> float:
         if isinstance(self._roles.now, PrimaryRole):
@@ -217,7 +217,7 @@ class Node:
             self._roles.step_down(primary, "its lease ran out")
             self._follow_at = 0.0
             return 0.0
-        pause = self.options.primary.poll_seconds
+        pause = self.options.poll_seconds
         if now - self._ticked >= pause:
             self._ticked = now
             try:
@@ -232,7 +232,7 @@ class Node:
         """Become the primary if nobody is, and this node may; returns when to look again."""
         lease, now = self._roles.lease, self._clock.boot()
         if lease is None or now < self._campaign_at:
-            return self.options.primary.poll_seconds
+            return self.options.poll_seconds
         pause = lease.seconds / _LOOKS * (0.5 + self._chance.jitter())
         self._campaign_at = now + pause
         try:

@@ -1,45 +1,50 @@
-"""How a node runs, as values."""
+"""Settings of a node that do not depend on its process: commit policy, retention, flow control, and the other nodes."""
 
-from __future__ import annotations
-
+# Annotations are types here, not texts: NodeConfig inherits these fields, and checks what it is given by them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from strandline.model.retention import FOREVER, Retention, SlotLimits, default_limits
+from strandline.model.arguments import Duration
+from strandline.model.retention import FOREVER, Retention, SlotLimits, as_retention, default_limits
 from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.lead.policies import CommitPolicy, Local
+from strandline.node.lead.policies import CommitPolicy, parse_policy
 
 
-@dataclass(frozen=True, slots=True)
-class PrimaryOptions:
-    """How a primary keeps its log and its replicas."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a node needs to lead and to follow, apart from its folder, its lease and its server."""
 
-    policy: CommitPolicy = field(default_factory=Local)
+    policy: str | CommitPolicy = "local"
+    """When an append is committed; the same on all nodes of a log."""
+    retention: str | Retention = FOREVER
     limits: SlotLimits | None = None
-    """How far replicas may hold back what is pruned before they have to bootstrap again; None for the usual limits."""
-    retention: Retention = FOREVER
+    """How far a replica may lag before its slot is invalidated and it has to bootstrap again.
+
+    By default 64 GiB where age or size bounds the log, and any distance otherwise; ``SlotLimits()`` for any at all.
+    """
     flow: FlowLimits = NO_FLOW_LIMITS
-    poll_seconds: float = 1.0
-    """How often replicas say something even if nothing happens."""
+    poll_seconds: Duration = 1.0
+    """Heartbeat interval in seconds."""
+    region: str | None = None
+    nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The other nodes of the log by name, with the URL of each: they vote before this node leads."""
+    upstream: str | None = None
+    """The URL of the primary, where no lease tells it."""
+    automatic: bool = False
+    """Whether the node stands for election when the primary is gone; needs a lease and a quorum."""
+
+    @property
+    def commit_policy(self) -> CommitPolicy:
+        """The commit policy as a value."""
+        return parse_policy(self.policy) if isinstance(self.policy, str) else self.policy
+
+    @property
+    def retention_policy(self) -> Retention:
+        """The retention policy as a value."""
+        return as_retention(self.retention)
 
     @property
     def slot_limits(self) -> SlotLimits:
-        """The limits that hold: those that were given, or the usual ones of the retention policy."""
-        return default_limits(self.retention) if self.limits is None else self.limits
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """How a node runs, and whom it knows."""
-
-    url: str = ""
-    """Where others reach this node."""
-    region: str | None = None
-    primary: PrimaryOptions = field(default_factory=PrimaryOptions)
-    """How it leads when it does; all nodes of a log should say the same."""
-    nodes: Mapping[str, str] = field(default_factory=dict)
-    """The other nodes of the log, and where each is reached."""
-    upstream: str | None = None
-    """The primary's place, where there is no lease that tells it."""
-    automatic: bool = False
-    """Whether this node becomes the primary by itself when that is gone: with a lease and a quorum only."""
+        """The limits in force: those given, or the default of the retention policy."""
+        return default_limits(self.retention_policy) if self.limits is None else self.limits

@@ -81,7 +81,7 @@ class Roles:
             committed=committed,
             knows_committed=knows_committed,
             region=self._options.region,
-            poll_seconds=self._options.primary.poll_seconds,
+            poll_seconds=self._options.poll_seconds,
             background=self._background,
             clock=self._clock,
             chance=self._chance,
@@ -165,13 +165,13 @@ class Roles:
         led_since = (continues and self._home.state.led_since) or term
         self._home.remember(
             seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
-            primary=self._home.state.name, policy=str(self._options.primary.policy),
+            primary=self._home.state.name, policy=str(self._options.commit_policy),
         )  # fmt: skip
         primary = PrimaryRole(
             self._home,
             copy.lead(),
             Gate(term, lease),
-            self._options.primary,
+            self._options,
             exports={KIND: self._export},
             settled=settled,
             clock=self._clock,

@@ -142,7 +142,7 @@ class RunningNode:
                 Node.open(
                     config.folder,
                     config.name,
-                    config.options(self.url),
+                    config,
                     connect=self._reach,
                     lease=self._lease,
                     create=config.create,

@@ -322,7 +322,7 @@ def run(
         create=create,
         take_over=take_over,
         lead=lead,
-        retention=parse_retention(retention),
+        retention=retention,
         limits=_limits(retention, max_lag_bytes, max_idle),
         flow=FlowLimits(slow_at, refuse_at),
         poll_seconds=poll_seconds,

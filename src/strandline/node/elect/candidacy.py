@@ -60,7 +60,7 @@ class Candidacy:
     def _policy(self) -> CommitPolicy:
         """The policy under which things were committed so far, as far as this node has heard."""
         known = self._home.state
-        return parse_policy(known.policy) if known.primary else self._options.primary.policy
+        return parse_policy(known.policy) if known.primary else self._options.commit_policy
 
     def _ask(self, term: int) -> list[Report]:
         """What the other nodes say of themselves; those that do not answer are left out."""

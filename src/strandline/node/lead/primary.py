@@ -43,7 +43,7 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.node.node_folder import Home
-from strandline.node.options import PrimaryOptions
+from strandline.node.options import NodeOptions
 from strandline.node.replicate.agreement import agreement
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
@@ -65,7 +65,7 @@ class PrimaryRole:
         home: Home,
         log: WalLog,
         gate: Gate,
-        options: PrimaryOptions,
+        options: NodeOptions,
         *,
         exports: Mapping[str, Export],
         settled: bool = False,
@@ -78,7 +78,9 @@ class PrimaryRole:
         self.log = log
         self.gate = gate
         self.options = options
-        self._is_alone = is_met_alone(options.policy, home.state.name)
+        self.policy = options.commit_policy
+        """The node's own commit policy."""
+        self._is_alone = is_met_alone(self.policy, home.state.name)
         self.term_start = log.bounds().next
         self._home = home
         self._clock = clock
@@ -88,7 +90,7 @@ class PrimaryRole:
         self._stood: tuple[Registry, Standing] = (self.replicas.now, Standing(self.name, -1))
         """The last standing that was asked for, and of which registry: it is asked for several times per append."""
         self._commits = Commits(self._watermark, self._durable)
-        self._commits.raise_to(options.policy, min(home.state.committed, self.term_start))
+        self._commits.raise_to(self.policy, min(home.state.committed, self.term_start))
         self._knows = self._is_alone or settled
 
     @property
@@ -129,7 +131,7 @@ class PrimaryRole:
     ) -> CommitHandle:
         """The same without waiting for anything but flow control; the handle tells the rest."""
         self.gate.check("nothing was written")
-        asked = self.options.policy if policy is None else strengthened(self.options.policy, policy)
+        asked = self.policy if policy is None else strengthened(self.policy, policy)
         check_possible(asked, self._standing())
         self._slow_down()
         writer, number = append or (None, None)
@@ -186,7 +188,7 @@ class PrimaryRole:
     @property
     def committed(self) -> int:
         """Everything below satisfies the node's policy: what readers see."""
-        return self.log.bounds().next if self._is_alone else self._commits.reached(self.options.policy)
+        return self.log.bounds().next if self._is_alone else self._commits.reached(self.policy)
 
     def commit_watermark(self, count: int) -> int:
         """Everything below is durable on so many replicas."""
@@ -210,7 +212,7 @@ class PrimaryRole:
             raise NotReady(
                 f"{self.name} does not know yet whether everything below offset {self.term_start}, which may have been "
                 f"read before it was restarted or promoted, is committed: ask again when its replicas have told that "
-                f"{self.options.policy} is satisfied. If they are lost for good, start it with a policy that is."
+                f"{self.policy} is satisfied. If they are lost for good, start it with a policy that is."
             )
         if self._is_alone:
             return ReadableLog(self.log, self._durable, self._wait_durable)
@@ -223,7 +225,7 @@ class PrimaryRole:
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
     def _wait_committed(self, past: int, timeout: float) -> bool:
-        waiter = self._commits.add(self.options.policy, past + 1)
+        waiter = self._commits.add(self.policy, past + 1)
         try:
             waiter.wait(timeout)
         finally:
@@ -373,7 +375,7 @@ class PrimaryRole:
             self.term,
             self.term_start,
             beat.epoch,
-            str(self.options.policy),
+            str(self.policy),
             beat.durable,
             beat.committed,
             members,
@@ -392,7 +394,7 @@ class PrimaryRole:
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
         self._offers.sweep()
-        self.log.trim(self.options.retention, limits=self.options.slot_limits)
+        self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry
         REPLICATION_LAG.labels(log).set(registry.lag)
@@ -419,4 +421,4 @@ class PrimaryRole:
 
     def _remember(self, registry: Registry) -> None:
         peers = tuple(Peer(each.name, each.region, each.divergences) for each in registry.replicas.values())
-        self._home.remember(peers=peers, policy=str(self.options.policy), primary=self.name)
+        self._home.remember(peers=peers, policy=str(self.policy), primary=self.name)

@@ -14,7 +14,7 @@ from strandline.node.lead.policies import Quorum
 from strandline.node.messages import Caller, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import QUARANTINE, Home
-from strandline.node.options import NodeOptions, PrimaryOptions
+from strandline.node.options import NodeOptions
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
 from strandline.testing.cluster import history
@@ -200,10 +200,10 @@ class World:
         name, options = (
             machine.name,
             NodeOptions(
-                url=machine.name,
+                policy=Quorum(frozenset(NAMES)),
+                poll_seconds=POLL,
                 nodes={name: name for name in NAMES},
                 automatic=True,
-                primary=PrimaryOptions(policy=Quorum(frozenset(NAMES)), poll_seconds=POLL),
             ),
         )
         lease = Lease(
