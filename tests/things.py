@@ -10,7 +10,7 @@ from uuid import UUID
 import strandline as sl
 from strandline.compat.spool.legacy_frame import encode_record_frame
 from strandline.log.topic.logs import open_object_topic
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 
 
 def object_log(path: Path) -> None:
@@ -34,7 +34,7 @@ def topic(path: Path) -> None:
 
 
 def node(path: Path) -> None:
-    with Home.open(str(path), "a") as home:
+    with NodeFolder.open(str(path), "a") as home:
         home.remember(generation=1)
         wal(Path(home.data(1)))
 

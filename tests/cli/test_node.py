@@ -24,7 +24,7 @@ from strandline.cli.node.topology import remarks, rendered
 from strandline.errors import Diverged, StrandlineError
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ServerSecurity
-from strandline.node.messages import Caller, Member, Reached, Status, Topology
+from strandline.node.messages import Caller, Member, NodeStatus, Reached, Topology
 from strandline.node.running import NodeConfig, RunningNode
 from tests.cli.conftest import Run, Start
 
@@ -360,7 +360,7 @@ def test_a_topology_tells_of_each_replica_what_somebody_has_to_know():
 
 
 def test_a_status_tells_of_divergences_and_of_what_is_not_known_to_be_committed_yet():
-    seen = Status("b", "connecting", None, 3, "a", sl.Cursor(UUID(int=7), 5), None, divergences=2)
+    seen = NodeStatus("b", "connecting", None, 3, "a", sl.Cursor(UUID(int=7), 5), None, divergences=2)
     assert [str(line) for line in lines_of(seen)] == [
         "b is connecting, in term 3",
         "  durable below offset 5, how much of it is committed is not known yet, and readers have to wait",

@@ -37,17 +37,17 @@ from strandline.formats.node.wire import (
 )
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.records import record_batch
 from tests.formats.test_hostile_bytes import damage
 
 WRITER = WriterId(UUID(int=99))
 LAST = (1 << 63) - 1
-BEAT = Beat(1, 2, 3, LAST, 5)
+HEARTBEAT = Heartbeat(1, 2, 3, LAST, 5)
 NOTES = [
-    Note(Flag.LAST | Flag.NUMBERED, 7, 3, 2, 1_700_000_000_000, (WRITER, 41), BEAT),
-    Note(Flag.LAST, 0, LAST, 0, 0, None, BEAT),
-    Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT),
+    Note(Flag.LAST | Flag.NUMBERED, 7, 3, 2, 1_700_000_000_000, (WRITER, 41), HEARTBEAT),
+    Note(Flag.LAST, 0, LAST, 0, 0, None, HEARTBEAT),
+    Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, HEARTBEAT),
 ]
 SINCE = Cursor(UUID(int=5), 12, 3)
 TICKETS = [
@@ -115,7 +115,7 @@ def test_progress_and_its_answer_come_back_as_they_were():
         advance = Advance(1, 20, 19, 3, 4, is_answered)
         assert decode_advance(encode_advance(advance), "r") == advance
     for refused in (None, "", "The slot is invalid."):
-        assert decode_answer(encode_answer(BEAT, refused), "a node") == (BEAT, refused)
+        assert decode_answer(encode_answer(HEARTBEAT, refused), "a node") == (HEARTBEAT, refused)
 
 
 @pytest.mark.parametrize("ticket", TICKETS, ids=str)
@@ -132,7 +132,7 @@ def test_no_ticket_at_all_asks_for_the_whole_log():
     [
         (decode_note, encode_note(NOTES[0])),
         (decode_advance, encode_advance(Advance(1, 20, 19, 3, 4))),
-        (decode_answer, encode_answer(BEAT, "The slot is invalid.")),
+        (decode_answer, encode_answer(HEARTBEAT, "The slot is invalid.")),
     ],
     ids=["note", "advance", "answer"],
 )
@@ -153,12 +153,12 @@ def test_a_damaged_byte_is_always_found(decode, data):
 @pytest.mark.parametrize(
     "note",
     [
-        Note(Flag.LAST, LAST, 1, 0, 0, None, BEAT),
-        Note(Flag.LAST, 1 << 63, 0, 0, 0, None, BEAT),
-        Note(Flag.LAST, 0, 1, 1 << 63, 0, None, BEAT),
-        Note(Flag.LAST, 0, 1, 0, 0, (WRITER, 1 << 63), BEAT),
-        Note(Flag.LAST, 0, 1, 0, 0, None, BEAT._replace(epoch=(1 << 64) - 1)),
-        Note(128, 0, 1, 0, 0, None, BEAT),
+        Note(Flag.LAST, LAST, 1, 0, 0, None, HEARTBEAT),
+        Note(Flag.LAST, 1 << 63, 0, 0, 0, None, HEARTBEAT),
+        Note(Flag.LAST, 0, 1, 1 << 63, 0, None, HEARTBEAT),
+        Note(Flag.LAST, 0, 1, 0, 0, (WRITER, 1 << 63), HEARTBEAT),
+        Note(Flag.LAST, 0, 1, 0, 0, None, HEARTBEAT._replace(epoch=(1 << 64) - 1)),
+        Note(128, 0, 1, 0, 0, None, HEARTBEAT),
     ],
     ids=str,
 )

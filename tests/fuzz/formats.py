@@ -95,7 +95,7 @@ from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, WriterState
-from strandline.model.node import Beat, NodeState, Peer, Trouble
+from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
 from strandline.model.queue import QueueManifest
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.segments import (
@@ -455,10 +455,10 @@ def _read_error(data: bytes) -> None:
         raise CorruptData("it is no error")
 
 
-_BEAT = Beat(1, 2, 3, 4, 5)
+_BEAT = Heartbeat(1, 2, 3, 4, 5)
 _NOTES = (
     encode_note(Note(Flag.LAST, 5, 7, 1, 99, (WRITER, 3), _BEAT, 77)),
-    encode_note(Note(Flag.BEAT, 0, 0, 1, 99, None, _BEAT)),
+    encode_note(Note(Flag.HEARTBEAT, 0, 0, 1, 99, None, _BEAT)),
 )
 _FACTS = SegmentFacts(
     log_id=UUID(int=7), partition=3, segment=UUID(int=8), start=0, end=9, terms=((0, 0), (1, 5)), max_timestamp=7

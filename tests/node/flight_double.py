@@ -10,20 +10,20 @@ from strandline.formats.checksum import crc32c
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.records import record_batch
 from strandline.node.messages import (
     Acknowledgement,
     Chunk,
     Commit,
+    ElectionReport,
     Member,
+    NodeStatus,
     NotRequired,
     Reached,
     Registration,
-    Report,
     Rewind,
     SnapshotOffer,
-    Status,
     TimedOut,
     Topology,
 )
@@ -46,7 +46,7 @@ class Feed:
     """The log's batches; closing and failing can be watched and told."""
 
     def __init__(self, node, since):
-        self.node, self.at, self.beat, self.closed = node, since, None, False
+        self.node, self.at, self.heartbeat, self.closed = node, since, None, False
 
     def wait(self, timeout):
         del timeout
@@ -59,7 +59,7 @@ class Feed:
         spans = log.plan(self.at, Limit(bytes=8 << 20))
         if not spans and log.wait(self.at, timeout):
             spans = log.plan(self.at, Limit(bytes=8 << 20))
-        self.beat = self.node.beat()
+        self.heartbeat = self.node.heartbeat()
         found = [span.batch() for span in spans]
         if found:
             self.at = Cursor(log.log_id, found[-1].next, found[-1].term)
@@ -91,7 +91,7 @@ class Readable:
 
 
 class Node:
-    """What satisfies ``Served``, and remembers what it was asked."""
+    """What satisfies ``NodeService``, and remembers what it was asked."""
 
     def __init__(self, folder):
         self.log = WalLog.open(str(folder))
@@ -115,9 +115,9 @@ class Node:
         if self.error is not None:
             raise self.error
 
-    def beat(self):
+    def heartbeat(self):
         end = self.log.bounds().next
-        return Beat(3, 1, end, end if self.watermark is None else self.watermark, self.epoch)
+        return Heartbeat(3, 1, end, end if self.watermark is None else self.watermark, self.epoch)
 
     @property
     def primary(self):
@@ -140,10 +140,10 @@ class Node:
 
     def acknowledge(self, caller, progress):
         self.note("acknowledge", caller, progress)
-        return Acknowledgement(self.beat(), self.refused)
+        return Acknowledgement(self.heartbeat(), self.refused)
 
-    def tell(self, caller, progress):
-        self.note("tell", caller, progress)
+    def acknowledge_nowait(self, caller, progress):
+        self.note("acknowledge_nowait", caller, progress)
         return self.refused
 
     def begin_snapshot(self, caller, kind):
@@ -170,7 +170,7 @@ class Node:
 
     def report(self, caller):
         self.note("report", caller)
-        return Report("primary", 3, 2, 7, 5, None)
+        return ElectionReport("primary", 3, 2, 7, 5, None)
 
     def append(self, records, *, append, policy, timeout):
         self.note("append", append, policy and str(policy), timeout)
@@ -186,7 +186,7 @@ class Node:
 
     def status(self):
         self.note("status")
-        return Status("primary", "leading", None, 3, "primary", self.log.end(), 5)
+        return NodeStatus("primary", "leading", None, 3, "primary", self.log.end(), 5)
 
     def rebootstrap(self):
         self.note("rebootstrap")

@@ -13,9 +13,9 @@ import pyarrow as pa
 from strandline.errors import TransientStorageError
 from strandline.model.records import Op, record_batch
 from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.messages import Feed
+from strandline.node.messages import ReplicationFeed
 from strandline.node.node import Node
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.lease import Lease
@@ -35,12 +35,12 @@ def records(*values: bytes) -> pa.RecordBatch:
 class Impatient:
     """A feed that waits for nothing: time passes only when a test says so."""
 
-    feed: Feed
+    feed: ReplicationFeed
 
     @property
-    def beat(self) -> Any:
+    def heartbeat(self) -> Any:
         """The primary's latest word."""
-        return self.feed.beat
+        return self.feed.heartbeat
 
     def wait(self, timeout: float) -> int:
         """Nothing is read from a disk to be taken."""
@@ -126,7 +126,7 @@ class Cluster:
             connect=lambda url: Link(self, url.removeprefix("to:")),
             lease=lease,
             background=False,
-            home=Home.open(str(self.folder / name), name, disk=self.disks.get(name, self.disk)),
+            node_folder=NodeFolder.open(str(self.folder / name), name, disk=self.disks.get(name, self.disk)),
             clock=self.clock,
             chance=SeededChance(crc32(name.encode())),
             **more,

@@ -32,7 +32,7 @@ from strandline.model.retention import SlotLimits
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.messages import Status
+from strandline.node.messages import NodeStatus
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import SystemClock
 from tests.node.tcp import TcpProxy
@@ -285,7 +285,7 @@ class ClusterOfProcesses:
         return self.leader()
 
     def _knows(self, name: str) -> set[str]:
-        home = self.home(name)
+        home = self.node_folder(name)
         return {name, home.primary, *(peer.name for peer in home.peers)}
 
     def kill(self, *names: str) -> None:
@@ -342,14 +342,14 @@ class ClusterOfProcesses:
 
     # --- what they say -------------------------------------------------------------------------------------------
 
-    def status(self, name: str) -> Status | None:
+    def status(self, name: str) -> NodeStatus | None:
         """How a node is; None if it does not say."""
         try:
             return self.clients[name].status()
         except (StrandlineError, KeyError):
             return None
 
-    def statuses(self) -> dict[str, Status]:
+    def statuses(self) -> dict[str, NodeStatus]:
         """All who answer."""
         return {name: status for name in self.running if (status := self.status(name)) is not None}
 
@@ -404,7 +404,7 @@ class ClusterOfProcesses:
 
     def data(self, name: str) -> str:
         """The folder of a node's copy of the log."""
-        return str(self.folder / name / f"data-{self.home(name).generation:08d}")
+        return str(self.folder / name / f"data-{self.node_folder(name).generation:08d}")
 
     def quarantine(self, name: str) -> list[Path]:
         """What a node has set aside."""

@@ -14,17 +14,17 @@ from strandline.errors import CorruptData, NotReady
 from strandline.log.wal.log import WalLog
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
 from strandline.node.lead.feed import TAKEN_BYTES, LogFeed
 from strandline.node.lead.policies import AckN
 from strandline.node.messages import Reached
 from strandline.node.node import Node
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate import incoming as arrivals
-from strandline.node.replicate.incoming import Arrivals
+from strandline.node.replicate.incoming import IncomingBatches
 from strandline.testing.cluster.machine import WatchedDisk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode
@@ -36,8 +36,8 @@ SOON = 120.0
 LOG = UUID(int=3)
 
 
-def beat(durable):
-    return Beat(term=1, term_start=0, durable=durable, committed=0, epoch=1)
+def heartbeat(durable):
+    return Heartbeat(term=1, term_start=0, durable=durable, committed=0, epoch=1)
 
 
 class TestWhatAFeedGives:
@@ -53,7 +53,9 @@ class TestWhatAFeedGives:
 
     def feed(self, log, *, is_awaited=True):
         self.sent = []
-        feed = LogFeed(log, log.end(), lambda: beat(log.bounds().next), self.sent.append, is_awaited=lambda: is_awaited)
+        feed = LogFeed(
+            log, log.end(), lambda: heartbeat(log.bounds().next), self.sent.append, is_awaited=lambda: is_awaited
+        )
         log.append_batch(records(b"before")).result(SOON)
         assert ends(feed.take(SOON)) == [1]
         return feed
@@ -63,14 +65,14 @@ class TestWhatAFeedGives:
         disk.hold()
         handle = log.append_batch(records(b"a", b"b"))
         assert ends(feed.take(SOON)) == [3]
-        assert (feed.beat.durable, self.sent) == (1, [1, 3])
+        assert (feed.heartbeat.durable, self.sent) == (1, [1, 3])
         assert feed.take(0.01) == []
-        assert feed.beat.durable == 1
+        assert feed.heartbeat.durable == 1
         with ThreadPoolExecutor() as pool:
             word = pool.submit(feed.take, 100 * SOON)
             disk.release()
             assert word.result(SOON) == []
-        assert feed.beat.durable == 3
+        assert feed.heartbeat.durable == 3
         handle.result(SOON)
         assert feed.take(0.01) == []
 
@@ -83,7 +85,7 @@ class TestWhatAFeedGives:
         handle.result(SOON)
         with ThreadPoolExecutor() as pool:
             assert pool.submit(feed.take, 100 * SOON).result(SOON) == []
-        assert feed.beat.durable == 2
+        assert feed.heartbeat.durable == 2
 
     def test_is_durable_when_nobody_waits_for_replicas(self, log, disk):
         feed = self.feed(log, is_awaited=False)
@@ -94,7 +96,7 @@ class TestWhatAFeedGives:
         disk.release()
         handle.result(SOON)
         assert ends(feed.take(SOON)) == [2]
-        assert feed.beat.durable == 2
+        assert feed.heartbeat.durable == 2
 
     def test_is_a_little_of_a_large_group_and_the_rest_when_that_is_durable(self, tmp_path, disk):
         with WalLog.open(str(tmp_path / "log"), background=False, disk=disk) as log, ThreadPoolExecutor() as pool:
@@ -120,7 +122,7 @@ class Scripted:
     """A feed that gives what a test says."""
 
     def __init__(self, *turns):
-        self.turns, self.beat = list(turns), beat(0)
+        self.turns, self.heartbeat = list(turns), heartbeat(0)
 
     def wait(self, timeout):
         del timeout
@@ -131,7 +133,7 @@ class Scripted:
         if not self.turns:
             return []
         durable, batches = self.turns.pop(0)
-        self.beat = beat(durable)
+        self.heartbeat = heartbeat(durable)
         return batches
 
     def close(self):
@@ -143,7 +145,7 @@ def arriving(first, size=1):
 
 
 def arrivals_of(*turns):
-    return Arrivals(LOG, Scripted(*turns), lambda: 1, lambda *_: True)
+    return IncomingBatches(LOG, Scripted(*turns), lambda: 1, lambda *_: True)
 
 
 def given(found, since):
@@ -191,12 +193,12 @@ class TestWhatIsLost:
         pair.close()
 
     def test_would_be_on_a_replica_that_does_not_wait_for_the_primarys_word(self, monkeypatch):
-        def at_once(self, beat):
-            del beat
-            arrived, self._arrived = self._arrived, ()
-            return arrived
+        def at_once(self, heartbeat):
+            del heartbeat
+            received, self._received = self._received, ()
+            return received
 
-        monkeypatch.setattr(Arrivals, "_durable", at_once)
+        monkeypatch.setattr(IncomingBatches, "_durable", at_once)
         pair = self.tell()
         assert pair.nodes["b"].condition == "diverged"
         assert pair.content("b") == [(0, b"kept"), (1, b"lost")]
@@ -246,10 +248,10 @@ class TestOverFlight:
                     connect=FlightUpstream,
                     create=True,
                     lead=True,
-                    home=Home.open(str(tmp_path / "a"), "a", disk=disk),
+                    node_folder=NodeFolder.open(str(tmp_path / "a"), "a", disk=disk),
                 )
             )
-            server = opened.enter_context(FlightNode(a, beat_seconds=0.05))
+            server = opened.enter_context(FlightNode(a, heartbeat_seconds=0.05))
             options = NodeOptions(upstream=server.url)
             b = opened.enter_context(Node.open(str(tmp_path / "b"), "b", options, connect=FlightUpstream))
             stop = threading.Event()

@@ -10,18 +10,18 @@ import pytest
 from strandline.errors import Diverged
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.node import Peer
-from strandline.node.elect.election import covers, objection, own_term, standing
+from strandline.node.elect.election import covers, log_rank, objection, own_term
 from strandline.node.lead.policies import (
     AckN,
+    DurableOffsets,
     Every,
     Local,
     Quorum,
     Regions,
     ReplicaPosition,
-    Standing,
     watermark,
 )
-from strandline.node.messages import Report, Rewind
+from strandline.node.messages import ElectionReport, Rewind
 from strandline.node.replicate.agreement import agreement, stepped_back
 
 LOG = UUID(int=1)
@@ -47,7 +47,7 @@ def test_whoever_is_heard_is_enough_exactly_if_every_commit_is_on_one_of_them(po
 
     def commits(having):
         replicas = tuple(ReplicaPosition(name, 1 if name in having else 0, regions[name]) for name in names[1:])
-        return watermark(policy, Standing("p", 1, replicas)) == 1
+        return watermark(policy, DurableOffsets("p", 1, replicas)) == 1
 
     committing = [
         {"p", *having}
@@ -78,7 +78,7 @@ def test_terms_that_nodes_take_by_themselves_are_never_the_same():
 
 
 def report(name, adopted=3, durable=10, *, term=5, committed=0, unhealthy=None):
-    return Report(name, term, adopted, durable, committed, unhealthy)
+    return ElectionReport(name, term, adopted, durable, committed, unhealthy)
 
 
 def judged(mine, *others, policy=None, force=False):
@@ -93,7 +93,7 @@ def test_the_best_of_a_majority_may_lead():
 
 
 def test_a_higher_term_counts_for_more_than_more_records():
-    assert standing(report("b", 4, 1)) > standing(report("c", 3, 100))
+    assert log_rank(report("b", 4, 1)) > log_rank(report("c", 3, 100))
     assert "c has more" in judged(report("b", 3, 100), report("c", 4, 1))
 
 

@@ -228,9 +228,9 @@ def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(role.readable, after=first.bookmark.at(2), timeout=WAIT)
         assert running.wait_until(lambda: bool(role._moved._waiters), WAIT)
-        before = running.node.home.state.generation
+        before = running.node.node_folder.state.generation
         replica.rebootstrap()
-        assert running.wait_until(lambda: running.node.home.state.generation > before, WAIT)
+        assert running.wait_until(lambda: running.node.node_folder.state.generation > before, WAIT)
         primary.append_values([b"2"])
         assert values(CommittedLog(lambda: waiting.result(WAIT))) == [b"1", b"2"]
 
@@ -251,9 +251,9 @@ class TestReadingOn:
         with sl.node.RemoteLog(replica.url) as remote:
             stream = remote.read(follow=True)
             assert next(stream).column("value").to_pylist() == [b"1"]
-            before = replica.running.node.home.state.generation
+            before = replica.running.node.node_folder.state.generation
             replica.rebootstrap()
-            home = replica.running.node.home
+            home = replica.running.node.node_folder
             assert replica.running.wait_until(lambda: home.state.generation > before, WAIT)
             primary.append_values([b"2"])
             assert next(stream).column("value").to_pylist() == [b"2"]

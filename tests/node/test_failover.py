@@ -123,7 +123,7 @@ def test_a_replica_refuses_lower_terms_across_restarts(trio):
     trio.nodes["b"].report(Caller("c", 9))
     trio.kill("b")
     node = trio.start("b")
-    assert node.home.state.seen == 9
+    assert node.node_folder.state.seen == 9
     trio.kill("a")
     # A primary of a lower term, which does not know better.
     trio.leased = False
@@ -216,9 +216,9 @@ def test_replicas_at_the_start_of_a_pruned_log_go_on_after_a_failover_without_a_
     trio.kill("a")
     trio.clock.advance(TERM)
     trio.nodes["b"].promote()
-    before = trio.nodes["c"].home.state.generation
+    before = trio.nodes["c"].node_folder.state.generation
     trio.settled("c", leader="b")
-    assert trio.nodes["c"].home.state.generation == before
+    assert trio.nodes["c"].node_folder.state.generation == before
     trio.append(b"after", on="b")
     trio.settled("c", leader="b")
     assert trio.content("c") == [(5, b"after")]

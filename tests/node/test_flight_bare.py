@@ -23,7 +23,7 @@ def node(tmp_path):
 
 @pytest.fixture
 def client(node):
-    with FlightNode(node, beat_seconds=0.05) as server, fl.connect(server.url) as client:
+    with FlightNode(node, heartbeat_seconds=0.05) as server, fl.connect(server.url) as client:
         yield client
 
 
@@ -72,7 +72,7 @@ def test_a_follower_gets_what_is_appended_later(node, client):
     for chunk in iter(reader.read_chunk, None):
         assert len(chunk.app_metadata) == NOTE_SIZE
         seen += chunk.data.column("value").to_pylist()
-        if len(seen) == 6 and not chunk.data.num_rows:  # a beat: it waits
+        if len(seen) == 6 and not chunk.data.num_rows:  # a heartbeat: it waits
             node.log.append_batch(records(b"later")).result(120)
         if len(seen) > 6:
             break

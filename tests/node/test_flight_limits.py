@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import InvalidInput, Overloaded
-from strandline.node.flight.limits import MemoryBudget, ServerLimits, Turnstile
+from strandline.node.flight.limits import CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.server import FlightNode
 from strandline.testing.clock import ManualClock
@@ -21,77 +21,77 @@ MIB = 1 << 20
 
 class TestPlaces:
     def test_one_name_cannot_take_those_of_others_before_it_has_said_anything(self) -> None:
-        turnstile = Turnstile(LIMITS)
+        limiter = CallLimiter(LIMITS)
         for _ in range(LIMITS.calls_each):
-            turnstile.enter("app")
+            limiter.enter("app")
         with pytest.raises(Overloaded, match="app has 64 calls"):
-            turnstile.enter("app")
-        turnstile.enter("other")
+            limiter.enter("app")
+        limiter.enter("other")
 
     def test_some_are_kept_for_replicas_and_administrators(self) -> None:
-        turnstile = Turnstile(LIMITS)
+        limiter = CallLimiter(LIMITS)
         for number in range(LIMITS.ordinary_calls):
-            turnstile.enter(f"app-{number}")
+            limiter.enter(f"app-{number}")
         with pytest.raises(Overloaded, match="keeps the rest for replicas"):
-            turnstile.enter("app")
-        places = [turnstile.enter(f"replica-{number}", is_reserved=True) for number in range(LIMITS.calls_reserved)]
+            limiter.enter("app")
+        places = [limiter.enter(f"replica-{number}", is_reserved=True) for number in range(LIMITS.calls_reserved)]
         with pytest.raises(Overloaded, match="busy with 256"):
-            turnstile.enter("replica", is_reserved=True)
-        turnstile.leave(places[0])
-        turnstile.enter("ops", is_reserved=True)
+            limiter.enter("replica", is_reserved=True)
+        limiter.leave(places[0])
+        limiter.enter("ops", is_reserved=True)
 
     def test_who_turns_out_to_be_a_client_gives_a_kept_place_back(self) -> None:
-        turnstile = Turnstile(ServerLimits(calls=8, calls_reserved=2))
+        limiter = CallLimiter(ServerLimits(calls=8, calls_reserved=2))
         for number in range(6):
-            turnstile.enter(f"app-{number}")
-        place = turnstile.enter(None, is_reserved=True)
+            limiter.enter(f"app-{number}")
+        place = limiter.enter(None, is_reserved=True)
         with pytest.raises(Overloaded, match="keeps the rest"):
-            turnstile.name(place, "app", is_reserved=False)
-        turnstile.leave(place)
-        assert turnstile.inside == 6
-        turnstile.enter("replica", is_reserved=True)
+            limiter.name(place, "app", is_reserved=False)
+        limiter.leave(place)
+        assert limiter.inside == 6
+        limiter.enter("replica", is_reserved=True)
 
     def test_calls_that_say_nothing_are_ended_after_a_while(self) -> None:
         clock = ManualClock()
-        turnstile = Turnstile(LIMITS, clock=clock)
+        limiter = CallLimiter(LIMITS, clock=clock)
         ended: list[str] = []
         for name in ("app", "other"):
-            place = turnstile.enter(name, end=lambda name=name: ended.append(name))
-        turnstile.name(place, "other", is_reserved=False)
-        turnstile.end_silent()
+            place = limiter.enter(name, end=lambda name=name: ended.append(name))
+        limiter.name(place, "other", is_reserved=False)
+        limiter.end_silent()
         assert ended == []
         clock.advance(LIMITS.silent_seconds)
-        turnstile.end_silent()
+        limiter.end_silent()
         assert ended == ["app"]
 
     def test_a_crowd_of_calls_that_say_nothing_gives_way_to_who_comes(self) -> None:
         clock = ManualClock()
-        turnstile = Turnstile(LIMITS, clock=clock)
+        limiter = CallLimiter(LIMITS, clock=clock)
         ended: list[int] = []
         places = []
         for number in range(LIMITS.ordinary_calls // 2):
-            places.append(turnstile.enter(None, end=lambda number=number: ended.append(number)))
+            places.append(limiter.enter(None, end=lambda number=number: ended.append(number)))
             clock.advance(0.001)
         with pytest.raises(Overloaded, match="first message"):
-            turnstile.enter(None)
-        turnstile.leave(turnstile.enter(None, is_reserved=True))
+            limiter.enter(None)
+        limiter.leave(limiter.enter(None, is_reserved=True))
         clock.advance(0.5)
-        late = [turnstile.enter(None) for _ in range(10)]
+        late = [limiter.enter(None) for _ in range(10)]
         assert ended == list(range(10))
         for place in late:
-            turnstile.name(place, "app", is_reserved=False)
+            limiter.name(place, "app", is_reserved=False)
         with pytest.raises(Overloaded, match="given to another"):
-            turnstile.name(places[0], "late", is_reserved=False)
+            limiter.name(places[0], "late", is_reserved=False)
         for place in places:
-            turnstile.leave(place)
-        assert turnstile.inside == 10
+            limiter.leave(place)
+        assert limiter.inside == 10
 
     def test_one_replica_has_a_few_feeds(self) -> None:
-        turnstile = Turnstile(ServerLimits(feeds_each=1))
-        again = turnstile.feeding("a")
-        with turnstile.feeding("a"), turnstile.feeding("b"), pytest.raises(Overloaded, match="a has 1 feeds"), again:
+        limiter = CallLimiter(ServerLimits(feeds_each=1))
+        again = limiter.feeding("a")
+        with limiter.feeding("a"), limiter.feeding("b"), pytest.raises(Overloaded, match="a has 1 feeds"), again:
             pass
-        with turnstile.feeding("a"):
+        with limiter.feeding("a"):
             pass
 
 

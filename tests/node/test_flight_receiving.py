@@ -14,14 +14,14 @@ from strandline.formats.arrow.received import admit_batch
 from strandline.formats.node.wire import Flag, Note, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.head import WriterId
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.stream_receiver import Assembler, Receiver, read_part
 from strandline.node.flight.streams import parts
 from strandline.testing.clock import ManualClock
 from tests.node.flight_double import records, values_of
 
-BEAT = Beat(3, 1, 9, 8, 2)
+HEARTBEAT = Heartbeat(3, 1, 9, 8, 2)
 WRITER = WriterId(UUID(int=4))
 
 
@@ -37,7 +37,7 @@ def wired(log_batch):
     """Its parts as they arrive."""
     return [
         (pa.ipc.read_record_batch(pa.py_buffer(message), RECORD_SCHEMA), decode_note(note, "a node"))
-        for message, note in parts(log_batch, BEAT)
+        for message, note in parts(log_batch, HEARTBEAT)
     ]
 
 
@@ -60,14 +60,14 @@ def test_parts_become_the_batch_that_they_were():
 
 def test_batches_follow_one_another_and_beats_may_come_between():
     assembler = Assembler("a node", 5)
-    beat = (None, Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))
-    pairs = [*wired(batch(4, b"a", b"b")), beat, *wired(batch(6, b"c")), beat, *wired(batch(7, b"d", term=3))]
+    heartbeat = (None, Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, HEARTBEAT))
+    pairs = [*wired(batch(4, b"a", b"b")), heartbeat, *wired(batch(6, b"c")), heartbeat, *wired(batch(7, b"d", term=3))]
     assert [found.first for found in assembled(assembler, pairs)] == [4, 6, 7]
 
 
 def test_records_that_changed_on_the_way_are_damage_whatever_arrow_says():
     sent = records(b"a" * 100)
-    ((_, note),) = parts(LogBatch(0, 1, 0, None, (sent,)), BEAT)
+    ((_, note),) = parts(LogBatch(0, 1, 0, None, (sent,)), HEARTBEAT)
     altered = records(b"a" * 99 + b"b")
     altered.validate(full=True)
     for data in (sent, altered):
@@ -104,10 +104,15 @@ def with_note(index, **changes):
         pytest.param(with_note(2, flags=0), id="no part is the last"),
         pytest.param(with_note(0, flags=Flag.LAST), id="the first part is the last"),
         pytest.param(with_note(0, flags=Flag.READ), id="a reader's part"),
-        pytest.param(with_note(0, flags=Flag.BEAT), id="a beat with records"),
+        pytest.param(with_note(0, flags=Flag.HEARTBEAT), id="a heartbeat with records"),
         pytest.param([(WHOLE[0][0].slice(0, 0), WHOLE[0][1])], id="a part without records"),
-        pytest.param([(WHOLE[0][0].slice(0, 0), Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat with a batch"),
-        pytest.param([WHOLE[0], (None, Note(Flag.BEAT, 0, 0, 0, 0, None, BEAT))], id="a beat among parts"),
+        pytest.param(
+            [(WHOLE[0][0].slice(0, 0), Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, HEARTBEAT))],
+            id="a heartbeat with a batch",
+        ),
+        pytest.param(
+            [WHOLE[0], (None, Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, HEARTBEAT))], id="a heartbeat among parts"
+        ),
         pytest.param([(None, WHOLE[0][1])], id="a note without its part"),
     ],
 )

@@ -37,7 +37,7 @@ def node(tmp_path):
 
 @pytest.fixture
 def remote(node):
-    with FlightNode(node, beat_seconds=0.05) as server, RemoteLog(server.url) as remote:
+    with FlightNode(node, heartbeat_seconds=0.05) as server, RemoteLog(server.url) as remote:
         yield remote
 
 
@@ -140,7 +140,7 @@ def test_following_goes_on_and_ends_when_the_reader_leaves(node, remote):
 
 def test_a_follower_of_an_idle_log_hears_that_the_node_is_there(node):
     def hears(timeout):
-        with FlightNode(node, beat_seconds=0.02) as server, RemoteLog(server.url, timeout=timeout) as remote:
+        with FlightNode(node, heartbeat_seconds=0.02) as server, RemoteLog(server.url, timeout=timeout) as remote:
             since = Cursor(remote.log_id, remote.bounds().next)
             reader = remote.read(since, follow=True)
             waits = 10 * timeout  # of 0.2 s each: twice the timeout
@@ -208,7 +208,7 @@ def test_a_connection_is_not_used_in_a_forked_child(remote):
 
 
 def test_a_node_that_goes_away_in_mid_read_is_transient(node):
-    with FlightNode(node, beat_seconds=0.05) as server, RemoteLog(server.url) as remote:
+    with FlightNode(node, heartbeat_seconds=0.05) as server, RemoteLog(server.url) as remote:
         remote.append(records(b"a"))
         reader = remote.read(follow=True)
         next(reader)

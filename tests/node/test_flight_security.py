@@ -21,7 +21,7 @@ from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller
 from tests.node.flight_double import TABLE, Node, records
 
@@ -58,7 +58,7 @@ def every_call(upstream, caller, log_id):
         "unregister": lambda: upstream.unregister(caller, keep_slot=False),
         "resume": lambda: upstream.resume(caller, None),
         "feed": lambda: first_of(upstream, caller, log_id),
-        "acknowledge": lambda: upstream.acknowledge(caller, Progress(0, 0)),
+        "acknowledge": lambda: upstream.acknowledge(caller, ReplicaProgress(0, 0)),
         "begin_snapshot": lambda: upstream.begin_snapshot(caller, "wal"),
         "chunks": lambda: list(upstream.chunks(caller, "s", "a", 0)),
         "end_snapshot": lambda: upstream.end_snapshot(caller, Cursor(log_id, 0)),
@@ -182,9 +182,9 @@ def test_tokens_are_loaded_from_a_file_by_themselves_or_by_their_hash(tmp_path, 
         with RemoteLog(server.url, security=ClientSecurity.load(token=str(tmp_path / "token"))) as remote:
             assert remote.bounds().next == 0
         with FlightUpstream(server.url, security=token("token-of-replica-1")) as upstream:
-            upstream.acknowledge(Caller("replica-1"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
         with FlightUpstream(server.url, security=token(hashed)) as upstream, pytest.raises(Fenced):
-            upstream.acknowledge(Caller("replica-1"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
 
 
 def test_without_security_only_this_machine_is_let_in(node):
@@ -256,9 +256,9 @@ def test_a_certificate_says_who_a_replica_is(node, certificates):
     )
     with FlightNode(node, security=security) as server:
         with FlightUpstream(server.url, security=client_of(certificates, "replica-1")) as upstream:
-            upstream.acknowledge(Caller("replica-1"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
             with pytest.raises(Fenced, match="may not speak for"):
-                upstream.acknowledge(Caller("replica-2"), Progress(0, 0))
+                upstream.acknowledge(Caller("replica-2"), ReplicaProgress(0, 0))
         # The first alternative name counts, if a certificate has any.
         upstream = FlightUpstream(server.url, security=client_of(certificates, "by-other-name"))
         with upstream, pytest.raises(Fenced, match="'replica-2' may not do this"):
@@ -268,7 +268,7 @@ def test_a_certificate_says_who_a_replica_is(node, certificates):
         for name in (None, "stranger"):
             nobody = FlightUpstream(server.url, security=client_of(certificates, name), timeout=3)
             with nobody, pytest.raises(TransientStorageError):
-                nobody.acknowledge(Caller("replica-1"), Progress(0, 0))
+                nobody.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
 
 
 def test_with_tokens_and_certificates_both_are_needed_and_the_token_names(node, certificates):
@@ -278,12 +278,12 @@ def test_with_tokens_and_certificates_both_are_needed_and_the_token_names(node, 
         url = f"grpc+tls://127.0.0.1:{server.port}"
         both = client_of(certificates, "replica-1", token="token-of-replica-2")
         with FlightUpstream(url, security=both) as upstream:
-            upstream.acknowledge(Caller("replica-2"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-2"), ReplicaProgress(0, 0))
         with FlightUpstream(url, security=client_of(certificates, "replica-1")) as upstream, pytest.raises(Fenced):
-            upstream.acknowledge(Caller("replica-1"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-1"), ReplicaProgress(0, 0))
         alone = client_of(certificates, token="token-of-replica-2")
         with FlightUpstream(url, security=alone, timeout=3) as upstream, pytest.raises(TransientStorageError):
-            upstream.acknowledge(Caller("replica-2"), Progress(0, 0))
+            upstream.acknowledge(Caller("replica-2"), ReplicaProgress(0, 0))
 
 
 def test_half_a_certificate_is_a_mistake():
@@ -302,14 +302,14 @@ def test_half_a_certificate_is_a_mistake():
 
 def open_feed(upstream, name, log_id):
     feed = upstream.feed(Caller(name), Cursor(log_id, 0))
-    while feed.beat is None:
+    while feed.heartbeat is None:
         feed.take(5)
     return feed
 
 
 def test_too_many_streams_are_overloaded_until_one_ends(node):
     limits = ServerLimits(calls=3, calls_each=2)
-    with FlightNode(node, limits=limits, beat_seconds=0.05) as server, FlightUpstream(server.url) as upstream:
+    with FlightNode(node, limits=limits, heartbeat_seconds=0.05) as server, FlightUpstream(server.url) as upstream:
         feeds = [open_feed(upstream, "one", node.log.log_id) for _ in range(2)]
         with pytest.raises(Overloaded, match="one has 2 calls"):
             open_feed(upstream, "one", node.log.log_id)

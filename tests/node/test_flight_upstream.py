@@ -24,8 +24,8 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import Progress
-from strandline.node.messages import Caller, Served, Upstream
+from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.messages import Caller, NodeService, Upstream
 from tests.node.flight_double import ANSWERS, CHUNK, Node, records, values_of
 
 ME = Caller("replica-1", 2)
@@ -41,7 +41,7 @@ def node(tmp_path):
 
 @pytest.fixture
 def server(node):
-    with FlightNode(node, beat_seconds=0.05) as server:
+    with FlightNode(node, heartbeat_seconds=0.05) as server:
         yield server
 
 
@@ -60,7 +60,7 @@ def taken(feed, count):
 
 
 def test_both_ends_keep_the_contract(node, upstream):
-    assert isinstance(node, Served)
+    assert isinstance(node, NodeService)
     assert isinstance(upstream, Upstream)
 
 
@@ -111,25 +111,25 @@ def test_a_log_batch_of_several_arrow_batches_stays_one(node, upstream):
 
 def test_a_feed_follows_and_brings_beats_while_nothing_happens(node, upstream):
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
-    while feed.beat is None:
+    while feed.heartbeat is None:
         assert list(feed.take(5)) == []
-    assert feed.beat == node.beat()
+    assert feed.heartbeat == node.heartbeat()
     node.epoch = 12
-    while feed.beat.epoch != 12:
+    while feed.heartbeat.epoch != 12:
         assert list(feed.take(5)) == []
     node.log.append_batch(records(b"later")).result(120)
     assert values_of(taken(feed, 1)[0].batches) == [b"later"]
-    assert feed.beat.durable == 1
+    assert feed.heartbeat.durable == 1
     feed.close()
 
 
 def test_a_beat_that_says_something_new_does_not_wait_for_its_time(node):
-    with FlightNode(node, beat_seconds=1000) as server, FlightUpstream(server.url) as upstream:
+    with FlightNode(node, heartbeat_seconds=1000) as server, FlightUpstream(server.url) as upstream:
         feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
-        while feed.beat is None:
+        while feed.heartbeat is None:
             feed.take(5)
         node.epoch = 12
-        while feed.beat.epoch != 12:
+        while feed.heartbeat.epoch != 12:
             assert list(feed.take(5)) == []
         feed.close()
 
@@ -183,9 +183,9 @@ def test_what_came_before_an_error_is_taken_first(node, upstream):
 
 
 def test_an_acknowledgement_is_answered(node, upstream):
-    progress = Progress(5, 4, 3, 2)
+    progress = ReplicaProgress(5, 4, 3, 2)
     found = upstream.acknowledge(ME, progress)
-    assert (found.beat, found.refused) == (node.beat(), None)
+    assert (found.heartbeat, found.refused) == (node.heartbeat(), None)
     node.refused = "The slot is invalid: wal-removed."
     assert upstream.acknowledge(Caller("replica-1", 9), progress).refused == node.refused
     assert node.asked == [("acknowledge", ME, progress), ("acknowledge", Caller("replica-1", 9), progress)]
@@ -193,45 +193,45 @@ def test_an_acknowledgement_is_answered(node, upstream):
 
 def test_what_is_told_is_heard_in_order_and_not_answered(node, upstream):
     for position in range(5):
-        assert upstream.tell(ME, Progress(position, position)) is None
-    found = upstream.acknowledge(ME, Progress(9, 9))
-    assert (found.beat, found.refused) == (node.beat(), None)
+        assert upstream.acknowledge_nowait(ME, ReplicaProgress(position, position)) is None
+    found = upstream.acknowledge(ME, ReplicaProgress(9, 9))
+    assert (found.heartbeat, found.refused) == (node.heartbeat(), None)
     assert [(what, progress.durable) for what, _, progress in node.asked] == [
-        *(("tell", position) for position in range(5)),
+        *(("acknowledge_nowait", position) for position in range(5)),
         ("acknowledge", 9),
     ]
 
 
 def test_that_it_did_not_count_is_the_first_thing_that_the_next_answer_says(node, upstream):
     node.refused = "The slot is invalid: wal-removed."
-    upstream.tell(ME, Progress(1, 1))
+    upstream.acknowledge_nowait(ME, ReplicaProgress(1, 1))
     assert node.heard.acquire(timeout=120)
     node.refused = None
-    assert upstream.acknowledge(ME, Progress(1, 1)).refused == "The slot is invalid: wal-removed."
+    assert upstream.acknowledge(ME, ReplicaProgress(1, 1)).refused == "The slot is invalid: wal-removed."
 
 
 def test_an_error_of_what_was_told_is_raised_by_a_later_one_and_then_it_goes_on(node, upstream):
     node.error = NotFound("There is no replica 'replica-1'.")
-    upstream.tell(ME, Progress(1, 1))
+    upstream.acknowledge_nowait(ME, ReplicaProgress(1, 1))
     assert node.heard.acquire(timeout=120)
     node.error = None
     with pytest.raises(NotFound, match="no replica"):
-        upstream.acknowledge(ME, Progress(1, 1))
-    assert upstream.acknowledge(ME, Progress(1, 1)).refused is None
+        upstream.acknowledge(ME, ReplicaProgress(1, 1))
+    assert upstream.acknowledge(ME, ReplicaProgress(1, 1)).refused is None
 
 
 def test_a_failed_acknowledgement_is_raised_and_the_next_one_goes_through(node, upstream):
     node.error = NotFound("There is no replica 'replica-1'.")
     for _ in range(2):
         with pytest.raises(NotFound, match="no replica"):
-            upstream.acknowledge(ME, Progress(1, 1))
+            upstream.acknowledge(ME, ReplicaProgress(1, 1))
     node.error = None
-    assert upstream.acknowledge(ME, Progress(1, 1)).refused is None
+    assert upstream.acknowledge(ME, ReplicaProgress(1, 1)).refused is None
 
 
 def test_acknowledgements_of_two_names_do_not_mix(node, upstream):
-    upstream.acknowledge(ME, Progress(1, 1))
-    upstream.acknowledge(Caller("replica-2"), Progress(2, 2))
+    upstream.acknowledge(ME, ReplicaProgress(1, 1))
+    upstream.acknowledge(Caller("replica-2"), ReplicaProgress(2, 2))
     assert [asked[1].name for asked in node.asked] == ["replica-1", "replica-2"]
 
 
@@ -302,7 +302,7 @@ def test_a_node_that_is_not_there_is_transient(tmp_path):
     server.close()
     node.close()
     with FlightUpstream(url, timeout=2) as upstream:
-        for call in (lambda: upstream.resume(ME, None), lambda: upstream.acknowledge(ME, Progress(0, 0))):
+        for call in (lambda: upstream.resume(ME, None), lambda: upstream.acknowledge(ME, ReplicaProgress(0, 0))):
             with pytest.raises(TransientStorageError, match="did not answer"):
                 call()
         feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
@@ -314,14 +314,14 @@ def test_a_call_that_is_not_answered_in_time_is_transient(node, server):
     release = threading.Event()
     node.note = lambda *_: release.wait(120)
     with FlightUpstream(server.url, timeout=0.2) as upstream:
-        for call in (lambda: upstream.resume(ME, None), lambda: upstream.acknowledge(ME, Progress(0, 0))):
+        for call in (lambda: upstream.resume(ME, None), lambda: upstream.acknowledge(ME, ReplicaProgress(0, 0))):
             with pytest.raises(TransientStorageError):
                 call()
         release.set()
         del node.note
         # A late answer was not taken for this one's.
         node.refused = "no"
-        assert upstream.acknowledge(ME, Progress(3, 3)).refused == "no"
+        assert upstream.acknowledge(ME, ReplicaProgress(3, 3)).refused == "no"
 
 
 def test_closing_does_not_wait_for_an_acknowledgement_that_nobody_answers(node, server):
@@ -329,7 +329,7 @@ def test_closing_does_not_wait_for_an_acknowledgement_that_nobody_answers(node, 
     node.note = lambda *_: (asked.set(), release.wait(120))
     upstream = FlightUpstream(server.url, timeout=60)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(upstream.acknowledge, ME, Progress(0, 0))
+        waiting = pool.submit(upstream.acknowledge, ME, ReplicaProgress(0, 0))
         assert asked.wait(120)
         upstream.close()
         with pytest.raises(TransientStorageError):
@@ -338,7 +338,7 @@ def test_closing_does_not_wait_for_an_acknowledgement_that_nobody_answers(node, 
 
 
 def test_a_node_that_says_nothing_is_taken_for_lost(node, tmp_path):
-    with FlightNode(node, beat_seconds=1000) as server, FlightUpstream(server.url, timeout=0.3) as upstream:
+    with FlightNode(node, heartbeat_seconds=1000) as server, FlightUpstream(server.url, timeout=0.3) as upstream:
         feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
         with pytest.raises(TransientStorageError, match="nothing for"):
             taken(feed, FOR_EVER)
@@ -349,14 +349,14 @@ def test_a_client_finds_a_node_that_came_back(tmp_path):
     node = Node(tmp_path / "log")
     server = FlightNode(node)
     with FlightUpstream(server.url) as upstream:
-        upstream.acknowledge(ME, Progress(0, 0))
+        upstream.acknowledge(ME, ReplicaProgress(0, 0))
         server.close()
         with pytest.raises(StrandlineError):
-            upstream.acknowledge(ME, Progress(0, 0))
+            upstream.acknowledge(ME, ReplicaProgress(0, 0))
         with FlightNode(node, port=server.port):
             for _ in range(1000):
                 try:
-                    upstream.acknowledge(ME, Progress(1, 1))
+                    upstream.acknowledge(ME, ReplicaProgress(1, 1))
                     break
                 except (TransientStorageError, NotReady):
                     threading.Event().wait(0.02)
@@ -367,7 +367,7 @@ def test_a_client_finds_a_node_that_came_back(tmp_path):
 def test_closing_a_node_ends_its_streams_at_once(node, server, upstream):
     feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
     feed.take(5)
-    upstream.acknowledge(ME, Progress(0, 0))
+    upstream.acknowledge(ME, ReplicaProgress(0, 0))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(taken, feed, FOR_EVER)
         server.close()

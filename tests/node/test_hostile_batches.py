@@ -16,7 +16,7 @@ from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import find_field, read_number
 from strandline.formats.arrow.received import RECORD_BYTES, admit_batch, memory_of
 from strandline.formats.node.wire import Flag, Note, encode_note
-from strandline.model.node import NO_BEAT
+from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
 from strandline.node.flight.append_stream import collect
 from strandline.node.flight.limits import ServerLimits
@@ -134,12 +134,12 @@ class Server(fl.FlightServerBase):  # type: ignore[misc]
             columns = [offsets, keys, pa.array([0, 0, 0], pa.uint32())]
             return fl.GeneratorStream(CHUNK_SCHEMA, iter([pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA)]))
         batch = pa.RecordBatch.from_arrays([offsets, *three().columns], schema=READ_SCHEMA)
-        note = encode_note(Note(Flag.READ | Flag.LAST, 0, 3, 0, 0, None, NO_BEAT, 1))
+        note = encode_note(Note(Flag.READ | Flag.LAST, 0, 3, 0, 0, None, NO_HEARTBEAT, 1))
         return fl.GeneratorStream(READ_SCHEMA, iter([(batch, note)]))
 
     def do_exchange(self, context: object, descriptor: object, reader: object, writer: Any) -> None:
         writer.begin(RECORD_SCHEMA)
-        note = encode_note(Note(Flag.LAST, 0, 3, 1, 0, None, NO_BEAT._replace(term=1), 1))
+        note = encode_note(Note(Flag.LAST, 0, 3, 1, 0, None, NO_HEARTBEAT._replace(term=1), 1))
         writer.write_with_metadata(three(), note)
 
 

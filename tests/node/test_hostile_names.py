@@ -15,7 +15,7 @@ from strandline.formats.node.ticket import decode_ticket
 from strandline.model.names import check_replica_name
 from strandline.node.flight.json_messages import read_topology
 from strandline.node.flight.remote_log import RemoteLog
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.storage.files import below
 from tests.node.processes import Nest
 from tests.node.victim import ONE, Victim
@@ -89,7 +89,7 @@ def test_no_replica_is_called_like_a_path_or_like_one_of_the_logs_own_slots(name
 
 
 def test_a_folder_has_no_paths_that_lead_out_of_it(tmp_path: Path) -> None:
-    with Home.open(str(tmp_path / "a"), "a") as home:
+    with NodeFolder.open(str(tmp_path / "a"), "a") as home:
         assert home.path("snapshots", "b") == f"{tmp_path}/a/snapshots/b"
         for name in ("..", ".", "", "a/b", "/", "a\\b", "a\0"):
             with pytest.raises(InvalidInput, match="no plain name"):

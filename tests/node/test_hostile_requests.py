@@ -14,7 +14,7 @@ from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller
 from strandline.testing.clock import ManualClock
 from tests.formats.shared_headers import batch_with_shared_pairs, encapsulated, shared_columns, shared_pairs
@@ -126,7 +126,7 @@ def test_who_is_no_replica_keeps_none_of_the_room_for_reports(victim: Victim) ->
                 assert b"may not" in ended(raw, stream)
         with FlightUpstream(victim.url, security=ClientSecurity(token=REPLICA), timeout=10) as replica:
             replica.register(Caller("replica-1"), region=None)
-            replica.acknowledge(Caller("replica-1", 1), Progress(0, 0))
+            replica.acknowledge(Caller("replica-1", 1), ReplicaProgress(0, 0))
 
 
 def test_silent_calls_of_all_clients_leave_room_for_replicas_and_administrators(victim: Victim) -> None:
@@ -139,7 +139,7 @@ def test_silent_calls_of_all_clients_leave_room_for_replicas_and_administrators(
             ended(raw, asked)  # refused: by then all before it have come
         with FlightUpstream(victim.url, security=ClientSecurity(token=REPLICA), timeout=10) as replica:
             replica.register(Caller("replica-1"), region=None)
-            replica.acknowledge(Caller("replica-1", 1), Progress(0, 0))
+            replica.acknowledge(Caller("replica-1", 1), ReplicaProgress(0, 0))
         victim.act("status", {}, token=OPS)
 
 

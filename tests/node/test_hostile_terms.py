@@ -16,9 +16,9 @@ from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
 from strandline.node.elect.terms import HIGHEST_TERM, TERM_STEP, check_rise, plausible_term
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, parse_identities
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from tests.node.parts import Cluster
 from tests.node.processes import Nest
 from tests.node.victim import Victim
@@ -92,19 +92,19 @@ def trio(tmp_path: Path) -> Iterator[Cluster]:
 
 def test_a_primary_that_lies_about_its_term_spoils_no_replica(trio: Cluster) -> None:
     """By its registration, its topology, and its feed: each of them tells a term."""
-    real = trio.nodes["a"].primary.beat
+    real = trio.nodes["a"].primary.heartbeat
 
     def lying(name: str, registration):
         return replace(registration, topology=replace(registration.topology, term=LAST))
 
-    trio.nodes["a"].primary.beat = lambda: real()._replace(term=LAST)
+    trio.nodes["a"].primary.heartbeat = lambda: real()._replace(term=LAST)
     trio.kill("b")
     trio.start("b")  # which asks for a feed anew
     trio.until(lambda: trio.nodes["b"].condition == "fenced")
     trio.after["register"] = lying
     trio.step(50)
-    assert [trio.nodes[name].home.state.seen for name in "abc"] == [1, 1, 1]
-    trio.nodes["a"].primary.beat = real
+    assert [trio.nodes[name].node_folder.state.seen for name in "abc"] == [1, 1, 1]
+    trio.nodes["a"].primary.heartbeat = real
     trio.after.clear()
     trio.settled("b", "c")
 
@@ -115,7 +115,7 @@ def test_a_lease_that_lies_about_its_epoch_makes_nobody_lead_in_a_last_term(trio
     trio.store.put("lease", re.sub(rb'"holder": "[^"]*"', b'"holder": null', forged))
     with pytest.raises(Fenced, match="The lease tells of term"):
         trio.nodes["b"].promote()
-    assert trio.nodes["b"].home.state.seen == 1
+    assert trio.nodes["b"].node_folder.state.seen == 1
     trio.store.delete("lease")  # as the page on security says
     assert trio.nodes["b"].promote().term == 2
 
@@ -125,7 +125,7 @@ def test_a_lease_that_lies_about_its_epoch_makes_nobody_lead_in_a_last_term(trio
 
 def spoiled(folder: Path, *, led: int = 1) -> None:
     """A node's folder as a version left it that believed every term."""
-    with Home.open(str(folder), "a") as home:
+    with NodeFolder.open(str(folder), "a") as home:
         home.remember(seen=LAST, led=led)
 
 
@@ -184,7 +184,7 @@ def test_identities_without_certificates_are_a_mistake() -> None:
 
 
 def test_a_report_is_taken_of_progress_and_its_term_is_checked_before_anything_else(trio: Cluster) -> None:
-    for tell in (trio.nodes["a"].primary.acknowledge, trio.nodes["a"].primary.tell):
+    for tell in (trio.nodes["a"].primary.acknowledge, trio.nodes["a"].primary.acknowledge_nowait):
         with pytest.raises(Fenced, match="no election"):
-            tell(Caller("b", LAST), Progress(0, 0))
+            tell(Caller("b", LAST), ReplicaProgress(0, 0))
     assert trio.nodes["a"].is_primary

@@ -10,12 +10,12 @@ from strandline.errors import InvalidInput
 from strandline.node.lead.policies import (
     AckN,
     CommitPolicy,
+    DurableOffsets,
     Every,
     Local,
     Quorum,
     Regions,
     ReplicaPosition,
-    Standing,
     check_possible,
     is_met_alone,
     nth_highest,
@@ -27,10 +27,10 @@ from strandline.node.lead.policies import (
 VOTERS = frozenset({"p", "a", "b"})
 
 
-def standing(durable: int, **replicas: int | None) -> Standing:
+def standing(durable: int, **replicas: int | None) -> DurableOffsets:
     """The primary p, and replicas; those that begin with e are in Europe, the others in America."""
     found = (ReplicaPosition(name, at, "eu" if name.startswith("e") else "us") for name, at in replicas.items())
-    return Standing("p", durable, tuple(found))
+    return DurableOffsets("p", durable, tuple(found))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.flow import FlowLimits
 from strandline.node.lead.policies import AckN, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND
@@ -97,7 +97,7 @@ class TestRegistering:
         fill(primary)
         primary.register(ONE, region="eu")
         fill(primary)
-        primary.acknowledge(ONE, Progress(14, 13))
+        primary.acknowledge(ONE, ReplicaProgress(14, 13))
         epoch, before = primary.registry.epoch, primary.registry.replica("r1")
         cluster.clock.advance(3)
         assert primary.register(ONE).position == 13
@@ -111,7 +111,7 @@ class TestRegistering:
         fill(primary)
         primary.register(ONE)
         primary.register(TWO)
-        primary.acknowledge(ONE, Progress(10, 10))
+        primary.acknowledge(ONE, ReplicaProgress(10, 10))
         assert primary.commit_watermark(1) == 10
         epoch = primary.registry.epoch
         primary.unregister(ONE, keep_slot=True)
@@ -144,27 +144,27 @@ class TestRegistering:
         primary.tick()
         assert primary.registry.epoch == epoch + 1
         assert not primary.topology(ONE).members[0].healthy
-        primary.acknowledge(ONE, Progress(0, 0))
+        primary.acknowledge(ONE, ReplicaProgress(0, 0))
         assert primary.registry.epoch == epoch + 2
 
 
 class TestAcknowledging:
     def test_one_from_an_unknown_replica_is_an_error(self, primary):
         with pytest.raises(NotFound, match="'r1': it has to register first"):
-            primary.acknowledge(ONE, Progress(0, 0))
+            primary.acknowledge(ONE, ReplicaProgress(0, 0))
 
     def test_one_past_the_end_is_an_error_and_changes_nothing(self, primary):
         fill(primary)
         primary.register(ONE)
         with pytest.raises(Diverged, match="applied all below 11, and the log ends at 10"):
-            primary.acknowledge(ONE, Progress(11, 0))
+            primary.acknowledge(ONE, ReplicaProgress(11, 0))
         assert primary.registry.replica("r1").applied is None
 
     def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
         primary.register(ONE)
         fill(primary)
         primary.log.trim(5, beyond_slots=True)
-        answer = primary.acknowledge(ONE, Progress(10, 10))
+        answer = primary.acknowledge(ONE, ReplicaProgress(10, 10))
         assert "invalidated (wal-removed)" in answer.refused
         assert primary.registry.replica("r1").durable is None
         assert primary.commit_watermark(1) == 0
@@ -172,12 +172,12 @@ class TestAcknowledging:
     def test_one_of_another_term_is_fenced(self, primary):
         primary.register(ONE)
         with pytest.raises(Fenced, match="reports in term 0, and this primary leads in term 1"):
-            primary.acknowledge(Caller("r1", 0), Progress(0, 0))
+            primary.acknowledge(Caller("r1", 0), ReplicaProgress(0, 0))
 
     def test_a_caller_that_has_seen_a_higher_term_ends_this_one(self, primary):
         primary.register(ONE)
         with pytest.raises(Fenced, match="r1 has seen term 2"):
-            primary.acknowledge(Caller("r1", 2), Progress(0, 0))
+            primary.acknowledge(Caller("r1", 2), ReplicaProgress(0, 0))
         with pytest.raises(Fenced):
             primary.append(records(b"no"))
 
@@ -189,9 +189,9 @@ class TestAcknowledging:
         assert [batch.next for batch in feed.take(0)] == list(range(1, 11))
         assert primary.registry.lag == 10
         assert primary.registry.safe_replay == 0
-        primary.acknowledge(ONE, Progress(8, 7))
-        primary.acknowledge(ONE, Progress(6, 5))
-        primary.acknowledge(TWO, Progress(9, 9))
+        primary.acknowledge(ONE, ReplicaProgress(8, 7))
+        primary.acknowledge(ONE, ReplicaProgress(6, 5))
+        primary.acknowledge(TWO, ReplicaProgress(9, 9))
         assert (primary.registry.replica("r1").applied, primary.registry.replica("r1").durable) == (8, 7)
         assert primary.registry.lag == 2
         assert primary.registry.safe_replay == 7
@@ -205,7 +205,7 @@ class TestTelling:
         primary.resume(ONE, at(primary, 0, term=0))
         handle = primary.submit(records(b"x"), policy=AckN(1))
         handle._handle.result()
-        assert primary.tell(ONE, Progress(11, 11)) is None
+        assert primary.acknowledge_nowait(ONE, ReplicaProgress(11, 11)) is None
         assert handle.done()
         assert primary.log.floor() == 0
         primary.tick()
@@ -214,8 +214,8 @@ class TestTelling:
     def test_an_answered_one_moves_the_slot_itself(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
-        primary.tell(ONE, Progress(7, 7))
-        assert primary.acknowledge(ONE, Progress(7, 7)).refused is None
+        primary.acknowledge_nowait(ONE, ReplicaProgress(7, 7))
+        assert primary.acknowledge(ONE, ReplicaProgress(7, 7)).refused is None
         assert primary.log.floor() == 7
 
     def test_nobody_is_too_far_behind_who_has_told_otherwise(self, tmp_path):
@@ -223,7 +223,7 @@ class TestTelling:
         primary.register(ONE)
         for last in range(1, 21):
             primary.append(records(b"x" * 500))
-            assert primary.tell(ONE, Progress(last, last)) is None
+            assert primary.acknowledge_nowait(ONE, ReplicaProgress(last, last)) is None
         primary.tick()
         primary.trim(20)
         assert [slot.invalid for slot in primary.log.slots()] == [None]
@@ -233,20 +233,20 @@ class TestTelling:
     def test_what_it_has_told_of_can_be_pruned_at_once(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
-        primary.tell(ONE, Progress(7, 7))
+        primary.acknowledge_nowait(ONE, ReplicaProgress(7, 7))
         assert primary.trim(10) == 7
 
     def test_one_from_an_invalid_slot_counts_for_nothing_and_says_so(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.log.trim(5, beyond_slots=True)
-        assert "invalidated (wal-removed)" in primary.tell(ONE, Progress(10, 10))
+        assert "invalidated (wal-removed)" in primary.acknowledge_nowait(ONE, ReplicaProgress(10, 10))
         assert primary.registry.replica("r1").durable is None
 
     def test_what_was_told_before_it_asked_to_go_on_further_back_moves_nothing(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
-        primary.tell(ONE, Progress(8, 8))
+        primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
         primary.resume(ONE, at(primary, 5))
         primary.tick()
         assert primary.log.floor() <= 5
@@ -254,7 +254,7 @@ class TestTelling:
     def test_nor_does_what_was_told_before_a_bootstrap(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
-        primary.tell(ONE, Progress(8, 8))
+        primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
         primary.begin_snapshot(ONE, KIND)
         primary.tick()
         assert primary.log.floor() == 0
@@ -337,7 +337,7 @@ class TestResuming:
     def test_a_position_of_an_earlier_term_that_is_not_here_has_to_go_back(self, alone):
         cluster, primary = alone
         fill(primary, 3)
-        cluster.nodes["a"].home.remember(seen=2)
+        cluster.nodes["a"].node_folder.remember(seen=2)
         cluster.nodes["a"]._roles.lead(3, None)
         later = cluster.nodes["a"].primary
         fill(later, 2)
@@ -354,7 +354,7 @@ class TestResuming:
             with pytest.raises(StorageError):
                 primary.resume(ONE, at(primary, 3))
         assert primary.resume(ONE, at(primary, 3)) == PartialResync(at(primary, 3))
-        assert primary.acknowledge(ONE, Progress(5, 5)).refused is None
+        assert primary.acknowledge(ONE, ReplicaProgress(5, 5)).refused is None
         assert primary.log.floor() == 5
 
 
@@ -362,7 +362,7 @@ class TestKeeping:
     def test_pruning_what_was_archived_stops_at_the_floor_and_says_where(self, primary):
         primary.register(ONE)
         fill(primary)
-        primary.acknowledge(ONE, Progress(6, 4))
+        primary.acknowledge(ONE, ReplicaProgress(6, 4))
         assert primary.trim(9) == 4
         assert primary.log.bounds() == Bounds(4, 10)
 
@@ -397,7 +397,7 @@ class TestKeeping:
         cluster, primary = led(tmp_path, retention=Consumed())
         primary.register(ONE)
         fill(primary)
-        primary.acknowledge(ONE, Progress(7, 7))
+        primary.acknowledge(ONE, ReplicaProgress(7, 7))
         primary.tick()
         assert primary.log.bounds().first == 7
         cluster.close()
@@ -420,9 +420,9 @@ class TestCommitting:
             CommitTimedOut, match=r"durable on the primary, and ack_n\(1\) was not satisfied within 0 s"
         ):
             commit.ensure()
-        primary.acknowledge(ONE, Progress(1, 0))
+        primary.acknowledge(ONE, ReplicaProgress(1, 0))
         assert not handle.done(), "applied is not durable"
-        primary.acknowledge(TWO, Progress(1, 1))
+        primary.acknowledge(TWO, ReplicaProgress(1, 1))
         assert handle.result(0.0).outcome == Reached(1)
 
     def test_the_timeout_is_five_seconds_unless_told(self):
@@ -446,10 +446,10 @@ class TestCommitting:
         handle._handle.result()
         stronger._handle.result()
         assert not handle.done()
-        primary.acknowledge(ONE, Progress(2, 2))
+        primary.acknowledge(ONE, ReplicaProgress(2, 2))
         assert handle.done()
         assert not stronger.done()
-        primary.acknowledge(TWO, Progress(2, 2))
+        primary.acknowledge(TWO, ReplicaProgress(2, 2))
         assert stronger.done()
         cluster.close()
 
@@ -462,7 +462,7 @@ class TestCommitting:
         assert reading.plan(reading.start()) == []
         assert reading.plan(at(primary, 1)) == [], "it was further elsewhere, and waits"
         assert len(primary.feed(ONE, at(primary, 0)).take(0)) == 1
-        primary.acknowledge(ONE, Progress(1, 1))
+        primary.acknowledge(ONE, ReplicaProgress(1, 1))
         assert reading.wait(reading.start(), 0)
         assert [batch.num_rows for batch in reading.read()] == [1]
         cluster.close()
@@ -471,14 +471,14 @@ class TestCommitting:
         cluster, primary = alone
         primary.register(ONE)
         fill(primary, 3)
-        cluster.nodes["a"].home.remember(seen=2)
+        cluster.nodes["a"].node_folder.remember(seen=2)
         cluster.nodes["a"]._roles.lead(3, None)
         later = cluster.nodes["a"].primary
         caller = Caller("r1", 3)
         later.register(caller)
-        later.acknowledge(caller, Progress(2, 2))
+        later.acknowledge(caller, ReplicaProgress(2, 2))
         assert later.commit_watermark(1) == 0
-        later.acknowledge(caller, Progress(3, 3))
+        later.acknowledge(caller, ReplicaProgress(3, 3))
         assert later.commit_watermark(1) == 3
 
     def test_what_is_waited_for_is_given_up_when_this_node_leads_no_more(self, primary):
@@ -498,7 +498,7 @@ class TestFlow:
     def test_writers_are_slowed_and_then_refused_while_a_replica_is_behind(self, tmp_path):
         cluster, primary = led(tmp_path, flow=FlowLimits(slow_at=2, refuse_at=6, longest=1.0))
         primary.register(ONE)
-        primary.acknowledge(ONE, Progress(0, 0))
+        primary.acknowledge(ONE, ReplicaProgress(0, 0))
         began = cluster.clock.monotonic()
         fill(primary, 2)
         assert cluster.clock.monotonic() == began
@@ -507,13 +507,13 @@ class TestFlow:
         with pytest.raises(Overloaded, match="6 records behind"):
             primary.append(records(b"x"))
         assert primary.log.bounds().next == 6
-        primary.acknowledge(ONE, Progress(6, 6))
+        primary.acknowledge(ONE, ReplicaProgress(6, 6))
         primary.append(records(b"x"))
         cluster.close()
 
     def test_off_by_default(self, primary):
         primary.register(ONE)
-        primary.acknowledge(ONE, Progress(0, 0))
+        primary.acknowledge(ONE, ReplicaProgress(0, 0))
         fill(primary, 50)
         assert primary.log.bounds().next == 50
 
@@ -528,7 +528,7 @@ class TestSnapshots:
         assert primary.trim(20) == 10
         primary.end_snapshot(ONE, at(primary, 10))
         assert primary.trim(20) == 10
-        primary.acknowledge(ONE, Progress(20, 20))
+        primary.acknowledge(ONE, ReplicaProgress(20, 20))
         assert primary.trim(20) == 20
 
     def test_asking_again_gives_the_same_one_even_after_a_restart(self, alone):
@@ -580,7 +580,7 @@ class TestSnapshots:
         cluster, primary = alone
         fill(primary)
         primary.register(ONE)
-        seal = primary._offers._exports[KIND]
+        seal = primary._bootstrap_snapshots._exports[KIND]
 
         def slow(folder):
             for _ in range(4):
@@ -588,7 +588,7 @@ class TestSnapshots:
                 primary.tick()
             return seal(folder)
 
-        monkeypatch.setattr(primary._offers, "_exports", {KIND: slow})
+        monkeypatch.setattr(primary._bootstrap_snapshots, "_exports", {KIND: slow})
         offer = primary.begin_snapshot(ONE, KIND)
         assert primary.begin_snapshot(ONE, KIND) == offer
 
@@ -622,7 +622,7 @@ class TestSnapshots:
     def test_a_replica_that_bootstraps_counts_for_nothing_and_the_topology_says_so(self, primary):
         fill(primary)
         primary.register(ONE)
-        primary.acknowledge(ONE, Progress(10, 10))
+        primary.acknowledge(ONE, ReplicaProgress(10, 10))
         epoch = primary.registry.epoch
         primary.begin_snapshot(ONE, KIND)
         member = primary.topology(ONE).members[0]

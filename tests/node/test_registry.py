@@ -8,8 +8,8 @@ from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import SECOND
 from strandline.node.lead.policies import AckN, watermark
 from strandline.node.lead.replica_registry import (
-    Progress,
-    Registry,
+    ReplicaProgress,
+    ReplicaRegistry,
     acknowledged,
     bootstrapping,
     judge_health,
@@ -22,14 +22,14 @@ END = 100
 
 
 @pytest.fixture
-def two() -> Registry:
+def two() -> ReplicaRegistry:
     """Replicas a and b; a has applied 50 and made 40 durable, b has not said anything."""
-    registry = register(Registry(), "a", region="eu", now=1)
+    registry = register(ReplicaRegistry(), "a", region="eu", now=1)
     registry = register(registry, "b", region=None, now=2)
-    return acknowledged(registry, "a", Progress(50, 40), end=END, now=3)
+    return acknowledged(registry, "a", ReplicaProgress(50, 40), end=END, now=3)
 
 
-def test_registering_again_refreshes_and_changes_nothing_else(two: Registry) -> None:
+def test_registering_again_refreshes_and_changes_nothing_else(two: ReplicaRegistry) -> None:
     again = register(two, "a", region=None, now=9)
     assert again.epoch == two.epoch == 2
     assert len(again.replicas) == 2
@@ -39,7 +39,7 @@ def test_registering_again_refreshes_and_changes_nothing_else(two: Registry) -> 
     assert register(two, "a", region="us", now=9).replica("a").region == "us"
 
 
-def test_unregistering_forgets_a_replica_and_an_unknown_one_is_a_no_op(two: Registry) -> None:
+def test_unregistering_forgets_a_replica_and_an_unknown_one_is_a_no_op(two: ReplicaRegistry) -> None:
     gone = unregister(two, "a")
     assert set(gone.replicas) == {"b"}
     assert gone.epoch == two.epoch + 1
@@ -48,43 +48,43 @@ def test_unregistering_forgets_a_replica_and_an_unknown_one_is_a_no_op(two: Regi
 
 def test_a_replica_needs_a_name() -> None:
     with pytest.raises(InvalidInput):
-        register(Registry(), "", region=None, now=0)
+        register(ReplicaRegistry(), "", region=None, now=0)
 
 
-def test_positions_and_counts_only_go_forward(two: Registry) -> None:
-    later = acknowledged(two, "a", Progress(60, 60, apply_errors=2, divergences=1), end=END, now=4)
-    earlier = acknowledged(later, "a", Progress(55, 50, apply_errors=1), end=END, now=5)
+def test_positions_and_counts_only_go_forward(two: ReplicaRegistry) -> None:
+    later = acknowledged(two, "a", ReplicaProgress(60, 60, apply_errors=2, divergences=1), end=END, now=4)
+    earlier = acknowledged(later, "a", ReplicaProgress(55, 50, apply_errors=1), end=END, now=5)
     assert earlier.replica("a").applied == earlier.replica("a").durable == 60
     assert (earlier.replica("a").apply_errors, earlier.replica("a").divergences) == (2, 1)
     assert sent_upto(sent_upto(two, "a", 70), "a", 60).replica("a").sent == 70
 
 
-def test_a_newcomer_counts_for_nothing_before_its_first_acknowledgement(two: Registry) -> None:
-    assert watermark(AckN(1), two.standing("p", END)) == 40
-    assert watermark(AckN(2), two.standing("p", END)) == 0
+def test_a_newcomer_counts_for_nothing_before_its_first_acknowledgement(two: ReplicaRegistry) -> None:
+    assert watermark(AckN(1), two.durable_offsets("p", END)) == 40
+    assert watermark(AckN(2), two.durable_offsets("p", END)) == 0
     assert two.safe_replay == 0
-    both = acknowledged(two, "b", Progress(30, 30), end=END, now=4)
-    assert watermark(AckN(2), both.standing("p", END)) == 30
+    both = acknowledged(two, "b", ReplicaProgress(30, 30), end=END, now=4)
+    assert watermark(AckN(2), both.durable_offsets("p", END)) == 30
     assert both.safe_replay == 30
 
 
-def test_the_lag_is_from_the_most_that_was_sent_to_the_least_that_was_applied(two: Registry) -> None:
-    both = acknowledged(sent_upto(two, "a", 80), "b", Progress(30, 10), end=END, now=4)
+def test_the_lag_is_from_the_most_that_was_sent_to_the_least_that_was_applied(two: ReplicaRegistry) -> None:
+    both = acknowledged(sent_upto(two, "a", 80), "b", ReplicaProgress(30, 10), end=END, now=4)
     assert both.lag == 50
-    assert Registry().lag == 0
-    assert Registry().safe_replay is None
+    assert ReplicaRegistry().lag == 0
+    assert ReplicaRegistry().safe_replay is None
 
 
-def test_an_acknowledgement_of_a_stranger_or_past_the_end_is_an_error(two: Registry) -> None:
+def test_an_acknowledgement_of_a_stranger_or_past_the_end_is_an_error(two: ReplicaRegistry) -> None:
     with pytest.raises(NotFound, match="register"):
-        acknowledged(two, "c", Progress(1, 1), end=END, now=4)
+        acknowledged(two, "c", ReplicaProgress(1, 1), end=END, now=4)
     with pytest.raises(Diverged, match="101"):
-        acknowledged(two, "a", Progress(101, 50), end=END, now=4)
+        acknowledged(two, "a", ReplicaProgress(101, 50), end=END, now=4)
     with pytest.raises(InvalidInput):
-        Progress(10, 11)
+        ReplicaProgress(10, 11)
 
 
-def test_each_real_change_of_the_topology_raises_its_epoch_once(two: Registry) -> None:
+def test_each_real_change_of_the_topology_raises_its_epoch_once(two: ReplicaRegistry) -> None:
     begun = bootstrapping(two, "a", flag=True)
     assert begun.epoch == two.epoch + 1
     assert bootstrapping(begun, "a", flag=True).epoch == begun.epoch
@@ -93,7 +93,7 @@ def test_each_real_change_of_the_topology_raises_its_epoch_once(two: Registry) -
 
 @pytest.mark.parametrize(("poll", "patience"), [(1.0, 5), (2.0, 6), (10.0, 30), (0.01, 5)])
 def test_a_replica_is_unhealthy_after_three_silent_polls_and_at_least_five_seconds(
-    two: Registry, poll: float, patience: int
+    two: ReplicaRegistry, poll: float, patience: int
 ) -> None:
     seen = register(two, "b", region=None, now=1000 * SECOND)
     at_first = judge_health(seen, poll_seconds=poll, now=3 + patience * SECOND)
@@ -106,11 +106,11 @@ def test_a_replica_is_unhealthy_after_three_silent_polls_and_at_least_five_secon
     assert judge_health(silent, poll_seconds=poll, now=9 + patience * SECOND).epoch == silent.epoch
 
 
-def test_a_replica_that_is_heard_again_is_healthy_again(two: Registry) -> None:
+def test_a_replica_that_is_heard_again_is_healthy_again(two: ReplicaRegistry) -> None:
     silent = judge_health(two, poll_seconds=1.0, now=1000 * SECOND)
     for back in (
         register(silent, "a", region=None, now=1001 * SECOND),
-        acknowledged(silent, "a", Progress(50, 50), end=END, now=1001 * SECOND),
+        acknowledged(silent, "a", ReplicaProgress(50, 50), end=END, now=1001 * SECOND),
     ):
         assert back.replica("a").healthy
         assert back.epoch == silent.epoch + 1

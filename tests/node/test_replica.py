@@ -12,7 +12,7 @@ from strandline.errors import CorruptData, Diverged, Fenced, Gap, NotReady, Tran
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.slots import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers
 from strandline.node.lead.committed_log import CommittedLog
@@ -23,7 +23,7 @@ from strandline.node.replicate.incoming import Verdict, judge
 from tests.node.parts import Cluster, Link, records
 
 LOG = UUID(int=3)
-BEAT = Beat(term=5, term_start=0, durable=100, committed=100, epoch=1)
+HEARTBEAT = Heartbeat(term=5, term_start=0, durable=100, committed=100, epoch=1)
 
 
 def arriving(first, count=3, term=5):
@@ -43,25 +43,25 @@ class TestJudging:
         ],
     )
     def test_next_is_applied_the_one_before_compared_older_skipped(self, first, verdict):
-        assert judge(arriving(first), Cursor(LOG, 10, 5), BEAT, seen=5) is verdict
+        assert judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=5) is verdict
 
     def test_further_is_a_gap(self):
         with pytest.raises(Gap, match="from offset 11 on arrived, and this replica needs 10: 1 are missing"):
-            judge(arriving(11), Cursor(LOG, 10, 5), BEAT, seen=5)
+            judge(arriving(11), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
 
     def test_a_primary_of_a_lower_term_is_fenced_whatever_it_sends(self):
         for first in (0, 7, 10, 20):
             with pytest.raises(Fenced, match="term 5 sends records, and this replica has seen term 6"):
-                judge(arriving(first), Cursor(LOG, 10, 5), BEAT, seen=6)
+                judge(arriving(first), Cursor(LOG, 10, 5), HEARTBEAT, seen=6)
 
     def test_records_of_a_lower_term_behind_those_of_a_higher_one_are_fenced(self):
         with pytest.raises(Fenced, match="Records of term 4"):
-            judge(arriving(10, term=4), Cursor(LOG, 10, 5), BEAT, seen=5)
-        assert judge(arriving(10, term=4), Cursor(LOG, 10, 4), BEAT, seen=5) is Verdict.APPLY
+            judge(arriving(10, term=4), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
+        assert judge(arriving(10, term=4), Cursor(LOG, 10, 4), HEARTBEAT, seen=5) is Verdict.APPLY
 
     def test_records_of_a_term_that_the_primary_has_not_reached_are_damage(self):
         with pytest.raises(CorruptData):
-            judge(arriving(10, term=6), Cursor(LOG, 10, 5), BEAT, seen=5)
+            judge(arriving(10, term=6), Cursor(LOG, 10, 5), HEARTBEAT, seen=5)
 
 
 @pytest.fixture
@@ -105,11 +105,11 @@ class TestFollowing:
             return answer
 
         def refuse(name):
-            del pair.before["tell"]
+            del pair.before["acknowledge_nowait"]
             pair.after["acknowledge"] = lose
             raise TransientStorageError("the acknowledgement was lost")
 
-        pair.before["tell"] = refuse
+        pair.before["acknowledge_nowait"] = refuse
         handle = pair.append(b"x")
         pair.until(handle.done)
         pair.settled("b")
@@ -117,7 +117,7 @@ class TestFollowing:
         assert pair.content("b") == [(0, b"x")]
 
     def test_one_that_nobody_heard_is_made_good_within_a_poll_interval(self, pair, monkeypatch):
-        monkeypatch.setattr(Link, "tell", lambda *_: None, raising=False)
+        monkeypatch.setattr(Link, "acknowledge_nowait", lambda *_: None, raising=False)
         handle = pair.append(b"x")
         pair.until(lambda: pair.end("b") == 1)
         assert not handle.done()
@@ -129,7 +129,7 @@ class TestFollowing:
     def test_it_tells_before_it_does_anything_else_with_what_is_durable(self, pair):
         log = pair.nodes["b"].replica.copy.log
         seen = []
-        pair.before["tell"] = lambda _: seen.append((log.bounds().next, registered(pair).durable))
+        pair.before["acknowledge_nowait"] = lambda _: seen.append((log.bounds().next, registered(pair).durable))
         pair.append(b"x")
         pair.settled("b")
         assert seen == [(0, 0)]
@@ -139,23 +139,23 @@ class TestFollowing:
         resumed = []
 
         def refuse(name):
-            del pair.before["tell"]
+            del pair.before["acknowledge_nowait"]
             pair.before["resume"] = lambda _: resumed.append(pair.end("b"))
             raise TransientStorageError("nobody is there")
 
-        pair.before["tell"] = refuse
+        pair.before["acknowledge_nowait"] = refuse
         pair.append(b"x")
         pair.settled("b")
         assert resumed == [1]
 
     def test_it_asks_for_an_answer_once_in_a_poll_interval(self, pair):
         asked = []
-        pair.before["tell"] = lambda _: asked.append("tell")
+        pair.before["acknowledge_nowait"] = lambda _: asked.append("acknowledge_nowait")
         pair.before["acknowledge"] = lambda _: asked.append("acknowledge")
         for _ in range(5):
             pair.append(b"x")
             pair.settled("b")
-        assert set(asked) == {"tell"}
+        assert set(asked) == {"acknowledge_nowait"}
         pair.clock.advance(1.5)
         for _ in range(5):
             pair.append(b"x")
@@ -221,8 +221,8 @@ class TestTrouble:
         node = self.spoil(pair)
         pair.append(b"y")
         pair.until(lambda: node.condition == "diverged")
-        assert node.home.state.trouble.state == "diverged"
-        assert "another one on the primary than here" in node.home.state.trouble.reason
+        assert node.node_folder.state.trouble.state == "diverged"
+        assert "another one on the primary than here" in node.node_folder.state.trouble.reason
         assert pair.content("b") == [(0, b"x"), (1, b"other")], "nothing was applied or discarded"
         assert node.replica.committed <= 1, "what is only here is not shown"
         assert registered(pair).durable <= 1, "nor does it count"
@@ -240,7 +240,7 @@ class TestTrouble:
         node.replica.rebootstrap()
         pair.settled("b")
         assert pair.content("b") == pair.content("a") == [(0, b"x"), (1, b"y")]
-        assert node.home.state.trouble is None
+        assert node.node_folder.state.trouble is None
         assert registered(pair).divergences == 1, "that it happened is known for good"
 
     def diverged(self, pair):
@@ -327,7 +327,7 @@ class TestTrouble:
         class Skipping:
             def __init__(self, feed):
                 self._feed = feed
-                self.beat = feed.beat
+                self.heartbeat = feed.heartbeat
 
             def take(self, timeout):
                 return [batch for batch in self._feed.take(timeout) if batch.first != 1]
@@ -356,7 +356,7 @@ class TestTrouble:
             del pair.after["feed"]
 
             class Spoilt:
-                beat = feed.beat
+                heartbeat = feed.heartbeat
 
                 def take(self, timeout):
                     raise CorruptData("what arrived is damaged")
@@ -518,7 +518,7 @@ class TestBootstrap:
         def forget(_):
             calls.append(1)
             if len(calls) == 3:
-                pair.nodes["a"].primary._offers.end("b")
+                pair.nodes["a"].primary._bootstrap_snapshots.end("b")
 
         pair.before["chunks"] = forget
         pair.settled("b")
@@ -594,7 +594,7 @@ class TestReading:
         pair.step(40)
         assert pair.nodes["b"].replica.committed == 1
         pair.names = "abc"
-        for name in ("tell", "acknowledge"):
+        for name in ("acknowledge_nowait", "acknowledge"):
             pair.before[name] = lambda _: (_ for _ in ()).throw(TransientStorageError("no"))
         pair.append(b"y")
         pair.until(lambda: pair.end("b") == 2)

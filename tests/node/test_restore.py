@@ -100,7 +100,7 @@ class TestAReplica:
         pair.stop("b")
         node = restored(pair, "b")
         pair.settled("b")
-        assert (values(pair, "b"), node.home.state.generation) == (NEW[5:], 2)
+        assert (values(pair, "b"), node.node_folder.state.generation) == (NEW[5:], 2)
 
     def test_from_before_a_rewind_sets_its_tail_aside_again(self, tmp_path):
         trio = Cluster(tmp_path)
@@ -191,8 +191,8 @@ class TestAPrimary:
         pair.append(b"something else")
         replica = pair.start("b")
         pair.until(lambda: replica.condition == "diverged")
-        assert "has led alone since term 1" in replica.home.state.trouble.reason
-        assert "was restored from an older copy" in replica.home.state.trouble.reason
+        assert "has led alone since term 1" in replica.node_folder.state.trouble.reason
+        assert "was restored from an older copy" in replica.node_folder.state.trouble.reason
         assert values(pair, "b") == OLD + NEW
         pair.until(lambda: node.status().divergences == 1)
         # The replica is right: it leads by force, and what the other one has written since is in its quarantine.
@@ -201,7 +201,7 @@ class TestAPrimary:
         with pytest.raises(NotReady, match="it is diverged: deal with that first, or force it"):
             replica.promote()
         replica.promote(force=True)
-        assert replica.home.state.trouble is None
+        assert replica.node_folder.state.trouble is None
         pair.start("a")
         pair.settled("a", leader="b")
         assert values(pair, "a") == values(pair, "b") == OLD + NEW

@@ -17,9 +17,9 @@ from strandline.errors import Fenced, InvalidInput, NotReady, StorageError
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.messages import Caller, Served
+from strandline.node.messages import Caller, NodeService
 from strandline.node.node import Node
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import CLOCK
 from strandline.storage.lease import Lease
@@ -85,7 +85,7 @@ class TestStarting:
 
         monkeypatch.setattr("strandline.node.running.Node", SimpleNamespace(open=opened))
         a = begin("a", lead=True, create=True)
-        assert isinstance(a, Served)
+        assert isinstance(a, NodeService)
         assert len(refused) == 6
 
     def test_a_folder_that_another_node_runs_in_is_refused_before_anything_else(self, begin, tmp_path):
@@ -98,7 +98,7 @@ class TestStarting:
             port = taken.getsockname()[1]
             with pytest.raises(StorageError, match=f"127.0.0.1:{port}"):
                 begin("a", lead=True, create=True, listen=("127.0.0.1", port))
-        Home.open(str(tmp_path / "a"), "a").close()
+        NodeFolder.open(str(tmp_path / "a"), "a").close()
 
     def test_a_node_that_cannot_be_opened_leaves_its_port_and_its_folder_free(self, begin, tmp_path):
         begin("a", create=True, **lease_of(tmp_path)).wait_until(lambda: holder(tmp_path) is not None, WAIT)
@@ -106,7 +106,7 @@ class TestStarting:
             port = free.getsockname()[1]
         with pytest.raises(InvalidInput, match="There has been a primary") as refused:
             begin("b", create=True, listen=("127.0.0.1", port), **lease_of(tmp_path))
-        Home.open(str(tmp_path / "b"), "b").close()
+        NodeFolder.open(str(tmp_path / "b"), "b").close()
         socket.create_server(("127.0.0.1", port)).close()
         del refused  # it kept everything alive until here
 
@@ -167,7 +167,7 @@ class TestEnding:
 
         for place in interruptions(close, within="strandline.node"):
             close()
-            Home.open(str(tmp_path / f"a{place}"), f"a{place}").close()
+            NodeFolder.open(str(tmp_path / f"a{place}"), f"a{place}").close()
             nodes.append(begin(f"a{place + 1}", lead=True, create=True))
         assert len(nodes) > 2
 
@@ -189,12 +189,12 @@ class TestEnding:
         with interrupted_by_a_signal():
             a.close()
         with pytest.raises(Fenced):
-            Home.open(str(tmp_path / "a"), "a")
+            NodeFolder.open(str(tmp_path / "a"), "a")
         goes_on.set()
         deadline = CLOCK.monotonic() + WAIT
         while True:
             try:
-                Home.open(str(tmp_path / "a"), "a").close()
+                NodeFolder.open(str(tmp_path / "a"), "a").close()
             except Fenced:
                 assert CLOCK.monotonic() < deadline, "nobody lets go of the folder"
             else:
@@ -262,9 +262,11 @@ class TestAsking:
         with RemoteLog(a.url) as primary, RemoteLog(b.url) as replica:
             written = primary.append(ONE)
             b.node.replica.readable(after=written.bookmark, timeout=WAIT)
-            before = b.node.home.state.generation
+            before = b.node.node_folder.state.generation
             replica.rebootstrap()
-            assert b.wait_until(lambda: b.node.home.state.generation > before and b.condition == "following", WAIT)
+            assert b.wait_until(
+                lambda: b.node.node_folder.state.generation > before and b.condition == "following", WAIT
+            )
             assert sum(batch.num_rows for batch in replica.read()) == 1
             with pytest.raises(NotReady, match="a is the primary, and no replica"):
                 primary.rebootstrap()

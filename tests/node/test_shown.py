@@ -131,7 +131,7 @@ class TestAReplica:
 
     def test_whose_disk_refuses_the_note_does_not_know_it_later(self, pair, monkeypatch):
         committed(pair, b"1", b"2", b"3")
-        home = pair.nodes["b"].home
+        home = pair.nodes["b"].node_folder
 
         def refuse(**_changes):
             raise StorageError("The disk is full.")

@@ -14,18 +14,27 @@ from strandline.model.cursor import Cursor
 from strandline.node.elect import candidacy, election
 from strandline.node.lead.append_handle import CommitHandle
 from strandline.node.lead.feed import LogFeed
-from strandline.node.lead.leadership import Gate
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replica_registry import Progress, Registry, bootstrapping
+from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry, bootstrapping
 from strandline.node.lead.replica_slots import Replicas
 from strandline.node.messages import Caller
 from strandline.node.node import Node
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
 from strandline.testing.cluster import Broken, Climate, World, check, play
 from strandline.testing.cluster.clients import read
-from strandline.testing.cluster.history import Acknowledged, Entry, Final, Promised, Read, Seen, Shown, Wiped
+from strandline.testing.cluster.history import (
+    Acknowledged,
+    Final,
+    HistoryEntry,
+    Promised,
+    Read,
+    Shown,
+    TermsSeen,
+    Wiped,
+)
 from strandline.testing.cluster.network import Weather
 from strandline.testing.simdisk import CrashMode
 from tests.cases import sampled
@@ -75,7 +84,7 @@ class TestHistories:
 
 
 def entry(writer, number, part=0, parts=1):
-    return Entry(writer, number, part, parts)
+    return HistoryEntry(writer, number, part, parts)
 
 
 def told(node, term, writer, number, first, count=1):
@@ -88,7 +97,7 @@ def final(*entries, first=0, **others):
 
 
 GOOD = [
-    Seen("a", 1, 1, 1),
+    TermsSeen("a", 1, 1, 1),
     told("a", 1, "w0", 0, 0),
     Read("b", 0, (entry("w0", 0),)),
     told("b", 2, "w1", 0, None, 2),
@@ -110,8 +119,8 @@ BAD = {
     "a node that shows less than before": [Shown("a", 3, leads=False), Shown("a", 2, leads=False)],
     "a node that shows nothing any more": [Shown("a", 3, leads=False), Shown("b", 3, leads=True), Shown("a", 0, False)],
     "a primary that shows less than was acknowledged": [told("a", 1, "w0", 0, 0), Shown("b", 0, leads=True)],
-    "a term that was forgotten": [Seen("a", 3, 2, 0), Seen("a", 2, 2, 0)],
-    "a term that was promised and forgotten": [Promised("a", 3), Seen("a", 2, 2, 0)],
+    "a term that was forgotten": [TermsSeen("a", 3, 2, 0), TermsSeen("a", 2, 2, 0)],
+    "a term that was promised and forgotten": [Promised("a", 3), TermsSeen("a", 2, 2, 0)],
     "nodes that hold different records": [final(entry("w0", 0), c=(0, (entry("w1", 0),)))],
     "a node that is behind": [final(entry("w0", 0), c=(0, ()))],
     "nobody who leads": [replace(final(entry("w0", 0)), primaries=())],
@@ -127,7 +136,7 @@ class TestTheChecker:
         check(GOOD)
 
     def test_a_node_that_lost_its_disk_may_begin_with_lower_terms(self):
-        check([Seen("a", 3, 3, 3), Wiped("a"), Seen("a", 1, 0, 0)])
+        check([TermsSeen("a", 3, 3, 3), Wiped("a"), TermsSeen("a", 1, 0, 0)])
 
     def test_a_node_that_lost_its_disk_may_show_less_and_a_replica_less_than_was_acknowledged(self):
         check([Shown("b", 3, leads=False), Wiped("b"), told("a", 1, "w0", 0, 0), Shown("b", 0, leads=False)])
@@ -156,7 +165,7 @@ def acknowledges_before_it_is_durable(patch):
     def progress(self, durable):
         del durable
         written = self.copy.log._committer.next
-        return Progress(written, written)
+        return ReplicaProgress(written, written)
 
     patch.setattr(LogCopy, "take", take)
     patch.setattr(ReplicaRole, "_progress", progress)
@@ -164,14 +173,14 @@ def acknowledges_before_it_is_durable(patch):
 
 def forgets_the_term_on_restart(patch):
     """Broken: the highest term is known until the process ends."""
-    opened = Home.open.__func__
+    opened = NodeFolder.open.__func__
 
     def open_home(cls, *args, **options):
         home = opened(cls, *args, **options)
         home._state = replace(home._state, seen=home._state.adopted)
         return home
 
-    patch.setattr(Home, "open", classmethod(open_home))
+    patch.setattr(NodeFolder, "open", classmethod(open_home))
 
 
 def resumes_at_the_slot(patch):
@@ -180,7 +189,7 @@ def resumes_at_the_slot(patch):
     def feed(self, caller, since):
         slot = self.replicas.slot(caller.name)
         since = Cursor(since.log_id, max(since.next, slot.position))
-        return LogFeed(self.log, since, self.beat, lambda upto: self.replicas.sent(caller.name, upto))
+        return LogFeed(self.log, since, self.heartbeat, lambda upto: self.replicas.sent(caller.name, upto))
 
     def goes_on(self, name, at):
         del at
@@ -197,7 +206,7 @@ def checks_the_lease_before_the_write_only(patch):
 
     def result(self, timeout):
         with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(Gate, "check", lambda *_: None)
+            meanwhile.setattr(Leadership, "check", lambda *_: None)
             return told(self, timeout)
 
     patch.setattr(CommitHandle, "result", result)
@@ -210,8 +219,10 @@ def is_elected_by_whoever_answers(patch):
 
 def counts_replicas_below_the_beginning_of_its_term(patch):
     """Broken: a replica counts although it may lose what it has to a log of a higher term."""
-    standing = Registry.standing
-    patch.setattr(Registry, "standing", lambda self, primary, durable, **_: standing(self, primary, durable))
+    offsets = ReplicaRegistry.durable_offsets
+    patch.setattr(
+        ReplicaRegistry, "durable_offsets", lambda self, primary, durable, **_: offsets(self, primary, durable)
+    )
 
 
 def does_not_fence_when_it_reports(patch):
@@ -223,16 +234,16 @@ def notes_what_it_adopted_too_late(patch):
     """Broken: that it has the beginning of a term is not durable when it acknowledges."""
 
     def adopt(self, term, start, durable):
-        if self._home.state.adopted < term and durable >= start:
-            self._home._state = replace(self._home._state, adopted=term)
+        if self._node_folder.state.adopted < term and durable >= start:
+            self._node_folder._state = replace(self._node_folder._state, adopted=term)
 
     patch.setattr(ReplicaRole, "_adopt", adopt)
 
 
 def is_elected_by_its_length_alone(patch):
     """Broken: the longer log wins, of whatever term."""
-    patch.setattr(election, "standing", lambda report: (0, report.durable))
-    patch.setattr(candidacy, "standing", lambda report: (0, report.durable))
+    patch.setattr(election, "log_rank", lambda report: (0, report.durable))
+    patch.setattr(candidacy, "log_rank", lambda report: (0, report.durable))
 
 
 def shows_what_is_durable(patch):
@@ -242,13 +253,13 @@ def shows_what_is_durable(patch):
 
 def believes_a_watermark_before_the_logs_agree(patch):
     """Broken: what a new primary has committed is taken for what is here in the same place."""
-    learn = ReplicaRole._learn
+    learn = ReplicaRole._update_topology
 
     def learn_too_much(self, topology):
         learn(self, topology)
         self._committed = max(self._committed, topology.committed)
 
-    patch.setattr(ReplicaRole, "_learn", learn_too_much)
+    patch.setattr(ReplicaRole, "_update_topology", learn_too_much)
 
 
 def shows_what_it_remembers_after_a_crash(patch):

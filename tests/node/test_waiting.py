@@ -1,4 +1,4 @@
-"""Waiting for commits, flow control, the gate, and what a node remembers."""
+"""Waiting for commits, flow control, the leadership, and what a node remembers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from strandline.errors import CorruptData, Fenced, InvalidInput
 from strandline.formats.node.state import decode_node, encode_node
-from strandline.model.node import Beat, NodeState, Peer, Trouble
+from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
 from strandline.node.flight.streams import SOON, TURN, next_turn
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.flow import FlowLimits, Proceed, Refuse, admit
-from strandline.node.lead.leadership import Gate
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import AckN
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
@@ -130,27 +130,27 @@ class TestGate:
         clock = ManualClock()
         lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
         lease.try_acquire()
-        gate = Gate(lease.epoch, lease)
-        gate.check("nothing was written")
+        leadership = Leadership(lease.epoch, lease)
+        leadership.check("nothing was written")
         clock.advance(10)
         with pytest.raises(Fenced, match="lease of term 1 has run out"):
-            gate.check("nothing was written")
+            leadership.check("nothing was written")
 
     def test_another_holding_of_the_same_lease_is_another_term(self):
         clock = ManualClock()
         lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
         lease.try_acquire()
-        gate = Gate(lease.epoch, lease)
+        leadership = Leadership(lease.epoch, lease)
         lease.release()
         lease.try_acquire()
-        assert not gate.is_open
+        assert not leadership.is_held
 
     def test_who_shut_it_first_is_told(self):
-        gate = Gate(3)
-        gate.shut("b leads")
-        gate.shut("it was closed")
+        leadership = Leadership(3)
+        leadership.end("b leads")
+        leadership.end("it was closed")
         with pytest.raises(Fenced, match=r"\(b leads\): nothing was written"):
-            gate.check("nothing was written")
+            leadership.check("nothing was written")
 
 
 STATE = NodeState(
@@ -174,25 +174,25 @@ class TestRemembering:
                 assert found == STATE  # white space
 
     def test_terms_never_go_down(self):
-        home = Home.open("/n", "b", disk=SimulatedDisk())
+        home = NodeFolder.open("/n", "b", disk=SimulatedDisk())
         home.remember(seen=5, adopted=4)
         home.remember(seen=3, adopted=2)
         assert (home.state.seen, home.state.adopted) == (5, 4)
 
     def test_one_process_at_a_time_and_one_name(self, tmp_path):
-        with Home.open(str(tmp_path), "b") as home:
+        with NodeFolder.open(str(tmp_path), "b") as home:
             home.remember(seen=1)
             with pytest.raises(Fenced, match="running already"):
-                Home.open(str(tmp_path), "b")
+                NodeFolder.open(str(tmp_path), "b")
         with pytest.raises(InvalidInput, match="folder of node 'b', not of 'c'"):
-            Home.open(str(tmp_path), "c")
+            NodeFolder.open(str(tmp_path), "c")
 
     def test_copies_that_are_not_in_use_are_removed(self, tmp_path):
-        with Home.open(str(tmp_path), "b") as home:
+        with NodeFolder.open(str(tmp_path), "b") as home:
             home.remember(generation=2)
             for number in (1, 2, 3):
                 (tmp_path / f"data-0000000{number}").mkdir()
-        with Home.open(str(tmp_path), "b") as home:
+        with NodeFolder.open(str(tmp_path), "b") as home:
             assert sorted(path.name for path in tmp_path.glob("data-*")) == ["data-00000002"]
             assert home.next_generation() == 3
 
@@ -200,7 +200,7 @@ class TestRemembering:
 class TestTurns:
     """How long a stream to a replica waits before it looks whether there is something to tell."""
 
-    BEHIND, EVEN = Beat(1, 0, 9, 8, 1), Beat(1, 0, 9, 9, 1)
+    BEHIND, EVEN = Heartbeat(1, 0, 9, 8, 1), Heartbeat(1, 0, 9, 9, 1)
 
     def test_a_replica_that_knows_all_is_left_alone(self):
         for told in (None, self.EVEN):

@@ -14,7 +14,7 @@ from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
 from strandline.node.api import Primary, Replica
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import DISK
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from tests import things
@@ -128,7 +128,7 @@ class TestANodeThatLostItsMemory:
         things.node(tmp_path / "a")
         (tmp_path / "a/node.json").unlink()
         with pytest.raises(CorruptData, match=r"node\.json is missing, and data-00000001 beside it"):
-            Home.open(str(tmp_path / "a"), "a")
+            NodeFolder.open(str(tmp_path / "a"), "a")
         assert (tmp_path / "a/data-00000001/log.json").exists()
 
     @pytest.mark.parametrize("mode", some(CrashMode, 3))
@@ -232,7 +232,7 @@ class TestTakingOver:
     def test_where_there_is_no_log_nothing_begins(self, tmp_path: Path) -> None:
         with pytest.raises(NotALog):
             Primary.open(tmp_path / "a", take_over=tmp_path / "nothing")
-        assert Home.open(str(tmp_path / "a"), "primary").state.generation == 0
+        assert NodeFolder.open(str(tmp_path / "a"), "primary").state.generation == 0
 
     def test_a_replica_does_not(self, wal: Path, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="let the primary take a log over"):

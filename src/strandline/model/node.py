@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """A primary's word on how far it is; comes with every batch, and about once a poll interval without any."""
 
     term: int
@@ -17,7 +17,7 @@ class Beat(NamedTuple):
     """The topology's."""
 
 
-NO_BEAT: Final = Beat(0, 0, 0, 0, 0)
+NO_HEARTBEAT: Final = Heartbeat(0, 0, 0, 0, 0)
 """Of who is no primary."""
 
 

@@ -1,4 +1,4 @@
-"""What nodes say to one another, as values, and what a node can be asked: the same over Flight and in a simulation."""
+"""Messages between nodes, as values, and the protocols of a node: the same over Flight and in the simulation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from strandline.log.resume import FullRebootstrap, PartialResync
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import CommitPolicy
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 
 
 class Caller(NamedTuple):
-    """Who asks, and the highest term that it has seen: a primary of a lower one learns that it is none any more."""
+    """The caller, and the highest term that it has seen: a primary of a lower term steps down."""
 
     name: str
     term: int = 0
@@ -29,7 +29,7 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica as the topology lists it. Positions are next offsets, None before its first acknowledgement."""
+    """A replica in the topology. Positions are next offsets, None before its first acknowledgement."""
 
     name: str
     region: str | None
@@ -46,38 +46,38 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who replicates a log, as its primary sees it. ``epoch`` grows strictly with each real change of it."""
+    """The replicas of a log, as its primary sees them. ``epoch`` grows with each change of membership or health."""
 
     log_id: UUID
     primary: str
     term: int
     term_start: int
-    """Where the primary's log ended when its term began: only who has everything below counts in it."""
+    """Where the primary's log ended when its term began: only a replica that has everything below counts."""
     epoch: int
     policy: str
     """The node's commit policy, as :func:`~strandline.node.lead.policies.parse_policy` reads it."""
     durable: int
     committed: int
-    """The policy's watermark: what readers see."""
+    """The commit watermark: what readers see."""
     members: tuple[Member, ...] = ()
     first: int = 0
-    """The first offset that the primary retains: who is behind it has to bootstrap again."""
+    """The first offset that the primary retains: a replica behind it has to bootstrap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a primary answers to a replica that registers."""
+    """A primary's answer to a replica that registers."""
 
     topology: Topology
     position: int | None
-    """Where its slot stands; None if that is invalid, and has to be reset by a bootstrap."""
+    """The position of its slot; None if the slot is invalid, and only a bootstrap resets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewind:
     """The record before the cursor is not the primary's.
 
-    What both have ends at ``upto`` or before, and is of ``term`` or lower ones: ask again from there.
+    The common prefix ends at ``upto`` or before, and has records of ``term`` or lower terms: ask again from there.
     """
 
     upto: int
@@ -89,16 +89,16 @@ Resume: TypeAlias = PartialResync | Rewind | FullRebootstrap
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """What a primary answers to a progress report."""
+    """A primary's answer to a replica's acknowledgement."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     refused: str | None = None
-    """Why it counts for nothing: the slot is invalid, and a bootstrap has to reset it. None if it counted."""
+    """Why it was rejected: the slot is invalid, and only a bootstrap resets it. None if it counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer:
-    """A sealed snapshot that a primary keeps for one replica until its bootstrap is over."""
+    """A sealed snapshot that a primary keeps for one replica until its bootstrap is done."""
 
     name: str
     manifest: bytes
@@ -107,7 +107,7 @@ class SnapshotOffer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a snapshot's file, with its CRC32C."""
+    """A chunk of a snapshot's file, with its CRC32C."""
 
     offset: int
     data: bytes
@@ -115,11 +115,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a node says of itself when somebody wants to become the primary of a term; it refuses lower ones from then.
+class ElectionReport:
+    """A node's answer to a candidate for a term; from then on it refuses lower terms.
 
-    ``adopted`` is the highest term whose beginning is all in its log: of two nodes, the one with the higher
-    (adopted, durable) has everything that was committed and the other one has.
+    ``adopted`` is the highest term of which the node has everything before its start: of two nodes, the one with the
+    higher (adopted, durable) has every committed record that the other has.
     """
 
     name: str
@@ -127,35 +127,35 @@ class Report:
     adopted: int
     durable: int
     committed: int
-    """The highest watermark that it has heard of."""
+    """The highest commit watermark that it has heard of."""
     unhealthy: str | None
-    """The name of the state that keeps it from following, or None."""
+    """The condition that stops it from following, or None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """How a node is, in either role, for whoever looks after it."""
+class NodeStatus:
+    """State of a node in either role, for operators."""
 
     name: str
     condition: str
-    """What it is doing: ``leading``, ``following``, ``connecting``, …"""
+    """``leading``, ``following``, ``connecting``, …"""
     trouble: str | None
-    """Why it does nothing until somebody deals with that, or None."""
+    """Why it has stopped until an operator acts, or None."""
     term: int
-    """The highest that it has seen."""
+    """The highest term that it has seen."""
     primary: str
-    """Who led when it last heard of anybody; empty for never."""
+    """The last primary that it heard of; empty for none."""
     position: Cursor | None
-    """Everything below is durable here; None without a copy of the log."""
+    """The cursor behind everything durable here; None without a copy of the log."""
     committed: int | None
-    """What readers see here; None while it is not known, or nothing is here, and they are told ``NotReady``."""
+    """The commit watermark here; None while it is unknown, or there is no copy: readers get ``NotReady``."""
     divergences: int = 0
-    """How often this node stopped since it had diverged; on a primary, all that its replicas have reported."""
+    """How often this node stopped with a divergence; on a primary, all that its replicas reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotRequired:
-    """The policy asks for no more than that the primary has the records durably, and it has."""
+    """The policy needs the records durable on the primary only, and they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The records are durable on the primary, and the policy was not satisfied in time; it may still come to be."""
+    """The records are durable on the primary; the policy was not satisfied in time, and may still be."""
 
     watermark: int
     policy: str
@@ -179,15 +179,15 @@ Outcome: TypeAlias = NotRequired | Reached | TimedOut
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What became of an append: where the records are, and whether the policy was satisfied in time."""
+    """The result of an append: the offsets of its records, and whether the policy was satisfied in time."""
 
     receipt: Receipt
     outcome: Outcome
     bookmark: Cursor
-    """Behind the records: who reads after it, on any node, sees them."""
+    """The cursor behind the records: a read after it, on any node, sees them."""
 
     def ensure(self) -> Receipt:
-        """The receipt, or ``CommitTimedOut`` for a caller to whom that is an error."""
+        """The receipt; ``CommitTimedOut`` if the policy was not satisfied in time."""
         if isinstance(self.outcome, TimedOut):
             raise CommitTimedOut(
                 f"The append is durable on the primary, and {self.outcome.policy} was not satisfied within "
@@ -197,25 +197,25 @@ class Commit:
         return self.receipt
 
 
-class Feed(Protocol):
-    """A stream of batches from a primary, in order and without a hole. One thread takes, any thread closes."""
+class ReplicationFeed(Protocol):
+    """A stream of batches from a primary, in order and without gaps. One thread takes, any thread closes."""
 
     @property
-    def beat(self) -> Beat | None:
-        """The primary's latest word; None before the first."""
+    def heartbeat(self) -> Heartbeat | None:
+        """The primary's latest heartbeat; None before the first."""
 
     def wait(self, timeout: float) -> int:
-        """How many bytes the next take reads from a disk, which is asked before they are read: memory is bounded.
+        """How many bytes the next take will read from a disk, so that the caller can reserve memory first.
 
-        0 if there is nothing, or it is in memory already. It may wait for up to ``timeout`` seconds; the next take does
+        0 if there is nothing, or it is in memory already. May wait for up to ``timeout`` seconds; the next take does
         not wait again then.
         """
 
     def take(self, timeout: float) -> Sequence[LogBatch]:
-        """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat.
+        """The received batches, waiting up to ``timeout`` seconds; empty if none came, or only a heartbeat.
 
-        Nothing above the durable end of the latest beat may be applied yet: the primary's disk may not have it, and it
-        may be lost, and something else be written in its place. It is on its way meanwhile.
+        A batch above the durable end of the latest heartbeat must not be applied yet: the primary may lose it in a
+        crash, and write something else in its place.
 
         Raises why the stream ended: ``TransientStorageError`` if the connection broke, ``CursorExpired``, ``Fenced``.
         """
@@ -224,44 +224,44 @@ class Feed(Protocol):
         """End the stream; closing twice is fine."""
 
 
-class Leading(Protocol):
-    """What replicas ask of their primary."""
+class PrimaryApi(Protocol):
+    """Calls of replicas to their primary."""
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
-        """Be known as a replica; again refreshes when it was last seen, and changes nothing else."""
+        """Register as a replica; repeating it only refreshes when it was last seen."""
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Be known no longer; not known is fine."""
+        """Unregister; an unknown replica is fine."""
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """How to go on from the caller's own position; None for a newcomer. Registers it if it is not known."""
+        """How to resume from the caller's position; None for a new replica. Registers an unknown caller."""
 
-    def feed(self, caller: Caller, since: Cursor) -> Feed:
-        """Everything from a position on, up to the durable end and following it."""
+    def feed(self, caller: Caller, since: Cursor) -> ReplicationFeed:
+        """The batches from a position on, up to the durable end and following it."""
 
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
-        """Report how far the caller is. ``NotFound`` if it is not registered, ``Diverged`` past the end of the log."""
+    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
+        """Acknowledge the caller's offsets. ``NotFound`` if unregistered, ``Diverged`` past the log's end."""
 
-    def tell(self, caller: Caller, progress: Progress) -> str | None:
-        """The same for who does not wait for the answer; why it did not count, if that is known at once.
+    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
+        """The same without waiting for the answer; returns why it was rejected, if that is known at once.
 
-        Over a network it is not: what was wrong with it, or that it was lost, is said by a later acknowledgement.
+        Over a network it is not: a later :meth:`acknowledge` raises what was wrong, or that it was lost.
         """
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""
+        """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """A file of a snapshot from a byte on. ``NotFound`` if the snapshot is not kept any more: begin another."""
+        """A file of a snapshot from a byte on. ``NotFound`` if the snapshot has expired: begin another."""
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
-        """The bootstrap is complete and durable at this cursor: reset the slot to it, and forget the snapshot."""
+        """The bootstrap is complete and durable at this cursor: reset the slot to it, and remove the snapshot."""
 
     def topology(self, caller: Caller) -> Topology:
-        """Who replicates the log, and how far each is."""
+        """The replicas of the log with their offsets."""
 
 
-class ServedPrimary(Leading, Protocol):
+class PrimaryService(PrimaryApi, Protocol):
     """A primary as its server calls it: for its replicas, and for clients that append."""
 
     def append(
@@ -276,31 +276,31 @@ class ServedPrimary(Leading, Protocol):
 
 
 @runtime_checkable
-class Upstream(Leading, Protocol):
-    """A node as others reach it. All calls may block on the network.
+class Upstream(PrimaryApi, Protocol):
+    """A node as other nodes call it. All calls may block on the network.
 
-    ``TransientStorageError`` if the answer did not come: whether the call was done is not known then, and repeating it
-    is safe. ``NotReady`` from a node that is no primary. ``Fenced`` if the caller has seen a higher term, or is not
-    who it says. Errors of the node come as the same classes that it raised.
+    ``TransientStorageError`` if no answer came: the call may have been executed, and repeating it is safe. ``NotReady``
+    from a node that does not lead. ``Fenced`` if the caller has seen a higher term, or is not authorised. Errors of
+    the node are raised as the same classes.
     """
 
-    def report(self, caller: Caller) -> Report:
-        """What this node has, whatever its role; from now on it refuses terms below the caller's."""
+    def report(self, caller: Caller) -> ElectionReport:
+        """What this node has, in either role; from now on it refuses terms below the caller's."""
 
     def close(self) -> None:
-        """Let go of the connection; closing twice is fine."""
+        """Close the connection. Idempotent."""
 
 
 @runtime_checkable
-class Served(Protocol):
+class NodeService(Protocol):
     """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
 
     @property
-    def primary(self) -> ServedPrimary:
+    def primary(self) -> PrimaryService:
         """The node as the primary; ``NotReady`` if it does not lead."""
 
-    def report(self, caller: Caller) -> Report:
-        """What this node has, whatever its role; from now on it refuses terms below the caller's."""
+    def report(self, caller: Caller) -> ElectionReport:
+        """What this node has, in either role; from now on it refuses terms below the caller's."""
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark."""
@@ -308,7 +308,7 @@ class Served(Protocol):
     def promote(self, *, force: bool) -> Topology:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
 
-    def status(self) -> Status:
+    def status(self) -> NodeStatus:
         """Role, position and health of this node."""
 
     def rebootstrap(self) -> None:

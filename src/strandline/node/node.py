@@ -14,8 +14,8 @@ from strandline.node.elect.election import own_term
 from strandline.node.lead.committed_log import CommittedLog, ReadableLog
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.messages import Caller, Report, Status, Topology, Upstream
-from strandline.node.node_folder import Home
+from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.replica import Condition, ReplicaRole
 from strandline.node.roles import Roles, create_log, take_over_log
@@ -34,7 +34,7 @@ _LOOKS: Final = 8
 @bound_to_process()
 @final
 class Node:
-    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.Served`.
+    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.NodeService`.
 
     At no time do two nodes acknowledge writes: who leads holds the lease, and stops before it runs out. Who takes over
     has everything that was committed, or does not take over. One thread calls :meth:`step` again and again, or
@@ -43,7 +43,7 @@ class Node:
 
     def __init__(
         self,
-        home: Home,
+        node_folder: NodeFolder,
         options: NodeOptions,
         *,
         connect: Callable[[str], Upstream],
@@ -59,13 +59,13 @@ class Node:
                 "something that was acknowledged could be lost. Promote by hand, or configure both."
             )
         self.options = options
-        self._home = home
+        self._node_folder = node_folder
         self._clock = clock
         self._chance = chance
         self._turn = threading.RLock()
         """Held while something is done that depends on the role."""
         self._roles = Roles(
-            home, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance
+            node_folder, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance
         )
         self._due = 0.0
         self._ticked = float("-inf")
@@ -76,7 +76,7 @@ class Node:
         self._closed = False
         self._follow_at = 0.0
         """Until then a primary that could not be followed is left alone, whatever else there is to do."""
-        self._origin = Origin(f"The node in {home.folder}", self)
+        self._origin = Origin(f"The node in {node_folder.folder}", self)
 
     @classmethod
     def open(
@@ -91,7 +91,7 @@ class Node:
         take_over: str | None = None,
         lead: bool = False,
         background: bool = True,
-        home: Home | None = None,
+        node_folder: NodeFolder | None = None,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> Node:
@@ -100,7 +100,7 @@ class Node:
         ``create`` begins a new log if this node has none, ``take_over`` one with what a write-ahead log holds;
         ``lead`` makes it the primary where there is no lease.
         """
-        place = Home.open(folder, name) if home is None else home
+        place = NodeFolder.open(folder, name) if node_folder is None else node_folder
         try:
             if take_over is not None and not place.state.generation:
                 take_over_log(place, take_over, lease, clock=clock, chance=chance)
@@ -119,19 +119,19 @@ class Node:
     @property
     def name(self) -> str:
         """The node's name."""
-        return self._home.state.name
+        return self._node_folder.state.name
 
     @property
     def is_primary(self) -> bool:
         """Whether it leads at this moment."""
-        return isinstance(self._roles.now, PrimaryRole) and self._roles.now.gate.is_open
+        return isinstance(self._roles.now, PrimaryRole) and self._roles.now.leadership.is_held
 
     @property
     def condition(self) -> str:
         """What it is doing, in a word."""
         role = self._roles.now
         if isinstance(role, PrimaryRole):
-            return "leading" if role.gate.is_open else str(Condition.CONNECTING)
+            return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
         return str(role.condition)
 
     @property
@@ -139,7 +139,7 @@ class Node:
         """This node as the primary; ``NotReady`` if it is none."""
         role = self._roles.now
         if not isinstance(role, PrimaryRole):
-            known = self._home.state.primary
+            known = self._node_folder.state.primary
             raise NotReady(f"{self.name} is no primary: ask {known or 'another node'}.")
         return role
 
@@ -157,9 +157,9 @@ class Node:
         return self._roles.now.knows_committed
 
     @property
-    def home(self) -> Home:
+    def node_folder(self) -> NodeFolder:
         """Its folder."""
-        return self._home
+        return self._node_folder
 
     @property
     def position(self) -> Cursor | None:
@@ -179,8 +179,8 @@ class Node:
     def step(self) -> float:
         """Do the next thing in whichever role; returns how many seconds to leave it alone then."""
         with self._turn:
-            if self._told_term != self._home.state.seen:
-                self._told_term = self._home.state.seen
+            if self._told_term != self._node_folder.state.seen:
+                self._told_term = self._node_folder.state.seen
                 TERM.labels(self.name).set(self._told_term)
             try:
                 return self._step()
@@ -213,7 +213,7 @@ class Node:
                 _LOGGER.warning("Node %s could not renew its lease: %s", self.name, error)
         if primary.log.failed:
             primary.step_down("its log could not write")
-        if not primary.gate.is_open:
+        if not primary.leadership.is_held:
             self._roles.step_down(primary, "its lease ran out")
             self._follow_at = 0.0
             return 0.0
@@ -242,7 +242,7 @@ class Node:
                 self._roles.check_newest()
             elif self.options.automatic:
                 may_lead = not self._roles.is_behind()
-            if may_lead and lease.try_acquire(above=self._home.state.seen):
+            if may_lead and lease.try_acquire(above=self._node_folder.state.seen):
                 self._leads(self._roles.lead_leased(lease, force=False))
         except StrandlineError as error:
             self.hindrance = str(error)
@@ -251,15 +251,15 @@ class Node:
 
     def _led_last(self, state: LeaseState | None) -> bool:
         """Whether nobody else can have led since this node did: its own term was the last that there was."""
-        home = self._home.state
+        own = self._node_folder.state
         if state is None:
             # It has just made the log, or taken it over.
-            return home.generation > 0 and home.seen == home.led and not home.primary
+            return own.generation > 0 and own.seen == own.led and not own.primary
         holder = (state.holder or "").partition(" ")[0]
-        if home.generation and holder == self.name and state.epoch == home.led + 1:
+        if own.generation and holder == self.name and state.epoch == own.led + 1:
             # It got the lease, and ended before it led or could note that. Nobody else did in that term.
-            home = self._home.remember(led=state.epoch)
-        return home.led > 0 and state.epoch == home.led
+            own = self._node_folder.remember(led=state.epoch)
+        return own.led > 0 and state.epoch == own.led
 
     def promote(self, *, force: bool = False) -> Topology:
         """Become the primary, if nothing committed can be lost by that; returns the new topology.
@@ -270,19 +270,19 @@ class Node:
         """
         with self._turn:
             role = self._roles.now
-            if isinstance(role, PrimaryRole) and role.gate.is_open:
+            if isinstance(role, PrimaryRole) and role.leadership.is_held:
                 return role.topology(Caller(self.name, role.term))
             if isinstance(role, PrimaryRole):
                 self._roles.step_down(role, "it leads no more")
             self._roles.log()  # without a copy it would only get in the way of one that has it
             lease = self._roles.lease
             if lease is None:
-                term = own_term(self.name, self.options.nodes, self._home.state.seen)
+                term = own_term(self.name, self.options.nodes, self._node_folder.state.seen)
                 primary = self._roles.lead_checked(term, None, force=force)
             else:
                 patience = lease.seconds * 1.5
                 deadline = self._clock.monotonic() + patience
-                while not lease.try_acquire(above=self._home.state.seen):
+                while not lease.try_acquire(above=self._node_folder.state.seen):
                     if self._clock.monotonic() >= deadline:
                         state = lease.look()
                         holder = None if state is None else state.holder
@@ -294,16 +294,16 @@ class Node:
 
     def _lead_unleased(self) -> None:
         """Lead by configuration. Always in the term that it led in: a higher one is somebody else's."""
-        home = self._home.state
-        if home.seen > home.led:
+        own = self._node_folder.state
+        if own.seen > own.led:
             raise Fenced(
-                f"{self.name} led in term {home.led} and has seen term {home.seen}: another node was promoted. Start "
+                f"{self.name} led in term {own.led} and has seen term {own.seen}: another node was promoted. Start "
                 "this one as its replica; or, if no other node leads, let it forget that term first ('strandline node "
                 "reset-term')."
             )
         with self._turn:
             self._roles.check_newest()
-            self._leads(self._roles.lead(max(1, home.led), None, continues=True))
+            self._leads(self._roles.lead(max(1, own.led), None, continues=True))
 
     def _leads(self, primary: PrimaryRole) -> None:
         self._due, self.hindrance = self._clock.boot(), None
@@ -319,16 +319,16 @@ class Node:
     def _readable(self) -> ReadableLog:
         return self._roles.now.readable()
 
-    def status(self) -> Status:
+    def status(self) -> NodeStatus:
         """How it is, whatever its role."""
         condition, role, position = self.condition, self._roles.now, self.position
-        state = self._home.state  # after the condition, which is set behind its reason
+        state = self._node_folder.state  # after the condition, which is set behind its reason
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
         divergences = state.divergences
         if isinstance(role, PrimaryRole):
             divergences = sum(each.divergences for each in role.registry.replicas.values())
-        return Status(state.name, condition, trouble, state.seen, state.primary, position, committed, divergences)
+        return NodeStatus(state.name, condition, trouble, state.seen, state.primary, position, committed, divergences)
 
     def rebootstrap(self) -> None:
         """Build the copy of the log again, from a snapshot of the primary; the old one is read until that is there."""
@@ -336,14 +336,14 @@ class Node:
             self.replica.rebootstrap()
             self._follow_at = 0.0
 
-    def report(self, caller: Caller) -> Report:
+    def report(self, caller: Caller) -> ElectionReport:
         """What this node has; when this returns, nothing of a term below the caller's is applied or acknowledged."""
         role = self._roles.now
-        if caller.term > self._home.state.seen:
+        if caller.term > self._node_folder.state.seen:
             if self._roles.copy is not None:
                 self._roles.copy.fence(caller.term, caller.name)
             else:
-                self._home.hear_term(caller.term, caller.name)
+                self._node_folder.hear_term(caller.term, caller.name)
             if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
         return self._roles.report()
@@ -363,7 +363,7 @@ class Node:
             self._roles.settle()
             if self._roles.copy is not None:
                 self._roles.copy.close()
-            self._home.close()
+            self._node_folder.close()
 
     def __enter__(self) -> Self:
         return self

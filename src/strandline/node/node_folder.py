@@ -38,7 +38,7 @@ def _refuse_orphans(folder: str, *, disk: Disk) -> None:
 
 @bound_to_process()
 @final
-class Home:
+class NodeFolder:
     """A node's folder, held by one process at a time. What :meth:`remember` returned from survives any crash.
 
     ``data-N`` holds the copy of the log; a bootstrap builds ``data-N+1`` beside it, and remembering the new number is
@@ -53,13 +53,13 @@ class Home:
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()
         self._origin = Origin(f"The node in {folder}", self)
-        call_in_child(self, Home._after_fork)
+        call_in_child(self, NodeFolder._after_fork)
 
     def _after_fork(self) -> None:
         self._held.close()  # only this process's part of the lock
 
     @classmethod
-    def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> Home:
+    def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> NodeFolder:
         """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
 
         ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
@@ -84,10 +84,10 @@ class Home:
                 replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
-            home = cls(folder, state, disk=disk)
-            home._held = held.pop_all()
-        home.sweep()
-        return home
+            node_folder = cls(folder, state, disk=disk)
+            node_folder._held = held.pop_all()
+        node_folder.sweep()
+        return node_folder
 
     @property
     def state(self) -> NodeState:

@@ -15,10 +15,10 @@ from strandline.log.wal.snapshot import fill
 from strandline.model.cold import COLD_FILE
 from strandline.model.snapshot import Snapshot
 from strandline.node.elect.candidacy import Candidacy
-from strandline.node.lead.leadership import Gate
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.messages import Report, Upstream
-from strandline.node.node_folder import Home
+from strandline.node.messages import ElectionReport, Upstream
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND, LogCopy, export_log
 from strandline.node.replicate.replica import ReplicaRole
@@ -39,7 +39,7 @@ class Roles:
 
     def __init__(
         self,
-        home: Home,
+        node_folder: NodeFolder,
         options: NodeOptions,
         *,
         connect: Callable[[str], Upstream],
@@ -50,22 +50,22 @@ class Roles:
     ) -> None:
         """A replica, with the copy that its folder has, if any."""
         self.lease = lease
-        self._home = home
+        self._node_folder = node_folder
         self._options = options
         self._reach = connect
         self._background = background
         self._clock = clock
         self._chance = chance
-        self._candidacy = Candidacy(home, options, connect)
+        self._candidacy = Candidacy(node_folder, options, connect)
         self._led: LogCopy | None = None
         """The copy that it leads with."""
-        copy, state = self._open_copy() if home.state.generation else None, home.state
+        copy, state = self._open_copy() if node_folder.state.generation else None, node_folder.state
         # What was shown was in the copy: if all of that is committed, nothing more can have been.
         knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
         self.now: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
 
     def _open_copy(self) -> LogCopy:
-        return LogCopy(self._home, background=self._background, clock=self._clock, chance=self._chance)
+        return LogCopy(self._node_folder, background=self._background, clock=self._clock, chance=self._chance)
 
     @property
     def copy(self) -> LogCopy | None:
@@ -75,7 +75,7 @@ class Roles:
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(
-            self._home,
+            self._node_folder,
             copy,
             self._find_primary,
             committed=committed,
@@ -93,10 +93,10 @@ class Roles:
             state = self.lease.look()
             holder = None if state is None else state.holder
             name, _, url = ("", "", None) if holder is None else holder.partition(" ")
-            if name == self._home.state.name:
+            if name == self._node_folder.state.name:
                 url = None  # an earlier run of this node
         if not url:
-            raise NotReady(f"{self._home.state.name} knows of no primary now.")
+            raise NotReady(f"{self._node_folder.state.name} knows of no primary now.")
         return self._reach(url)
 
     # --- from one role to the other ----------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class Roles:
     def step_down(self, primary: PrimaryRole, why: str) -> None:
         """Lead no more, and follow."""
         primary.step_down(why)
-        _LOGGER.warning("Node %s leads no more, after term %d.", self._home.state.name, primary.term)
+        _LOGGER.warning("Node %s leads no more, after term %d.", self._node_folder.state.name, primary.term)
         if self.lease is not None:
             self.lease.release()
         self.settle()
@@ -121,17 +121,17 @@ class Roles:
         role = self.now
         committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
         try:
-            self._home.remember(committed=committed, settled=role.knows_committed)
+            self._node_folder.remember(committed=committed, settled=role.knows_committed)
         except StorageError as error:
-            _LOGGER.warning("Node %s could not write down what is committed: %s", self._home.state.name, error)
+            _LOGGER.warning("Node %s could not write down what is committed: %s", self._node_folder.state.name, error)
 
     def lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
         """Lead in the term of a lease that was just acquired, or let go of it and say why not."""
         term = lease.ensure()
-        if self._home.state.generation and self._home.state.led == term - 1:
+        if self._node_folder.state.generation and self._node_folder.state.led == term - 1:
             # Noted first, or it would not go on from here if something stops it now. Until then it keeps the lease:
             # the holder's name tells the same.
-            self._home.remember(led=term)
+            self._node_folder.remember(led=term)
         try:
             return self.lead_checked(term, lease, force=force)
         except BaseException:
@@ -141,9 +141,9 @@ class Roles:
     def lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
         """Lead in this term, or say why not."""
         # Nobody else can have led since: there was no term in between.
-        continues = lease is not None and self._home.state.led == term
+        continues = lease is not None and self._node_folder.state.led == term
         if self.copy is not None:
-            self.copy.fence(term, "The lease" if lease is not None else self._home.state.name)
+            self.copy.fence(term, "The lease" if lease is not None else self._node_folder.state.name)
         mine = self.report()
         if not (continues and mine.unhealthy is None):
             self._candidacy.check(mine, force=force)
@@ -156,27 +156,27 @@ class Roles:
         """
         role, copy = self.now, self.copy
         if copy is None:
-            raise NotReady(f"{self._home.state.name} has no copy of the log yet.")
+            raise NotReady(f"{self._node_folder.state.name} has no copy of the log yet.")
         committed = 0
         if isinstance(role, ReplicaRole):
             role.close()
             committed = role.highest_committed
-        settled = continues and self._home.state.settled
-        led_since = (continues and self._home.state.led_since) or term
-        self._home.remember(
+        settled = continues and self._node_folder.state.settled
+        led_since = (continues and self._node_folder.state.led_since) or term
+        self._node_folder.remember(
             seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
-            primary=self._home.state.name, policy=str(self._options.commit_policy),
+            primary=self._node_folder.state.name, policy=str(self._options.commit_policy),
         )  # fmt: skip
         primary = PrimaryRole(
-            self._home,
+            self._node_folder,
             copy.lead(),
-            Gate(term, lease),
+            Leadership(term, lease),
             self._options,
             exports={KIND: self._export},
             settled=settled,
             clock=self._clock,
         )
-        primary.gate.check("it does not lead")
+        primary.leadership.check("it does not lead")
         self._led, self.now = copy, primary
         return primary
 
@@ -191,62 +191,64 @@ class Roles:
         return self._candidacy.is_behind(self.report())
 
     def _export(self, folder: str) -> Snapshot:
-        return export_log(self.log(), folder, home=self._home, clock=self._clock, chance=self._chance)
+        return export_log(self.log(), folder, node_folder=self._node_folder, clock=self._clock, chance=self._chance)
 
     def log(self) -> WalLog:
         """The log that it has a copy of; ``NotReady`` if it has none."""
         if self.copy is None:
-            raise NotReady(f"{self._home.state.name} has no copy of the log yet.")
+            raise NotReady(f"{self._node_folder.state.name} has no copy of the log yet.")
         return self.copy.log
 
-    def report(self) -> Report:
+    def report(self) -> ElectionReport:
         """What this node has, as elections see it."""
-        state, role = self._home.state, self.now
+        state, role = self._node_folder.state, self.now
         durable = 0 if self.copy is None else self.copy.bounds().next
         trouble = None if state.trouble is None else state.trouble.state
         committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
         adopted = 0 if self.copy is None else state.adopted
-        return Report(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
+        return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
 
 
-def create_log(home: Home, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
+def create_log(node_folder: NodeFolder, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
     """Begin a new log on a node that has none; its first term is the next that there is."""
-    _refuse_second(home, lease)
-    generation = home.next_generation()
-    WalLog.open(home.data(generation), background=False, disk=home.disk, clock=clock, chance=chance).close()
-    home.remember(generation=generation)
+    _refuse_second(node_folder, lease)
+    generation = node_folder.next_generation()
+    WalLog.open(
+        node_folder.data(generation), background=False, disk=node_folder.disk, clock=clock, chance=chance
+    ).close()
+    node_folder.remember(generation=generation)
 
 
-def take_over_log(home: Home, source: str, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
+def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
     """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
 
     The log keeps its identity, so that cursors of it stay valid, and the original stays as it is. After a crash the
     node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing,
     ``Unsupported`` if it has a cold tier.
     """
-    _refuse_second(home, lease)
-    folder = folder_of(source, migrate=False, disk=home.disk, clock=clock, chance=chance)
-    if exists(f"{folder}/{COLD_FILE}", disk=home.disk):
+    _refuse_second(node_folder, lease)
+    folder = folder_of(source, migrate=False, disk=node_folder.disk, clock=clock, chance=chance)
+    if exists(f"{folder}/{COLD_FILE}", disk=node_folder.disk):
         raise Unsupported(
             f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which the log of a primary and its "
             "replicas cannot have yet: what only segments have would be out of reach. Nothing was changed."
         )
-    generation = home.next_generation()
-    copy = home.data(generation)
-    with WalLog.open(folder, create=False, background=False, disk=home.disk, clock=clock, chance=chance) as log:
-        home.disk.make_folders(copy)
+    generation = node_folder.next_generation()
+    copy = node_folder.data(generation)
+    with WalLog.open(folder, create=False, background=False, disk=node_folder.disk, clock=clock, chance=chance) as log:
+        node_folder.disk.make_folders(copy)
         fill(log, copy)
-        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots())), disk=home.disk)
-        home.disk.sync_folder(copy)
-        home.disk.sync_folder(home.folder)
+        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots())), disk=node_folder.disk)
+        node_folder.disk.sync_folder(copy)
+        node_folder.disk.sync_folder(node_folder.folder)
         # Its terms count as led here: the node goes on in a later one or, without a lease, in the same.
-        home.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
+        node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
 
 
-def _refuse_second(home: Home, lease: Lease | None) -> None:
+def _refuse_second(node_folder: NodeFolder, lease: Lease | None) -> None:
     """Refuse to begin a log where there is one: its nodes share the lease."""
     state = None if lease is None else lease.look()
-    if state is not None and state.epoch > home.state.led:
+    if state is not None and state.epoch > node_folder.state.led:
         raise InvalidInput(
             f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "
             "this node without creating or taking over a log, and it follows. For another log, use another lease."

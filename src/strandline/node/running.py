@@ -20,9 +20,9 @@ from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.messages import Caller, Report, Status, Topology, Upstream
+from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node import Node
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
@@ -34,7 +34,7 @@ FAILED: Final = "failed"
 """The condition of a node whose control thread has ended with an error."""
 
 _LOGGER = logging.getLogger(__name__)
-_LONGEST_BEAT: Final = 1.0
+_LONGEST_HEARTBEAT: Final = 1.0
 """A stream says at least so often that it is there: who listens takes a silence of five seconds for a lost one."""
 
 _PATIENCE: Final = 2.0
@@ -133,7 +133,7 @@ class RunningNode:
         self.failure: BaseException | None = None
         """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
-            home = opened.enter_context(Home.open(config.folder, config.name))
+            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name))
             # The server is first: the lease has to say where it listens, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
@@ -148,7 +148,7 @@ class RunningNode:
                     create=config.create,
                     take_over=config.take_over,
                     lead=config.lead,
-                    home=home,
+                    node_folder=node_folder,
                     clock=clock,
                 )
             )
@@ -167,7 +167,7 @@ class RunningNode:
             security=self.config.server,
             limits=self.config.server_limits,
             insecure=self.config.insecure,
-            beat_seconds=min(_LONGEST_BEAT, self.config.poll_seconds),
+            heartbeat_seconds=min(_LONGEST_HEARTBEAT, self.config.poll_seconds),
             clock=self.clock,
         )
 
@@ -251,7 +251,7 @@ class RunningNode:
         """Why it does not follow until somebody deals with that; None if there is nothing of the kind."""
         if self.failure is not None:
             return repr(self.failure)
-        known = self.node.home.state.trouble
+        known = self.node.node_folder.state.trouble
         return None if known is None else known.reason
 
     def wait_until(self, is_so: Callable[[], bool], timeout: Timeout) -> bool:
@@ -278,12 +278,12 @@ class RunningNode:
         """The log up to the commit watermark, through changes of role and copy."""
         return self.node.reading()
 
-    def report(self, caller: Caller) -> Report:
+    def report(self, caller: Caller) -> ElectionReport:
         """What the node has, for an election; a node that failed is unhealthy."""
         report = self.node.report(caller)
         return report if self.failure is None else replace(report, unhealthy=report.unhealthy or FAILED)
 
-    def status(self) -> Status:
+    def status(self) -> NodeStatus:
         """Role, position and health."""
         status = self.node.status()
         return status if self.failure is None else replace(status, condition=FAILED, trouble=repr(self.failure))
@@ -340,9 +340,7 @@ def leading(running: RunningNode, timeout: float) -> None:
     if running.wait_until(lambda: running.is_primary or running.condition == "following", timeout):
         if running.is_primary:
             return
-        raise NotReady(
-            f"{running.name} is a replica of {running.node.home.state.primary}, which leads: open it as a replica, or "
-            "promote it."
-        )
+        primary = running.node.node_folder.state.primary
+        raise NotReady(f"{running.name} is a replica of {primary}, which leads: open it as a replica, or promote it.")
     why = running.trouble or running.node.hindrance or "another node holds the lease, or led last"
     raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

@@ -347,7 +347,7 @@ def _be(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
         now = running.condition
         if now != said:
             said = now
-            primary = running.node.home.state.primary
+            primary = running.node.node_folder.state.primary
             of = f" {primary}" if now == "following" else ""
             logger.info("Node %s is %s%s.", running.name, now, of)
 

@@ -15,7 +15,7 @@ from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.node.elect.terms import plausible_term
-from strandline.node.node_folder import STATE, Home
+from strandline.node.node_folder import STATE, NodeFolder
 from strandline.storage.disk import DISK
 
 
@@ -46,9 +46,9 @@ def reset_term(
     """
     need(look(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
-    with Home.open(folder, state.name) as home:
-        before = home.state
-        in_log = _highest_term(home) if before.generation else 0
+    with NodeFolder.open(folder, state.name) as node_folder:
+        before = node_folder.state
+        in_log = _highest_term(node_folder) if before.generation else 0
         term = plausible_term(in_log, before.adopted, before.led) if to is None else to
         if term < in_log:
             raise InvalidInput(f"{folder} has records of term {in_log}: a lower one than that cannot count.")
@@ -57,7 +57,7 @@ def reset_term(
                 f"Let {before.name} forget terms {term + 1} to {before.seen}? Only if no node leads in one of them.",
                 yes=yes,
             )
-            home.reset_term(term)
+            node_folder.reset_term(term)
     changed = term < before.seen
     if json:
         show.document({"name": before.name, "before": before.seen, "term": min(term, before.seen), "changed": changed})
@@ -67,9 +67,9 @@ def reset_term(
         show.line(f"{before.name} has seen no term above {before.seen}. Nothing was changed.")
 
 
-def _highest_term(home: Home) -> int:
+def _highest_term(node_folder: NodeFolder) -> int:
     """The term of the last record; terms never go down along a log."""
-    log = WalLog.open(home.data(home.state.generation), create=False, background=False)
+    log = WalLog.open(node_folder.data(node_folder.state.generation), create=False, background=False)
     try:
         return log.end().term
     finally:

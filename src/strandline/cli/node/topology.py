@@ -17,7 +17,7 @@ from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.node.shared import Ca, Cert, Key, NodeUrl, TokenFile, connect
 from strandline.model.cursor import SECOND
 from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.messages import Member, Status, Topology
+from strandline.node.messages import Member, NodeStatus, Topology
 
 
 @guarded
@@ -136,7 +136,7 @@ def status(
         raise typer.Exit(1)
 
 
-def lines(seen: Status) -> Iterator[Text]:
+def lines(seen: NodeStatus) -> Iterator[Text]:
     """What people see of a node."""
     of = f" {seen.primary}" if seen.condition == "following" and seen.primary else ""
     style = "bold red" if seen.trouble is not None else "green" if seen.condition in _WELL else "yellow"

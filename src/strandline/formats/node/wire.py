@@ -17,7 +17,7 @@ from strandline.formats.arrow.block import page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import LARGEST_NUMBER, Fields, write_fields
 from strandline.model.head import WriterId
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 
 _VERSION: Final = 1
 _NOTE = struct.Struct("<BB2xQQQQ16sQQQQQQI")
@@ -37,12 +37,12 @@ class Flag:
     """It is the last part of its log batch."""
     NUMBERED: Final = 2
     """The log batch was appended with a writer and a number."""
-    BEAT: Final = 4
+    HEARTBEAT: Final = 4
     """It holds no records: only the primary's word on how far it is."""
     READ: Final = 8
     """It is for a reader: with an ``offset`` column, and perhaps only a part of a log batch."""
 
-    ALL: Final = LAST | NUMBERED | BEAT | READ
+    ALL: Final = LAST | NUMBERED | HEARTBEAT | READ
 
 
 class Note(NamedTuple):
@@ -57,7 +57,7 @@ class Note(NamedTuple):
     timestamp: int
     """When it was written, in milliseconds."""
     append: tuple[WriterId, int] | None
-    beat: Beat
+    heartbeat: Heartbeat
     content: int = 0
     """Of the Arrow batch that it goes with: :func:`content_checksum`; 0 for one without records."""
 
@@ -75,18 +75,18 @@ def encode_note(note: Note) -> bytes:
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
     flags = note.flags | (Flag.NUMBERED if note.append else 0)
     what = (note.first, note.records, note.term, note.timestamp, writer, number)
-    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.beat, note.content))
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.heartbeat, note.content))
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
     """The note in these bytes; ``CorruptData`` for any others."""
     found = _opened(_NOTE, data, "A note", where)
-    version, flags, first, count, term, timestamp, writer, number, *beat, content = found
-    _check(where, version, first + count, term, timestamp, number, *beat)
+    version, flags, first, count, term, timestamp, writer, number, *heartbeat, content = found
+    _check(where, version, first + count, term, timestamp, number, *heartbeat)
     if flags & ~Flag.ALL:
         raise CorruptData(f"A note of {where} has unknown flags ({flags}): both ends need the same version.")
     append = (WriterId(UUID(bytes=writer)), number) if flags & Flag.NUMBERED else None
-    return Note(flags, first, count, term, timestamp, append, Beat(*beat), content)
+    return Note(flags, first, count, term, timestamp, append, Heartbeat(*heartbeat), content)
 
 
 class Advance(NamedTuple):
@@ -118,19 +118,19 @@ def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
     return Advance(term, applied, durable, apply_errors, divergences, not quiet)
 
 
-def encode_answer(beat: Beat, refused: str | None) -> bytes:
+def encode_answer(heartbeat: Heartbeat, refused: str | None) -> bytes:
     """The bytes of the answer to a progress report: a fixed part, and why it counted for nothing."""
     reason = b"" if refused is None else refused.encode()[:_LONGEST_REASON]
-    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *beat) + reason)
+    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *heartbeat) + reason)
 
 
-def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Beat, str | None]:
+def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Heartbeat, str | None]:
     """The answer in these bytes; ``CorruptData`` for any others."""
     body = _unsealed(data, "An acknowledgement", where, _ANSWER.size, _ANSWER.size + _LONGEST_REASON)
-    version, refused, *beat = _ANSWER.unpack_from(body)
-    _check(where, version, *beat)
+    version, refused, *heartbeat = _ANSWER.unpack_from(body)
+    _check(where, version, *heartbeat)
     reason = bytes(body[_ANSWER.size :]).decode(errors="replace")
-    return Beat(*beat), reason if refused else None
+    return Heartbeat(*heartbeat), reason if refused else None
 
 
 def _sealed(body: bytes) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from strandline.model.node import Peer
 from strandline.node.lead.policies import AckN, CommitPolicy, Every, Local, Quorum, Regions
-from strandline.node.messages import Report
+from strandline.node.messages import ElectionReport
 
 
 def own_term(name: str, others: Iterable[str], seen: int) -> int:
@@ -48,13 +48,19 @@ def _missing(peers: Iterable[Peer], heard: Collection[str], region: str) -> int:
     return sum(peer.region == region and peer.name not in heard for peer in peers)
 
 
-def standing(report: Report) -> tuple[int, int]:
+def log_rank(report: ElectionReport) -> tuple[int, int]:
     """What tells which of two nodes has everything that the other one has, of all that can be committed."""
     return report.adopted, report.durable
 
 
 def objection(  # noqa: PLR0911 - each is a reason of its own
-    mine: Report, others: Sequence[Report], policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], force: bool
+    mine: ElectionReport,
+    others: Sequence[ElectionReport],
+    policy: CommitPolicy,
+    *,
+    primary: str,
+    peers: Sequence[Peer],
+    force: bool,
 ) -> str | None:
     """Why a node must not become the primary of ``mine.term``, or None.
 
@@ -67,7 +73,7 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
     later = next((report for report in others if report.term > mine.term), None)
     if later is not None:
         return f"{later.name} has seen term {later.term}: somebody else is becoming the primary"
-    better = max((report for report in others if standing(report) > standing(mine)), key=standing, default=None)
+    better = max((report for report in others if log_rank(report) > log_rank(mine)), key=log_rank, default=None)
     if better is not None:
         return (
             f"{better.name} has more (up to {better.durable} in term {better.adopted}, against {mine.durable} in term "

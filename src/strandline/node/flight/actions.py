@@ -18,7 +18,7 @@ from strandline.node.flight.json_messages import (
     write_topology,
 )
 from strandline.node.flight.security import Role, Session
-from strandline.node.messages import Caller, Served
+from strandline.node.messages import Caller, NodeService
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Action:
     """One of them, in a sentence, and how it is done."""
 
     what: str
-    do: Callable[[Served, Session, Fields], list[bytes]]
+    do: Callable[[NodeService, Session, Fields], list[bytes]]
 
 
-def act(served: Served, session: Session, name: str, body: bytes) -> list[bytes]:
+def act(served: NodeService, session: Session, name: str, body: bytes) -> list[bytes]:
     """Do what is asked; ``InvalidInput`` for what is not known, ``Fenced`` for who may not."""
     action = ACTIONS.get(name)
     if action is None:
@@ -41,36 +41,36 @@ def _replica(session: Session, fields: Fields) -> Caller:
     return session.replica(fields.name("name"), fields.natural("term"))
 
 
-def _register(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _register(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "region")
     return [write_registration(served.primary.register(_replica(session, fields), region=fields.maybe_text("region")))]
 
 
-def _unregister(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _unregister(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
     caller = session.leaver(fields.name("name"), fields.natural("term"))
     served.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
 
-def _resume(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _resume(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "since")
     return [write_resume(served.primary.resume(_replica(session, fields), fields.maybe_cursor("since")))]
 
 
-def _begin_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _begin_snapshot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "kind")
     offer = served.primary.begin_snapshot(_replica(session, fields), fields.text("kind"))
     return [write_fields({"name": offer.name}), offer.manifest]
 
 
-def _end_snapshot(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _end_snapshot(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "cursor")
     served.primary.end_snapshot(_replica(session, fields), fields.cursor("cursor"))
     return []
 
 
-def _topology(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _topology(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
@@ -79,31 +79,31 @@ def _topology(served: Served, session: Session, fields: Fields) -> list[bytes]:
     return [write_topology(served.primary.topology(caller))]
 
 
-def _report(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _report(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
     return [write_report(served.report(_replica(session, fields)))]
 
 
-def _bounds(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _bounds(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     log = served.reading()
     return [write_bounds(log.start(), log.bounds())]
 
 
-def _status(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _status(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     return [write_status(served.status())]
 
 
-def _promote(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _promote(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("force")
     session.need(Role.ADMIN)
     return [write_topology(served.promote(force=fields.flag("force")))]
 
 
-def _rebootstrap(served: Served, session: Session, fields: Fields) -> list[bytes]:
+def _rebootstrap(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.ADMIN)
     served.rebootstrap()

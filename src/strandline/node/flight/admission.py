@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from strandline.errors import InvalidInput
-from strandline.node.flight.limits import MemoryBudget, Place, ServerLimits, Turnstile
+from strandline.node.flight.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session
 from strandline.node.flight.server_errors import Unauthenticated
-from strandline.node.flight.transport import Call
+from strandline.node.flight.transport import GrpcCall
 from strandline.storage.clock import Clock
 
 _PATIENCE: Final = 2.0
@@ -20,12 +20,12 @@ _STREAMED: Final = ("DoPut", "DoExchange")
 
 
 @final
-class Door:
+class Admission:
     """Lets calls in with credentials that are known, if any are asked for, and while there are not too many."""
 
     def __init__(self, security: ServerSecurity, limits: ServerLimits, *, clock: Clock) -> None:
         """Nobody is in."""
-        self.turnstile = Turnstile(limits, clock=clock)
+        self.limiter = CallLimiter(limits, clock=clock)
         self._security = security
         self.limits = limits
         kept = limits.receive_bytes // 4
@@ -34,19 +34,21 @@ class Door:
         self.reports = MemoryBudget("reports", limits.receive_bytes, limits.feeds_each * limits.message_bytes)
 
     @contextlib.contextmanager
-    def enter(self, call: Call) -> Iterator[Visit]:
+    def enter(self, call: GrpcCall) -> Iterator[AdmittedCall]:
         """A call that is in, within the block. Nothing of it is received before it is."""
         grant = self._grant(call)
         # Where nobody says who calls, small calls may take the places that are kept: they come whole.
         is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
         name = None if grant is None else grant.name
-        place = self.turnstile.enter(name, is_reserved=is_reserved, end=call.end)
+        place = self.limiter.enter(name, is_reserved=is_reserved, end=call.end)
         try:
-            yield Visit(self, call, Session(grant), place, self._received_kept if is_reserved else self._received)
+            yield AdmittedCall(
+                self, call, Session(grant), place, self._received_kept if is_reserved else self._received
+            )
         finally:
-            self.turnstile.leave(place)
+            self.limiter.leave(place)
 
-    def _grant(self, call: Call) -> Grant | None:
+    def _grant(self, call: GrpcCall) -> Grant | None:
         if self._security.tokens is not None:
             grant = self._security.tokens.find(call.headers)
             if grant is None:
@@ -63,14 +65,16 @@ class Door:
 
 
 @final
-class Visit:
+class AdmittedCall:
     """A call that was let in."""
 
-    def __init__(self, door: Door, call: Call, session: Session, place: Place, received: MemoryBudget) -> None:
+    def __init__(
+        self, admission: Admission, call: GrpcCall, session: Session, place: ActiveCall, received: MemoryBudget
+    ) -> None:
         """Nothing of it was received yet; ``received`` has the room for its messages."""
         self.session = session
         self.who = place.who or call.address
-        self._door = door
+        self._admission = admission
         self._call = call
         self._place = place
         self._share = place.who or call.connection
@@ -94,11 +98,11 @@ class Visit:
         if grant is None and asked:
             self.who = asked
         is_reserved = grant is None or grant.may(Role.REPLICA, Role.ADMIN)
-        self._door.turnstile.name(self._place, self.who, is_reserved=is_reserved)
+        self._admission.limiter.name(self._place, self.who, is_reserved=is_reserved)
 
     def receive(self) -> bytes | None:
         """Its next message, once there is room for one; None if there are no more."""
-        with self._received.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE):
+        with self._received.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE):
             return self._call.receive()
 
     def receive_report(self) -> bytes | None:
@@ -108,6 +112,6 @@ class Visit:
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
         """It keeps room for one message, within the block, and is not busy while it waits for it."""
-        room = self._door.reports.waited_for(self._share, self._door.limits.message_bytes, _PATIENCE)
-        with self._door.turnstile.idle(), room:
+        room = self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE)
+        with self._admission.limiter.idle(), room:
             yield

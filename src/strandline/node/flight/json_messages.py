@@ -12,15 +12,15 @@ from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.node.messages import (
     Commit,
+    ElectionReport,
     Member,
+    NodeStatus,
     NotRequired,
     Outcome,
     Reached,
     Registration,
-    Report,
     Resume,
     Rewind,
-    Status,
     TimedOut,
     Topology,
 )
@@ -107,14 +107,14 @@ def read_resume(fields: Fields) -> Resume:
         raise fields.refused("the cause of a bootstrap is not known") from error
 
 
-def write_report(report: Report) -> bytes:
+def write_report(report: ElectionReport) -> bytes:
     """What a node has."""
     return write_fields(asdict(report))
 
 
-def read_report(fields: Fields) -> Report:
+def read_report(fields: Fields) -> ElectionReport:
     """And back."""
-    return Report(
+    return ElectionReport(
         name=fields.name("name"),
         term=fields.natural("term"),
         adopted=fields.natural("adopted"),
@@ -124,14 +124,14 @@ def read_report(fields: Fields) -> Report:
     )
 
 
-def write_status(status: Status) -> bytes:
+def write_status(status: NodeStatus) -> bytes:
     """How a node is."""
     return write_fields({**asdict(status), "position": None if status.position is None else str(status.position)})
 
 
-def read_status(fields: Fields) -> Status:
+def read_status(fields: Fields) -> NodeStatus:
     """And back."""
-    return Status(
+    return NodeStatus(
         name=fields.name("name"),
         condition=fields.text("condition"),
         trouble=fields.maybe_text("trouble", longest=1 << 16),

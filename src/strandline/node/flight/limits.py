@@ -77,7 +77,7 @@ class ServerLimits:
         return self.calls - min(self.calls_reserved, self.calls // 4)
 
 
-class Place:
+class ActiveCall:
     """The place of one call among those that are under way."""
 
     def __init__(self, who: str | None, since: float, end: Callable[[], None], *, is_reserved: bool) -> None:
@@ -91,7 +91,7 @@ class Place:
         """Whether nothing of it has come but that it is there."""
 
 
-class Turnstile:
+class CallLimiter:
     """Counts who is in, by caller from the first byte on where credentials tell who it is. Safe in threads."""
 
     def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
@@ -100,7 +100,7 @@ class Turnstile:
         self._clock = clock
         self._lock = threading.Lock()
         self._idle = 0
-        self._in: set[Place] = set()
+        self._in: set[ActiveCall] = set()
         self._ordinary = 0
         """How many of them may not take a reserved place."""
         self._each: Counter[str] = Counter()
@@ -130,12 +130,12 @@ class Turnstile:
 
     def enter(
         self, who: str | None = None, *, is_reserved: bool = False, end: Callable[[], None] = lambda: None
-    ) -> Place:
+    ) -> ActiveCall:
         """One more; ``Overloaded`` if there are too many, and then it is not in. ``who`` is None while nobody knows.
 
         Where nobody knows who calls, the oldest call that has said nothing gives way to one that finds no place.
         """
-        place = Place(who, self._clock.monotonic(), end, is_reserved=is_reserved)
+        place = ActiveCall(who, self._clock.monotonic(), end, is_reserved=is_reserved)
         with self._lock:
             dropped = self._give_way(who, is_reserved=is_reserved)
             self._check_all()
@@ -151,7 +151,7 @@ class Turnstile:
             dropped.end()
         return place
 
-    def name(self, place: Place, who: str, *, is_reserved: bool) -> None:
+    def name(self, place: ActiveCall, who: str, *, is_reserved: bool) -> None:
         """Something of a call has come, and this is whose it is; ``Overloaded`` if too many are theirs."""
         with self._lock:
             place.is_silent = False
@@ -167,7 +167,7 @@ class Turnstile:
             place.who = who
             self._each[who] += 1
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: ActiveCall) -> None:
         """One less; leaving twice is fine."""
         with self._lock:
             if place not in self._in:
@@ -198,7 +198,7 @@ class Turnstile:
         for place in late:
             place.end()
 
-    def _give_way(self, who: str | None, *, is_reserved: bool) -> Place | None:
+    def _give_way(self, who: str | None, *, is_reserved: bool) -> ActiveCall | None:
         """Make room, if there is none, by ending a call that has said nothing; returns it."""
         silent = [place for place in self._in if place.is_silent and place.who is None]
         is_crowded = who is None and not is_reserved and 2 * len(silent) >= self._limits.ordinary_calls

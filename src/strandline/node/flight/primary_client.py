@@ -26,13 +26,13 @@ from strandline.node.flight.json_messages import (
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.streams import CHUNK_SCHEMA
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
     Chunk,
+    ElectionReport,
     Registration,
-    Report,
     Resume,
     SnapshotOffer,
     Topology,
@@ -79,7 +79,7 @@ class FlightUpstream:
         self._queue_bytes = queue_bytes
         self._clock = clock
         self._acknowledging = threading.Lock()
-        self._reports: _Reports | None = None
+        self._reports: _AckStream | None = None
         self._origin = Origin(f"The connection to {url}", self)
 
     def __repr__(self) -> str:
@@ -120,15 +120,17 @@ class FlightUpstream:
             queue_bytes=self._queue_bytes,
         )
 
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
+    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
         """Report how far the caller is, on a stream that stays open: that takes less than half of a call's time."""
-        return self._report(caller, progress, _Reports.ask)
+        return self._report(caller, progress, _AckStream.send_and_wait)
 
-    def tell(self, caller: Caller, progress: Progress) -> None:
+    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
         """The same without waiting for the answer; an error of it is raised by a later one."""
-        self._report(caller, progress, _Reports.tell)
+        self._report(caller, progress, _AckStream.send)
 
-    def _report(self, caller: Caller, progress: Progress, how: Callable[[_Reports, Caller, Progress], T]) -> T:
+    def _report(
+        self, caller: Caller, progress: ReplicaProgress, how: Callable[[_AckStream, Caller, ReplicaProgress], T]
+    ) -> T:
         with self._acknowledging:
             try:
                 return how(self._reports_of(caller.name), caller, progress)
@@ -137,11 +139,11 @@ class FlightUpstream:
                 self._drop_reports()
                 raise
 
-    def _reports_of(self, name: str) -> _Reports:
+    def _reports_of(self, name: str) -> _AckStream:
         now = self._clock.monotonic()
         if self._reports is None or self._reports.name != name or now >= self._reports.fresh_until:
             self._drop_reports()
-            self._reports = _Reports(self._channel, name, now)
+            self._reports = _AckStream(self._channel, name, now)
         return self._reports
 
     def _drop_reports(self) -> None:
@@ -202,7 +204,7 @@ class FlightUpstream:
         """Who replicates the log, and how far each is."""
         return read_topology(self._answer("topology", caller))
 
-    def report(self, caller: Caller) -> Report:
+    def report(self, caller: Caller) -> ElectionReport:
         """What this node has, whatever its role."""
         return read_report(self._answer("report", caller))
 
@@ -216,7 +218,7 @@ class FlightUpstream:
         self._channel.close()
 
 
-class _Reports:
+class _AckStream:
     """A stream of progress reports, and of the answers to those that ask for one.
 
     Its deadline is that of the whole stream, and so it is used for the first half of that only: each report has
@@ -230,18 +232,18 @@ class _Reports:
         with asking(self._url, _WHAT):
             self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
 
-    def tell(self, caller: Caller, progress: Progress) -> None:
+    def send(self, caller: Caller, progress: ReplicaProgress) -> None:
         """Send a report that is answered only if it does not count."""
         self._send(caller, progress, is_answered=False)
 
-    def ask(self, caller: Caller, progress: Progress) -> Acknowledgement:
+    def send_and_wait(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
         """Send a report; returns its answer, or that to one before it that did not count."""
         self._send(caller, progress, is_answered=True)
         data = self._next().app_metadata
-        beat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)
-        return Acknowledgement(beat, refused)
+        heartbeat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)
+        return Acknowledgement(heartbeat, refused)
 
-    def _send(self, caller: Caller, progress: Progress, *, is_answered: bool) -> None:
+    def _send(self, caller: Caller, progress: ReplicaProgress, *, is_answered: bool) -> None:
         report = Advance(
             caller.term, progress.applied, progress.durable, progress.apply_errors, progress.divergences, is_answered
         )

@@ -27,7 +27,7 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.messages import Commit, Status, Topology
+from strandline.node.messages import Commit, NodeStatus, Topology
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -111,7 +111,7 @@ class RemoteLog:
 
         def accept(chunk: Any) -> tuple[pa.RecordBatch, int] | None:
             part, note = read_part(chunk, url)
-            return None if note.flags & Flag.BEAT or not part.num_rows else (part, size_of(part))
+            return None if note.flags & Flag.HEARTBEAT or not part.num_rows else (part, size_of(part))
 
         turn = self._channel.timeout
         receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=self._clock)
@@ -141,7 +141,7 @@ class RemoteLog:
         data = self._channel.ask("promote", {"force": force}, timeout=timeout)
         return read_topology(answer(data, self._channel.url))
 
-    def status(self) -> Status:
+    def status(self) -> NodeStatus:
         """How this node is, whatever its role."""
         return read_status(answer(self._channel.ask("status", {}), self._channel.url))
 

@@ -24,10 +24,10 @@ from strandline.formats.node.ticket import (
     encode_ticket,
 )
 from strandline.formats.node.wire import decode_advance, encode_answer
-from strandline.model.node import NO_BEAT
+from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.actions import ACTIONS, act
-from strandline.node.flight.admission import Door, Visit
+from strandline.node.flight.admission import Admission, AdmittedCall
 from strandline.node.flight.append_stream import collect, read_command
 from strandline.node.flight.json_messages import write_commit
 from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
@@ -41,10 +41,10 @@ from strandline.node.flight.protocol import (
 )
 from strandline.node.flight.security import Role, ServerSecurity, check_listening
 from strandline.node.flight.server_errors import refusal_of, stopping
-from strandline.node.flight.streams import CHUNK_SCHEMA, Pace, feeding, pieces, read_schema, reading
-from strandline.node.flight.transport import Call, Gone, GrpcServer, Watch
-from strandline.node.lead.replica_registry import Progress
-from strandline.node.messages import Caller, Served
+from strandline.node.flight.streams import CHUNK_SCHEMA, HeartbeatTimer, feeding, pieces, read_schema, reading
+from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, Watchdog
+from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.messages import Caller, NodeService
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
@@ -71,14 +71,14 @@ class FlightNode:
 
     def __init__(
         self,
-        served: Served,
+        served: NodeService,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         security: ServerSecurity | None = None,
         limits: ServerLimits | None = None,
         insecure: bool = False,
-        beat_seconds: float = 1.0,
+        heartbeat_seconds: float = 1.0,
         clock: Clock = CLOCK,
     ) -> None:
         """Begin to serve; port 0 takes a free one. ``InvalidInput`` for a place that is not safe to listen on.
@@ -92,13 +92,13 @@ class FlightNode:
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        door = Door(security, limits, clock=clock)
-        self._turnstile = door.turnstile
-        service = _Service(served, door, stop=self._stop, beat_seconds=beat_seconds, clock=clock)
+        admission = Admission(security, limits, clock=clock)
+        self._limiter = admission.limiter
+        service = _Service(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
         self._server = GrpcServer(
             self._host, port, SERVICE, service.methods, security=security, limits=limits, clock=clock
         )
-        self._watch = Watch(self, FlightNode._look)
+        self._watch = Watchdog(self, FlightNode._look)
         self._clock = clock
         _NODES.add(self)
         self._origin = Origin(f"The server {self.url}", self)
@@ -117,7 +117,7 @@ class FlightNode:
     @property
     def calls(self) -> int:
         """How many calls and streams are open."""
-        return self._turnstile.inside
+        return self._limiter.inside
 
     def close(self) -> None:
         """Take no more calls, and end the streams within about a second; closing twice is fine."""
@@ -125,11 +125,11 @@ class FlightNode:
         self._watch.stop()
         ended = self._server.stop(_PATIENCE)
         deadline = self._clock.monotonic() + _PATIENCE
-        while not ended.is_set() and self._turnstile.busy and self._clock.monotonic() < deadline:
+        while not ended.is_set() and self._limiter.busy and self._clock.monotonic() < deadline:
             ended.wait(_LOOK)
 
     def _look(self) -> None:
-        self._turnstile.end_silent()
+        self._limiter.end_silent()
         self._server.end_stuck()
 
     def _leave(self) -> None:
@@ -158,15 +158,23 @@ def _exit() -> None:
 class _Service:
     """Flight's methods. Each is given a call that was let in, and gives the messages of its answer."""
 
-    def __init__(self, served: Served, door: Door, *, stop: threading.Event, beat_seconds: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        served: NodeService,
+        admission: Admission,
+        *,
+        stop: threading.Event,
+        heartbeat_seconds: float,
+        clock: Clock,
+    ) -> None:
         self._served = served
-        self._door = door
-        self._limits = limits = door.limits
+        self._admission = admission
+        self._limits = limits = admission.limits
         self._appended = MemoryBudget("appends", limits.memory_bytes, limits.memory_bytes_each)
         self._read = MemoryBudget("what is read", limits.reading_bytes, limits.reading_bytes_each)
         self._fed = MemoryBudget("feeds", limits.reading_bytes, limits.reading_bytes_each)
         self._stop = stop
-        self._beat_seconds = beat_seconds
+        self._heartbeat_seconds = heartbeat_seconds
         self._clock = clock
         self.methods: Final = {
             "ListActions": self._method("Listing actions", self._list_actions),
@@ -180,24 +188,24 @@ class _Service:
         }
 
     def _method(
-        self, what: str, answer: Callable[[Visit], Iterator[bytes]]
-    ) -> Callable[[Call], Generator[bytes, None, None]]:
-        def serve(call: Call) -> Generator[bytes, None, None]:
+        self, what: str, answer: Callable[[AdmittedCall], Iterator[bytes]]
+    ) -> Callable[[GrpcCall], Generator[bytes, None, None]]:
+        def serve(call: GrpcCall) -> Generator[bytes, None, None]:
             try:
-                with self._door.enter(call) as visit:
+                with self._admission.enter(call) as admitted:
                     self._refuse_when_stopping()
-                    yield from answer(visit)
-            except Gone:
+                    yield from answer(admitted)
+            except CallCancelled:
                 return  # nobody hears the answer
             except Exception as error:  # noqa: BLE001 - goes to the caller as what it is
                 call.refuse(refusal_of(error, what))
 
         return serve
 
-    def _live(self, visit: Visit) -> Callable[[], bool]:
+    def _live(self, admitted: AdmittedCall) -> Callable[[], bool]:
         def live() -> bool:
             self._refuse_when_stopping()
-            return visit.is_wanted
+            return admitted.is_wanted
 
         return live
 
@@ -207,35 +215,35 @@ class _Service:
 
     # --- small calls -------------------------------------------------------------------------------------------
 
-    def _list_actions(self, visit: Visit) -> Iterator[bytes]:
-        visit.first()
-        visit.named()
+    def _list_actions(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        admitted.first()
+        admitted.named()
         for name, action in ACTIONS.items():
             yield write_action_type(name, action.what)
 
-    def _do_action(self, visit: Visit) -> Iterator[bytes]:
-        action = fl.Action.deserialize(check_request(visit.first()))
-        visit.named()
-        for answer in act(self._served, visit.session, action.type, action.body.to_pybytes()):
+    def _do_action(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        action = fl.Action.deserialize(check_request(admitted.first()))
+        admitted.named()
+        for answer in act(self._served, admitted.session, action.type, action.body.to_pybytes()):
             yield fl.Result(pa.py_buffer(answer)).serialize()
 
-    def _list_flights(self, visit: Visit) -> Iterator[bytes]:
-        visit.first()
-        visit.named()
-        visit.session.need(*_EVERYBODY)
+    def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        admitted.first()
+        admitted.named()
+        admitted.session.need(*_EVERYBODY)
         yield self._info(None, ReadTicket())
 
-    def _get_flight_info(self, visit: Visit) -> Iterator[bytes]:
-        descriptor = self._descriptor(visit)
+    def _get_flight_info(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        descriptor = self._descriptor(admitted)
         yield self._info(descriptor, _asked_for(descriptor))
 
-    def _get_schema(self, visit: Visit) -> Iterator[bytes]:
-        yield fl.SchemaResult(read_schema(_asked_for(self._descriptor(visit)).columns)).serialize()
+    def _get_schema(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        yield fl.SchemaResult(read_schema(_asked_for(self._descriptor(admitted)).columns)).serialize()
 
-    def _descriptor(self, visit: Visit) -> Any:
-        message = visit.first()
-        visit.named()
-        visit.session.need(*_EVERYBODY)
+    def _descriptor(self, admitted: AdmittedCall) -> Any:
+        message = admitted.first()
+        admitted.named()
+        admitted.session.need(*_EVERYBODY)
         return fl.FlightDescriptor.deserialize(check_request(message))
 
     def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
@@ -254,39 +262,39 @@ class _Service:
 
     # --- streams out -------------------------------------------------------------------------------------------
 
-    def _do_get(self, visit: Visit) -> Iterator[bytes]:
-        live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
-        match decode_ticket(fl.Ticket.deserialize(check_request(visit.first())).ticket):
+    def _do_get(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        live, timer = self._live(admitted), HeartbeatTimer(self._heartbeat_seconds, self._clock)
+        match decode_ticket(fl.Ticket.deserialize(check_request(admitted.first())).ticket):
             case ReadTicket() as asked:
-                visit.named()
-                visit.session.need(*_EVERYBODY)
+                admitted.named()
+                admitted.session.need(*_EVERYBODY)
 
                 def hold(size: int) -> AbstractContextManager[None]:
-                    return self._read.waited_for(visit.who, size, _READ_PATIENCE)
+                    return self._read.waited_for(admitted.who, size, _READ_PATIENCE)
 
                 yield write_flight_data(read_schema(asked.columns).serialize())
-                with contextlib.closing(reading(self._served.reading(), asked, live, pace, hold)) as parts:
+                with contextlib.closing(reading(self._served.reading(), asked, live, timer, hold)) as parts:
                     for message, note in parts:
                         yield write_flight_data(message, metadata=note)
             case FileTicket() as asked:
-                caller = _replica(visit, asked)
+                caller = _replica(admitted, asked)
                 yield write_flight_data(CHUNK_SCHEMA.serialize())
                 with contextlib.closing(pieces(self._served.primary, asked, caller, live)) as chunks:
                     for chunk in chunks:
                         yield write_flight_data(chunk.serialize())
             case FeedTicket() | ReportTicket():
-                visit.named()
+                admitted.named()
                 raise InvalidInput("This ticket is for an exchange: it is not to be had as a stream.")
 
     # --- streams in --------------------------------------------------------------------------------------------
 
-    def _do_put(self, visit: Visit) -> Iterator[bytes]:
-        first = read_flight_data(visit.first())
-        visit.named()
-        visit.session.need(Role.CLIENT, Role.ADMIN)
+    def _do_put(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        first = read_flight_data(admitted.first())
+        admitted.named()
+        admitted.session.need(Role.CLIENT, Role.ADMIN)
         command = read_command(_command(first.descriptor), self._limits)
-        with self._appended.held_by(visit.who) as hold:
-            records = collect(first, self._in_time(visit.receive), self._limits, hold)
+        with self._appended.held_by(admitted.who) as hold:
+            records = collect(first, self._in_time(admitted.receive), self._limits, hold)
             commit = self._served.primary.append(
                 records, append=command.append, policy=command.policy, timeout=command.timeout
             )
@@ -307,62 +315,62 @@ class _Service:
 
     # --- streams of replicas -----------------------------------------------------------------------------------
 
-    def _do_exchange(self, visit: Visit) -> Iterator[bytes]:
-        match decode_ticket(_command(read_flight_data(visit.first()).descriptor)):
+    def _do_exchange(self, admitted: AdmittedCall) -> Iterator[bytes]:
+        match decode_ticket(_command(read_flight_data(admitted.first()).descriptor)):
             case FeedTicket() as asked:
-                yield from self._feed(visit, asked)
+                yield from self._feed(admitted, asked)
             case ReportTicket(name):
-                visit.named(name)
-                yield from self._hear(visit, name)
+                admitted.named(name)
+                yield from self._hear(admitted, name)
             case _:
-                visit.named()
+                admitted.named()
                 raise InvalidInput("This ticket is for a stream: ask for that.")
 
-    def _feed(self, visit: Visit, asked: FeedTicket) -> Iterator[bytes]:
+    def _feed(self, admitted: AdmittedCall, asked: FeedTicket) -> Iterator[bytes]:
         """Log batches for a replica."""
-        caller = _replica(visit, asked)
-        live, pace = self._live(visit), Pace(self._beat_seconds, self._clock)
+        caller = _replica(admitted, asked)
+        live, timer = self._live(admitted), HeartbeatTimer(self._heartbeat_seconds, self._clock)
 
         def hold(size: int) -> AbstractContextManager[None]:
             return self._fed.waited_for(caller.name, size, _READ_PATIENCE)
 
-        with self._door.turnstile.feeding(caller.name):
+        with self._admission.limiter.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(feeding(self._served.primary, asked, caller, live, pace, hold)) as parts:
+            with contextlib.closing(feeding(self._served.primary, asked, caller, live, timer, hold)) as parts:
                 for message, note in parts:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 
-    def _hear(self, visit: Visit, name: str) -> Iterator[bytes]:
-        """Progress reports of one replica, each dealt with before the next: a call of its own each would cost twice."""
+    def _hear(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
+        """Acknowledgements of one replica over one stream: a call for each would cost twice as much."""
         where = f"replica {name!r}"
-        visit.session.replica(name, 0)  # before it takes the room that is kept for replicas, however little it says
+        admitted.session.replica(name, 0)  # before it takes the room that is kept for replicas, however little it says
         caller = Caller(name, -1)
-        with visit.reporting():
-            while (message := visit.receive_report()) is not None:
+        with admitted.reporting():
+            while (message := admitted.receive_report()) is not None:
                 self._refuse_when_stopping()
                 report = read_flight_data(message).metadata
                 if not report:
                     continue
                 advance = decode_advance(bytes(report), where)
-                progress = Progress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
+                progress = ReplicaProgress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
                 if caller.term != advance.term:
-                    caller = visit.session.replica(name, advance.term)
+                    caller = admitted.session.replica(name, advance.term)
                 answer = self._answer(caller, progress, is_wanted=advance.is_answered)
                 if answer is not None:
                     yield write_flight_data(b"", metadata=answer)
 
-    def _answer(self, caller: Caller, progress: Progress, *, is_wanted: bool) -> bytes | None:
+    def _answer(self, caller: Caller, progress: ReplicaProgress, *, is_wanted: bool) -> bytes | None:
         """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
         if is_wanted:
             answer = self._served.primary.acknowledge(caller, progress)
-            return encode_answer(answer.beat, answer.refused)
-        refused = self._served.primary.tell(caller, progress)
-        return None if refused is None else encode_answer(NO_BEAT, refused)
+            return encode_answer(answer.heartbeat, answer.refused)
+        refused = self._served.primary.acknowledge_nowait(caller, progress)
+        return None if refused is None else encode_answer(NO_HEARTBEAT, refused)
 
 
-def _replica(visit: Visit, asked: FeedTicket | FileTicket) -> Caller:
-    visit.named(asked.replica)
-    return visit.session.replica(asked.replica, asked.term)
+def _replica(admitted: AdmittedCall, asked: FeedTicket | FileTicket) -> Caller:
+    admitted.named(asked.replica)
+    return admitted.session.replica(asked.replica, asked.term)
 
 
 def _command(descriptor: bytes | memoryview) -> bytes:

@@ -16,7 +16,7 @@ from strandline.formats.arrow.block import Compression, Parts, encode_page, page
 from strandline.formats.arrow.received import admit_batch
 from strandline.formats.node.wire import Flag, Note, content_checksum, decode_note
 from strandline.model.batch import LogBatch
-from strandline.model.node import Beat
+from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
 from strandline.node.flight.client_errors import arrived
 from strandline.storage.clock import CLOCK, Clock
@@ -49,12 +49,12 @@ class Assembler:
 
     def hear(self, note: Note) -> None:
         """Something came without records."""
-        if not note.flags & Flag.BEAT or self._parts:
-            raise self._damaged("a note came without its records, or a beat among the parts of a batch")
+        if not note.flags & Flag.HEARTBEAT or self._parts:
+            raise self._damaged("a note came without its records, or a heartbeat among the parts of a batch")
 
     def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
         """The log batch, if this was its last part, of which ``page`` is the encoding."""
-        if note.flags & (Flag.BEAT | Flag.READ) or not part.num_rows:
+        if note.flags & (Flag.HEARTBEAT | Flag.READ) or not part.num_rows:
             raise self._damaged("a part of a batch holds no records, or not those of a log")
         if self._note is None:
             self._begin(note)
@@ -277,7 +277,7 @@ class Receiver(Generic[T]):
 
 @final
 class RemoteFeed:
-    """A primary's log batches. Satisfies :class:`~strandline.node.messages.Feed`."""
+    """A primary's log batches. Satisfies :class:`~strandline.node.messages.ReplicationFeed`."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class RemoteFeed:
     ) -> None:
         """The batches from the one that holds the offset ``since`` on, out of the stream that ``begin`` opens."""
         self._url = url
-        self._beat: Beat | None = None
+        self._heartbeat: Heartbeat | None = None
         self._assembler = Assembler(url, since)
 
         @contextlib.contextmanager
@@ -321,20 +321,20 @@ class RemoteFeed:
             page = encode_page(part, Compression.NONE) if part.num_rows else []
             note = _checked_note(chunk, self._url, part, page)
             batch = self._assembler.add(part, note, page)
-        self._beat = note.beat
+        self._heartbeat = note.heartbeat
         return None if batch is None else (batch, _held(batch))
 
     @property
-    def beat(self) -> Beat | None:
+    def heartbeat(self) -> Heartbeat | None:
         """The primary's latest word; None before the first."""
-        return self._beat
+        return self._heartbeat
 
     def wait(self, timeout: float) -> int:
         """0: what has come is in memory, and bounded there."""
         return 0
 
     def take(self, timeout: float) -> Sequence[LogBatch]:
-        """What has come, waiting for it no longer than ``timeout`` seconds; empty if nothing did, or only a beat."""
+        """The received batches, waiting up to ``timeout`` seconds; empty if none came, or only a heartbeat."""
         taken = self._receiver.take(timeout)
         if not taken and self._receiver.done:
             raise TransientStorageError(f"{self._url} ended the stream of records: connect again.")

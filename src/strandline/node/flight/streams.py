@@ -15,10 +15,10 @@ from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.log.planning import behind, known_columns
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.node import NO_BEAT, Beat
+from strandline.model.node import NO_HEARTBEAT, Heartbeat
 from strandline.model.records import READ_SCHEMA
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.messages import Caller, Leading
+from strandline.node.messages import Caller, PrimaryApi
 from strandline.storage.clock import Clock
 
 TURN: Final = 0.2
@@ -50,7 +50,7 @@ Hold: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
 """Makes room for so many bytes, within a block; may wait, and raise ``Overloaded``."""
 
 
-class Pace:
+class HeartbeatTimer:
     """When an idle stream says that it is still there."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
@@ -59,7 +59,7 @@ class Pace:
         self._clock = clock
         self._due = clock.monotonic()
 
-    def said(self) -> None:
+    def sent(self) -> None:
         """Something went out."""
         self._due = self._clock.monotonic() + self._seconds
 
@@ -76,11 +76,15 @@ def read_schema(columns: Sequence[str] | None) -> pa.Schema:
 
 
 def reading(
-    log: CommittedLog, ticket: ReadTicket, live: Live, pace: Pace, hold: Hold = lambda _: contextlib.nullcontext()
+    log: CommittedLog,
+    ticket: ReadTicket,
+    live: Live,
+    timer: HeartbeatTimer,
+    hold: Hold = lambda _: contextlib.nullcontext(),
 ) -> Generator[Part, None, None]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
 
-    A follower that nothing comes for gets an empty batch about once a beat. What is read is held until it was sent.
+    An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
     """
     nothing = _message(_empty(read_schema(ticket.columns)))
     cursor = log.start() if ticket.since is None else ticket.since
@@ -95,12 +99,12 @@ def reading(
                     yield message, _read_note(Flag.READ | Flag.LAST, span.first, span.next, log, content)
             cursor = behind(cursor, span)
         if spans:
-            pace.said()
+            timer.sent()
         elif not ticket.follow:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
-        elif not log.wait(cursor, TURN) and pace.is_due():
-            yield nothing, _read_note(Flag.READ | Flag.BEAT, cursor.next, cursor.next, log)
-            pace.said()
+        elif not log.wait(cursor, TURN) and timer.is_due():
+            yield nothing, _read_note(Flag.READ | Flag.HEARTBEAT, cursor.next, cursor.next, log)
+            timer.sent()
 
 
 def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
@@ -113,8 +117,8 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
 
 
 def _read_note(flags: int, first: int, upto: int, log: CommittedLog, content: int = 0) -> bytes:
-    beat = NO_BEAT._replace(committed=log.bounds().next)
-    return encode_note(Note(flags, first, upto - first, 0, 0, None, beat, content))
+    heartbeat = NO_HEARTBEAT._replace(committed=log.bounds().next)
+    return encode_note(Note(flags, first, upto - first, 0, 0, None, heartbeat, content))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -122,36 +126,36 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    primary: Leading, ticket: FeedTicket, caller: Caller, live: Live, pace: Pace, hold: Hold
+    primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: Hold
 ) -> Generator[Part | Word, None, None]:
-    """Log batches without an end, and beats: while there is nothing, and when one says more than what went before.
+    """Log batches without an end, and heartbeats: while there is nothing, and when one says more than what went before.
 
     There is room for what is read before it is read, and until it was sent.
     """
     with contextlib.closing(primary.feed(caller, ticket.since)) as feed:
-        told: Beat | None = None
+        told: Heartbeat | None = None
         turn = TURN
         while live():
             size = feed.wait(turn)
             with hold(size) if size else contextlib.nullcontext():
                 batches = feed.take(turn)
                 for batch in batches:
-                    told = feed.beat
+                    told = feed.heartbeat
                     for part, note in parts(batch, told):
                         # What all feeds have in memory together is copied for each that sends it.
                         with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
-            beat = feed.beat
-            is_news = beat is not None and (beat != told or (pace.is_due() and not batches))
-            if beat is not None and is_news:
-                told = beat
-                yield None, encode_note(Note(Flag.BEAT, 0, 0, 0, 0, None, beat))
+            heartbeat = feed.heartbeat
+            is_news = heartbeat is not None and (heartbeat != told or (timer.is_due() and not batches))
+            if heartbeat is not None and is_news:
+                told = heartbeat
+                yield None, encode_note(Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, heartbeat))
             if batches or is_news:
-                pace.said()
+                timer.sent()
             turn = next_turn(turn, told, is_news=bool(batches) or is_news)
 
 
-def next_turn(turn: float, told: Beat | None, *, is_news: bool) -> float:
+def next_turn(turn: float, told: Heartbeat | None, *, is_news: bool) -> float:
     """How long to wait for more: briefly while the last word was of records that are not committed yet.
 
     The acknowledgement that commits them may come right now, and readers of the replica wait to hear of it. The longer
@@ -162,9 +166,9 @@ def next_turn(turn: float, told: Beat | None, *, is_news: bool) -> float:
     return SOON if is_news else min(TURN, 2 * turn)
 
 
-def parts(batch: LogBatch, beat: Beat | None) -> Generator[Part, None, None]:
+def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[Part, None, None]:
     """A log batch as it goes over the wire: its Arrow batches one after another, each with its note."""
-    word = NO_BEAT if beat is None else beat
+    word = NO_HEARTBEAT if heartbeat is None else heartbeat
     left = count = batch.count
     checksums = batch.checksums
     for index, part in enumerate(batch.batches):
@@ -183,7 +187,9 @@ def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
     return memoryview(page[0] if page is not None and len(page) == 1 else batch.serialize()).cast("B")
 
 
-def pieces(primary: Leading, ticket: FileTicket, caller: Caller, live: Live) -> Generator[pa.RecordBatch, None, None]:
+def pieces(
+    primary: PrimaryApi, ticket: FileTicket, caller: Caller, live: Live
+) -> Generator[pa.RecordBatch, None, None]:
     """A piece of a snapshot's file; ends before the file does once ``limit`` bytes were sent."""
     left = ticket.limit
     chunks = primary.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)

@@ -66,12 +66,12 @@ def _grpc() -> Any:
     return grpc
 
 
-class Gone(Exception):
+class CallCancelled(Exception):
     """The caller has ended the call, or the call was ended."""
 
 
 @final
-class Call:
+class GrpcCall:
     """One call: its headers, its messages, and since when it keeps the node waiting. For one thread but ``end``."""
 
     def __init__(self, method: str, requests: Iterator[bytes], context: Any, clock: Clock) -> None:
@@ -113,7 +113,7 @@ class Call:
         return bool(self._context.is_active())
 
     def receive(self, *, is_limited: bool = True) -> bytes | None:
-        """The next message, or None if there are no more; ``Gone`` if the caller is.
+        """The next message, or None if there are no more; ``CallCancelled`` if the caller is.
 
         One that may come at any time is not ``is_limited``: the call is not ended for taking long.
         """
@@ -123,7 +123,7 @@ class Call:
             except StopIteration:
                 return None
             except _grpc().RpcError as error:
-                raise Gone from error
+                raise CallCancelled from error
         return message
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class Call:
         return 0.0 if since is None else now - since
 
     def end(self) -> None:
-        """End it, from any thread; whoever waits for its caller hears of it as ``Gone``."""
+        """End it, from any thread; whoever waits for its caller hears of it as ``CallCancelled``."""
         with contextlib.suppress(Exception):  # it may have ended by itself, in whatever way
             self._context.cancel()
 
@@ -152,7 +152,7 @@ class Call:
         self._context.set_details(refusal.sentence)
 
 
-Serve = Callable[[Call], Generator[bytes, None, None]]
+Serve = Callable[[GrpcCall], Generator[bytes, None, None]]
 """Serves a call: gives its answers one after another, and raises nothing."""
 
 
@@ -175,7 +175,7 @@ class GrpcServer:
         grpc = _grpc()
         self._limits = limits
         self._clock = clock
-        self._calls: set[Call] = set()
+        self._calls: set[GrpcCall] = set()
         self._stopped: threading.Event | None = None
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(self._handler(name, one)) for name, one in serve.items()
@@ -200,7 +200,7 @@ class GrpcServer:
 
     def _handler(self, method: str, serve: Serve) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
         def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            call = Call(method, requests, context, self._clock)
+            call = GrpcCall(method, requests, context, self._clock)
             self._calls.add(call)
             try:
                 with contextlib.closing(serve(call)) as messages:
@@ -282,7 +282,7 @@ def parse_peer(peer: str) -> str:
     return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
 
 
-class Watch:
+class Watchdog:
     """Does something a few times a second until it is stopped, or who asked for it is gone."""
 
     def __init__(self, owner: object, look: Callable[[Any], None]) -> None:

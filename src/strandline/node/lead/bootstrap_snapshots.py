@@ -1,4 +1,4 @@
-"""Snapshots that a primary keeps for replicas that build their state again, each until its bootstrap is over."""
+"""Bootstrap snapshots: a sealed copy of the log for each replica that bootstraps, kept until it is done."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from strandline.model.names import BOOTSTRAP_SUFFIX
 from strandline.model.slots import SlotState
 from strandline.model.snapshot import Snapshot
 from strandline.node.messages import Chunk, SnapshotOffer
-from strandline.node.node_folder import SNAPSHOTS, Home
+from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_number, numbered
 
 CHUNK_BYTES: Final = 1 << 20
 
 MOST_SNAPSHOTS: Final = 8
-"""So many are kept at a time: each is a whole copy of the log."""
+"""Limit on snapshots at a time: each is a whole copy of the log."""
 
 PIN_SECONDS: Final = 3600.0
-"""After so many seconds without a call for it a snapshot is given up, with its pin."""
+"""A snapshot that no call has used for so long is removed, with its pin."""
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -33,28 +33,28 @@ Export = Callable[[str], Snapshot]
 
 
 @final
-class Offers:
-    """Sealed snapshots by replica. Each is pinned by a slot of its own, from before it was taken until it is over.
+class BootstrapSnapshots:
+    """Sealed snapshots by replica. A slot of its own pins the log from before the snapshot until the bootstrap is done.
 
-    So what follows a snapshot is still there when it has been brought over, however long that takes; the replica's own
-    slot stays as it is, invalid if it was, until the bootstrap is complete. A replica that does not come back leaves
-    nothing for good: the slot expires, and the snapshot goes with it.
+    The records behind the snapshot are therefore still retained once it is copied, however long that takes. The
+    replica's own slot stays as it is, perhaps invalid, until the bootstrap is complete. If the replica does not come
+    back, the pin expires, and the snapshot is removed with it.
     """
 
-    def __init__(self, home: Home, log: WalLog, exports: Mapping[str, Export]) -> None:
-        """Keep them in the node's folder; ``exports`` says how to take one of each kind."""
-        self._home = home
+    def __init__(self, node_folder: NodeFolder, log: WalLog, exports: Mapping[str, Export]) -> None:
+        """Keep snapshots in the node's folder; ``exports`` takes one of each kind."""
+        self._node_folder = node_folder
         self._log = log
         self._exports = exports
-        self._kept: dict[str, Snapshot] = {}
+        self._snapshots: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
         self._sealing: str | None = None
         """The replica whose snapshot is being taken."""
 
     def begin(self, replica: str, kind: str) -> SnapshotOffer:
-        """The snapshot for a replica: the one that it has begun, if that is still good, or a new one.
+        """The snapshot for a replica: the one it has begun, if that is still pinned, or a new one.
 
-        ``Overloaded`` while as many others are kept as there may be.
+        ``Overloaded`` while the limit of snapshots is reached.
         """
         if kind not in self._exports:
             raise InvalidInput(
@@ -62,24 +62,24 @@ class Offers:
                 "into one of those."
             )
         with self._lock:
-            kept = self._kept.get(replica)
+            kept = self._snapshots.get(replica)
             if kept is None:
                 kept = self._found(replica)
             if kept is None or kept.kind != kind or not self._is_pinned(replica, kept.cursor):
                 self._check_room(replica)
                 kept = self._take(replica, kind)
-            self._kept[replica] = kept
-        manifest = self._home.disk.read(f"{kept.folder}/{MANIFEST}")
+            self._snapshots[replica] = kept
+        manifest = self._node_folder.disk.read(f"{kept.folder}/{MANIFEST}")
         return SnapshotOffer(_name(kept), manifest)
 
     def _found(self, replica: str) -> Snapshot | None:
-        """What a primary that stopped in between had taken."""
-        folder = self._home.path(SNAPSHOTS, replica)
-        number = next_number(folder, disk=self._home.disk) - 1
+        """The snapshot that this primary took before it was restarted."""
+        folder = self._node_folder.path(SNAPSHOTS, replica)
+        number = next_number(folder, disk=self._node_folder.disk) - 1
         if not number:
             return None
         try:
-            return check_snapshot(numbered(folder, number), disk=self._home.disk)
+            return check_snapshot(numbered(folder, number), disk=self._node_folder.disk)
         except (NotFound, CorruptData):
             return None
 
@@ -111,54 +111,54 @@ class Offers:
         if self._pin(replica) is not None:
             self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
         self._log.create_newcomer_slot(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, seconds=PIN_SECONDS)
-        folder = self._home.path(SNAPSHOTS, replica)
-        self._home.disk.make_folders(folder)
-        taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._home.disk)))
-        for row in self._home.disk.scan(folder):
+        folder = self._node_folder.path(SNAPSHOTS, replica)
+        self._node_folder.disk.make_folders(folder)
+        taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._node_folder.disk)))
+        for row in self._node_folder.disk.scan(folder):
             if row.is_folder and f"{folder}/{row.name}" != taken.folder:
-                self._home.disk.remove_folder(f"{folder}/{row.name}")
+                self._node_folder.disk.remove_folder(f"{folder}/{row.name}")
         return taken
 
     def chunks(self, replica: str, name: str, path: str, offset: int) -> Iterator[Chunk]:
-        """A file of the replica's snapshot from a byte on, in pieces with checksums."""
-        kept = self._kept.get(replica)
+        """A file of the replica's snapshot from a byte on, in chunks with checksums."""
+        kept = self._snapshots.get(replica)
         if kept is None or _name(kept) != name:
             raise NotFound(f"The snapshot {name!r} of replica {replica!r} is not kept here: begin another one.")
         if all(file.path != path for file in kept.files) or offset < 0:
             raise NotFound(f"The snapshot {name!r} has no file {path!r}: its manifest lists what it has.")
-        while data := self._home.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):
+        while data := self._node_folder.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):
             yield Chunk(offset, data, crc32c(data))
             offset += len(data)
 
     def touch(self, replica: str) -> None:
-        """Its bootstrap is going on: keep the pin from being taken for one that nobody needs."""
+        """The bootstrap is in progress: renew the pin."""
         pin = self._pin(replica)
         if pin is not None and pin.pins:
             self._log.touch_slot(pin.name, pin.epoch)
 
     def end(self, replica: str) -> None:
-        """The bootstrap is over, or given up; nothing kept is fine."""
+        """Remove the snapshot and its pin: the bootstrap is done or was given up. Idempotent."""
         with self._lock:
             self._end(replica)
 
     def _end(self, replica: str) -> None:
-        self._kept.pop(replica, None)
-        self._home.disk.remove_folder(self._home.path(SNAPSHOTS, replica))
+        self._snapshots.pop(replica, None)
+        self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
         if self._pin(replica) is not None:
             self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
 
-    def sweep(self) -> None:
-        """Give up the snapshots whose pins have expired; one that is being taken keeps its pin. Waits for nobody."""
+    def expire(self) -> None:
+        """Remove the snapshots whose pins have expired; renews the pin of one that is being taken. Never blocks."""
         sealing = self._sealing
         if sealing is not None:
             self.touch(sealing)
         if not self._lock.acquire(blocking=False):
             return
         try:
-            for row in self._home.disk.scan(self._home.path(SNAPSHOTS)):
+            for row in self._node_folder.disk.scan(self._node_folder.path(SNAPSHOTS)):
                 pin = self._pin(row.name)
                 if row.is_folder and (pin is None or not pin.pins):
-                    _LOGGER.warning("The snapshot for replica %s was not asked for any more, and is removed.", row.name)
+                    _LOGGER.warning("The snapshot for replica %s expired, and is removed.", row.name)
                     self._end(row.name)
         finally:
             self._lock.release()

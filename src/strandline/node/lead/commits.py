@@ -1,4 +1,4 @@
-"""Waiting for commit policies: each waiter is woken once, when the watermark of its policy has passed its records."""
+"""Commit waiters: each is woken once, when the watermark of its policy has passed its records."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from strandline.node.lead.policies import CommitPolicy
 _TICKETS = itertools.count()
 
 
-class _Line:
-    """Those who wait for one policy, and how far it has got. Everybody has the line at hand, and seldom looks it up."""
+class _PolicyQueue:
+    """The waiters of one policy, and its watermark."""
 
-    __slots__ = ("policy", "queue", "reached")
+    __slots__ = ("policy", "reached", "waiters")
 
     def __init__(self, policy: CommitPolicy) -> None:
         self.policy = policy
         self.reached = 0
-        self.queue: list[tuple[int, int, Waiter]] = []
+        self.waiters: list[tuple[int, int, CommitWaiter]] = []
 
     def raise_to(self, found: int) -> int:
         self.reached = max(self.reached, found)
@@ -31,114 +31,113 @@ class _Line:
 
 
 @final
-class Waiter:
-    """One write that waits: done when its line's policy has reached the offset behind it."""
+class CommitWaiter:
+    """A waiting append: done when the watermark of its policy has reached the offset behind it."""
 
-    __slots__ = ("_bell", "done", "line")
+    __slots__ = ("_woken", "done", "queue")
 
-    def __init__(self, line: _Line) -> None:
-        """Wait in this line."""
-        self.line = line
+    def __init__(self, queue: _PolicyQueue) -> None:
+        """Wait in this queue."""
+        self.queue = queue
         self.done = False
-        self._bell: SimpleQueue[None] = SimpleQueue()
-        """What more than one may ring."""
+        self._woken: SimpleQueue[None] = SimpleQueue()
 
     @property
     def reached(self) -> int:
-        """How far its policy had got when that was last computed."""
-        return self.line.reached
+        """The watermark of its policy when it was last computed."""
+        return self.queue.reached
 
     def wake(self, *, done: bool) -> None:
-        """Say that it is done, or that waiting is pointless."""
+        """Wake the thread: the policy is satisfied, or waiting is pointless."""
         self.done = self.done or done
-        self._bell.put(None)
+        self._woken.put(None)
 
     def wait(self, timeout: float) -> None:
-        """Block until woken, or until the time is over."""
+        """Block until woken, or until the timeout."""
         if not self.done:
             with contextlib.suppress(Empty):
-                self._bell.get(timeout=max(0.0, timeout))
+                self._woken.get(timeout=max(0.0, timeout))
 
 
 @final
 class Commits:
-    """Watermarks by policy, which never go back, and who waits for them. Safe in threads."""
+    """The watermark of each policy, which never goes back, and its waiters. Safe in threads."""
 
     def __init__(self, watermark: Callable[[CommitPolicy], int], end: Callable[[], int]) -> None:
-        """``watermark`` computes a policy's from who is how far now; none is above ``end``."""
+        """``watermark`` computes that of a policy from the current durable offsets; none is above ``end()``."""
         self._watermark = watermark
         self._end = end
-        self._lines: dict[CommitPolicy, _Line] = {}
+        self._queues: dict[CommitPolicy, _PolicyQueue] = {}
         self._lock = threading.Lock()
-        self._is_over = False
+        self._ended = False
 
-    def _line(self, policy: CommitPolicy) -> _Line:
-        line = self._lines.get(policy)
-        return self._lines.setdefault(policy, _Line(policy)) if line is None else line
+    def _queue_of(self, policy: CommitPolicy) -> _PolicyQueue:
+        queue = self._queues.get(policy)
+        return self._queues.setdefault(policy, _PolicyQueue(policy)) if queue is None else queue
 
     def reached(self, policy: CommitPolicy) -> int:
-        """The offset up to which the policy is satisfied, as far as is known; it never goes back."""
-        return self._reached(self._line(policy))
+        """The watermark of a policy; it never goes back."""
+        return self._reached(self._queue_of(policy))
 
-    def _reached(self, line: _Line) -> int:
-        found = self._watermark(line.policy)
+    def _reached(self, queue: _PolicyQueue) -> int:
+        found = self._watermark(queue.policy)
         with self._lock:
-            return line.raise_to(found)
+            return queue.raise_to(found)
 
     def raise_to(self, policy: CommitPolicy, upto: int) -> None:
-        """Everything below was satisfied before: a primary takes over what was committed in earlier terms."""
+        """Raise a watermark to what was committed in earlier terms."""
         with self._lock:
-            self._line(policy).raise_to(upto)
+            self._queue_of(policy).raise_to(upto)
 
-    def add(self, policy: CommitPolicy, upto: int) -> Waiter:
-        """Wait for a policy to reach an offset; who was added has to be removed."""
-        line = self._line(policy)
-        waiter = Waiter(line)
+    def add(self, policy: CommitPolicy, upto: int) -> CommitWaiter:
+        """Add a waiter for a policy and an offset; the caller has to remove it."""
+        queue = self._queue_of(policy)
+        waiter = CommitWaiter(queue)
         with self._lock:
-            heapq.heappush(line.queue, (upto, next(_TICKETS), waiter))
-        # After it is in the queue: who moves the watermark now wakes it, and who did before is seen here.
-        if self._end() >= upto and self._reached(line) >= upto:
+            heapq.heappush(queue.waiters, (upto, next(_TICKETS), waiter))
+        # Checked after it is queued: a watermark that moves now wakes it, and one that moved before is seen here.
+        if self._end() >= upto and self._reached(queue) >= upto:
             self.remove(waiter)
             waiter.wake(done=True)
-        elif self._is_over:
+        elif self._ended:
             self.remove(waiter)
             waiter.wake(done=False)
         return waiter
 
-    def remove(self, waiter: Waiter) -> None:
-        """Nobody waits any more; one that is not there is fine."""
+    def remove(self, waiter: CommitWaiter) -> None:
+        """Remove a waiter. Idempotent."""
         if waiter.done:
-            return  # who woke it has taken it out of the queue
+            return  # waking it removed it from the queue
         with self._lock:
-            queue = waiter.line.queue
+            queue = waiter.queue.waiters
             queue[:] = [row for row in queue if row[2] is not waiter]
             heapq.heapify(queue)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits."""
-        return any(line.queue for line in list(self._lines.values()))
+        """Whether any append waits."""
+        return any(queue.waiters for queue in list(self._queues.values()))
 
     def moved(self) -> None:
-        """Somebody has got further: wake those whose policy is satisfied now."""
-        for line in list(self._lines.values()):
-            if not line.queue:
+        """A durable offset has advanced: wake the waiters whose policy is satisfied now."""
+        for queue in list(self._queues.values()):
+            if not queue.waiters:
                 continue
-            found = self._watermark(line.policy)
+            found = self._watermark(queue.policy)
             ready = []
             with self._lock:
-                upto = line.raise_to(found)
-                while line.queue and line.queue[0][0] <= upto:
-                    ready.append(heapq.heappop(line.queue)[2])
+                upto = queue.raise_to(found)
+                while queue.waiters and queue.waiters[0][0] <= upto:
+                    ready.append(heapq.heappop(queue.waiters)[2])
             for waiter in ready:
                 waiter.wake(done=True)
 
     def give_up(self) -> None:
-        """Wake everybody, and keep nobody waiting from now on: this node is no primary any more, as each finds out."""
+        """Wake all waiters, and let none wait from now on: the leadership has ended."""
         with self._lock:
-            self._is_over = True
-            waiting = [row[2] for line in self._lines.values() for row in line.queue]
-            for line in self._lines.values():
-                line.queue.clear()
+            self._ended = True
+            waiting = [row[2] for queue in self._queues.values() for row in queue.waiters]
+            for queue in self._queues.values():
+                queue.waiters.clear()
         for waiter in waiting:
             waiter.wake(done=False)

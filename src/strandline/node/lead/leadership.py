@@ -1,4 +1,4 @@
-"""The write gate of a primary: whether it is still the one, asked before a write, after it, and before it is told."""
+"""Leadership of a primary in its term: checked before a write, after it, and before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from strandline.storage.lease import Lease
 
 
 @final
-class Gate:
-    """Open while this node is the primary of its term. Closes by itself when the lease runs out; never opens again.
+class Leadership:
+    """Held while this node is the primary of its term. Ends by itself when the lease expires, and never resumes.
 
-    No I/O: a lease counts its time from before it was asked for, so that no other node holds it while this one does.
+    No I/O: a lease counts its time from before it was requested, so that no other node holds it at the same time.
     """
 
     def __init__(self, term: int, lease: Lease | None = None) -> None:
-        """A primary of this term, by this lease, which it holds; without one only a higher term closes the gate."""
+        """Leadership in this term under this lease; without a lease only a higher term ends it."""
         self.term = term
         self._lease = lease
-        self._shut: str | None = None
+        self._ended: str | None = None
 
-    def shut(self, why: str) -> None:
-        """Close it for good."""
-        if self._shut is None:
-            self._shut = why
+    def end(self, why: str) -> None:
+        """End it for good."""
+        if self._ended is None:
+            self._ended = why
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is open at this moment."""
-        return self._shut is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
+    def is_held(self) -> bool:
+        """Whether this node leads at this moment."""
+        return self._ended is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
 
     def check(self, what: str) -> None:
-        """``Fenced`` unless it is open at this moment; ``what`` says what became of the write."""
-        if self._shut is not None:
-            raise Fenced(f"This node is not the primary any more ({self._shut}): {what}. Ask the new primary.")
-        if not self.is_open:
+        """``Fenced`` unless this node leads now; ``what`` says what became of the write."""
+        if self._ended is not None:
+            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Ask the new primary.")
+        if not self.is_held:
             raise Fenced(
                 f"This node's lease of term {self.term} has run out, so that another node may be the primary: {what}. "
                 "Find the primary, and ask there."

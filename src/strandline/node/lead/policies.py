@@ -98,7 +98,7 @@ class ReplicaPosition(NamedTuple):
     region: str | None = None
 
 
-class Standing(NamedTuple):
+class DurableOffsets(NamedTuple):
     """Who is how far, as a policy sees it."""
 
     primary: str
@@ -107,22 +107,22 @@ class Standing(NamedTuple):
     replicas: tuple[ReplicaPosition, ...] = ()
 
 
-def watermark(policy: CommitPolicy, standing: Standing) -> int:
+def watermark(policy: CommitPolicy, offsets: DurableOffsets) -> int:
     """The offset up to which the policy is satisfied, never above the primary's durable end; 0 if nothing is."""
     match policy:
         case Local():
-            return standing.durable
+            return offsets.durable
         case AckN(count):
-            return min(standing.durable, nth_highest(_positions(standing.replicas), count))
+            return min(offsets.durable, nth_highest(_positions(offsets.replicas), count))
         case Quorum(voters):
-            positions = _positions(replica for replica in standing.replicas if replica.name in voters)
-            if standing.primary in voters:
-                positions.append(standing.durable)
-            return min(standing.durable, nth_highest(positions, policy.majority))
+            positions = _positions(replica for replica in offsets.replicas if replica.name in voters)
+            if offsets.primary in voters:
+                positions.append(offsets.durable)
+            return min(offsets.durable, nth_highest(positions, policy.majority))
         case Regions(counts):
-            return min(standing.durable, *(_in_region(standing, region, count) for region, count in counts))
+            return min(offsets.durable, *(_in_region(offsets, region, count) for region, count in counts))
         case Every(policies):
-            return min([standing.durable, *(watermark(each, standing) for each in policies)])
+            return min([offsets.durable, *(watermark(each, offsets) for each in policies)])
 
 
 def is_met_alone(policy: CommitPolicy, primary: str) -> bool:
@@ -148,27 +148,27 @@ def _positions(replicas: Iterable[ReplicaPosition]) -> list[int]:
     return [replica.durable for replica in replicas if replica.durable is not None]
 
 
-def _in_region(standing: Standing, region: str, count: int) -> int:
-    return nth_highest(_positions(replica for replica in standing.replicas if replica.region == region), count)
+def _in_region(offsets: DurableOffsets, region: str, count: int) -> int:
+    return nth_highest(_positions(replica for replica in offsets.replicas if replica.region == region), count)
 
 
-def check_possible(policy: CommitPolicy, standing: Standing) -> None:
+def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
     """Refuse a policy that the registered replicas cannot satisfy, before anything is written.
 
     ``InvalidInput``; but ``NotReady`` where voters are missing that are configured, and have yet to register. Replicas
     count whether they are connected or not: a policy that only waits may yet be reached.
     """
     match policy:
-        case AckN(count) if len(standing.replicas) < count:
+        case AckN(count) if len(offsets.replicas) < count:
             raise InvalidInput(
-                f"{policy} cannot be reached with {len(standing.replicas)} replicas: register more, or ask for fewer."
+                f"{policy} cannot be reached with {len(offsets.replicas)} replicas: register more, or ask for fewer."
             )
         case Quorum(voters):
-            if standing.primary not in voters:
+            if offsets.primary not in voters:
                 raise InvalidInput(
-                    f"{policy} does not name the primary, {standing.primary}, which is one of the voters."
+                    f"{policy} does not name the primary, {offsets.primary}, which is one of the voters."
                 )
-            known = {standing.primary, *(replica.name for replica in standing.replicas)} & voters
+            known = {offsets.primary, *(replica.name for replica in offsets.replicas)} & voters
             if len(known) < policy.majority:
                 # Voters are configured, and come: above all behind a primary that has just taken over.
                 raise NotReady(
@@ -177,14 +177,14 @@ def check_possible(policy: CommitPolicy, standing: Standing) -> None:
                 )
         case Regions(counts):
             for region, count in counts:
-                there = sum(replica.region == region for replica in standing.replicas)
+                there = sum(replica.region == region for replica in offsets.replicas)
                 if there < count:
                     raise InvalidInput(
                         f"{policy} needs {count} replicas in region {region!r}, and {there} are registered there."
                     )
         case Every(policies):
             for each in policies:
-                check_possible(each, standing)
+                check_possible(each, offsets)
 
 
 def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:

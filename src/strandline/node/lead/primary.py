@@ -1,4 +1,4 @@
-"""The primary of a replicated log: orders records, knows who has them, and says when they are committed."""
+"""The primary role: orders records, tracks its replicas, and decides what is committed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_re
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
-from strandline.model.node import Beat, Peer
+from strandline.model.node import Heartbeat, Peer
 from strandline.model.records import RecordSource
 from strandline.node.lead.append_handle import CommitHandle
-from strandline.node.lead.bootstrap_snapshots import Export, Offers
+from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.flow import Refuse, admit
-from strandline.node.lead.leadership import Gate
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import (
     CommitPolicy,
-    Standing,
+    DurableOffsets,
     check_possible,
     is_met_alone,
     nth_highest,
     strengthened,
     watermark,
 )
-from strandline.node.lead.replica_registry import Progress, Registry
+from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry
 from strandline.node.lead.replica_slots import Replicas
 from strandline.node.messages import (
     Acknowledgement,
@@ -42,66 +42,66 @@ from strandline.node.messages import (
     SnapshotOffer,
     Topology,
 )
-from strandline.node.node_folder import Home
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.agreement import agreement
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0
-"""How long an append waits for its policy unless something else is said."""
+"""Default time that an append waits for its commit policy."""
 
 
 @final
 class PrimaryRole:
-    """A log whose appends are committed when its policy says so. Safe in threads.
+    """A log whose appends are committed under a commit policy. Safe in threads.
 
-    Nothing is acknowledged unless this node was the primary before it was written, and still is when it is durable
-    here and where the policy wants it. Opened by :class:`~strandline.node.node.Node`.
+    An append is acknowledged only if this node led before it was written, and still leads when it is durable here and
+    the policy is satisfied. Opened by :class:`~strandline.node.node.Node`.
     """
 
     def __init__(
         self,
-        home: Home,
+        node_folder: NodeFolder,
         log: WalLog,
-        gate: Gate,
+        leadership: Leadership,
         options: NodeOptions,
         *,
         exports: Mapping[str, Export],
         settled: bool = False,
         clock: Clock = CLOCK,
     ) -> None:
-        """Lead the log from where it ends; the caller has made sure that nothing committed is missing there.
+        """Lead the log from its end on; the caller has made sure that nothing committed is missing.
 
-        ``settled`` if nothing above the watermark that the node remembers can have been acknowledged before.
+        ``settled`` if nothing above the stored watermark can have been acknowledged before.
         """
         self.log = log
-        self.gate = gate
+        self.leadership = leadership
         self.options = options
         self.policy = options.commit_policy
         """The node's own commit policy."""
-        self._is_alone = is_met_alone(self.policy, home.state.name)
+        self._is_alone = is_met_alone(self.policy, node_folder.state.name)
         self.term_start = log.bounds().next
-        self._home = home
+        self._node_folder = node_folder
         self._clock = clock
-        self._offers = Offers(home, log, exports)
-        peers = [peer for peer in home.state.peers if peer.name != home.state.name]
+        self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
+        peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, clock=clock)
-        self._stood: tuple[Registry, Standing] = (self.replicas.now, Standing(self.name, -1))
-        """The last standing that was asked for, and of which registry: it is asked for several times per append."""
+        self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
+        """The last durable offsets and the registry they were computed from: every append needs them several times."""
         self._commits = Commits(self._watermark, self._durable)
-        self._commits.raise_to(self.policy, min(home.state.committed, self.term_start))
+        self._commits.raise_to(self.policy, min(node_folder.state.committed, self.term_start))
         self._knows = self._is_alone or settled
 
     @property
     def name(self) -> str:
         """The node's name."""
-        return self._home.state.name
+        return self._node_folder.state.name
 
     @property
     def term(self) -> int:
-        """The term in which it leads."""
-        return self.gate.term
+        """The term of its leadership."""
+        return self.leadership.term
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -113,12 +113,12 @@ class PrimaryRole:
         policy: CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
-        """Append a batch, whole or not at all, and wait for the policy; whether that was in time, the answer says.
+        """Append a batch, whole or not at all, and wait for the policy; the commit says if that was reached in time.
 
         A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
-        ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: again is a no-op. ``Fenced`` if
-        this node is not the primary, or was not any more when it had to be told: the records may be lost then.
-        ``Overloaded`` while replicas are too far behind.
+        ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
+        ``Fenced`` if this node does not lead, or no longer led when the append was to be acknowledged: the records may
+        be lost then. ``Overloaded`` while replicas lag too far.
         """
         return self.submit(records, append=append, policy=policy).result(timeout)
 
@@ -129,22 +129,22 @@ class PrimaryRole:
         append: tuple[WriterId, int] | None = None,
         policy: CommitPolicy | None = None,
     ) -> CommitHandle:
-        """The same without waiting for anything but flow control; the handle tells the rest."""
-        self.gate.check("nothing was written")
+        """The same without waiting, except for flow control."""
+        self.leadership.check("nothing was written")
         asked = self.policy if policy is None else strengthened(self.policy, policy)
-        check_possible(asked, self._standing())
+        check_possible(asked, self._durable_offsets())
         self._slow_down()
         writer, number = append or (None, None)
         try:
             handle = self.log.append_batch(records, writer=writer, number=number, term=self.term)
         except LogClosed:
-            self.gate.check("nothing was written")  # it stepped down in between
+            self.leadership.check("nothing was written")  # it stepped down in between
             raise
         return CommitHandle(
             handle,
             asked,
             self._commits,
-            self.gate,
+            self.leadership,
             self.log,
             self._clock,
             term_start=self.term_start,
@@ -157,7 +157,7 @@ class PrimaryRole:
         match admit(self._slowest(), self.options.flow):
             case Refuse(lag):
                 raise Overloaded(
-                    f"A replica is {lag} records behind, which is as far as this primary lets it come: nothing was "
+                    f"A replica is {lag} records behind, which is the flow limit of this primary: nothing was "
                     "written. Try again when it has caught up, or unregister it."
                 )
             case proceed:
@@ -172,35 +172,35 @@ class PrimaryRole:
         ]
         return self.log.bounds().next - min(applied) if applied else 0
 
-    # --- what is committed -------------------------------------------------------------------------------------
+    # --- commit watermark --------------------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
+    def _durable_offsets(self) -> DurableOffsets:
         registry, durable = self.replicas.now, self.log.bounds().next
-        of, standing = self._stood
-        if of is not registry or standing.durable != durable:
-            standing = registry.standing(self.name, durable, term_start=self.term_start)
-            self._stood = (registry, standing)
-        return standing
+        of, offsets = self._last_offsets
+        if of is not registry or offsets.durable != durable:
+            offsets = registry.durable_offsets(self.name, durable, term_start=self.term_start)
+            self._last_offsets = (registry, offsets)
+        return offsets
 
     def _watermark(self, policy: CommitPolicy) -> int:
-        return watermark(policy, self._standing())
+        return watermark(policy, self._durable_offsets())
 
     @property
     def committed(self) -> int:
-        """Everything below satisfies the node's policy: what readers see."""
+        """The commit watermark: everything below satisfies the node's policy, and readers see it."""
         return self.log.bounds().next if self._is_alone else self._commits.reached(self.policy)
 
     def commit_watermark(self, count: int) -> int:
-        """Everything below is durable on so many replicas."""
-        durable = (each.durable for each in self._standing().replicas)
+        """The offset below which everything is durable on at least ``count`` replicas."""
+        durable = (each.durable for each in self._durable_offsets().replicas)
         return nth_highest([position for position in durable if position is not None], count)
 
     @property
     def knows_committed(self) -> bool:
-        """Whether its watermark covers everything that was ever acknowledged or shown, by any primary of the log.
+        """Whether the watermark covers everything that any primary of the log ever acknowledged or showed.
 
-        Before that it would show less than was there already. It has everything that was committed before its term,
-        but does not know how far that goes until its policy is satisfied for all of it.
+        Until then readers would see less than before. This node has everything that was committed before its term, but
+        does not know how far that goes until its policy is satisfied for all of it.
         """
         if not self._knows:
             self._knows = self.committed >= self.term_start
@@ -235,27 +235,27 @@ class PrimaryRole:
     # --- replicas ----------------------------------------------------------------------------------------------
 
     def register(self, caller: Caller, *, region: str | None = None) -> Registration:
-        """Be known as a replica; again refreshes when it was last seen, and changes nothing else.
+        """Register a replica; repeating it only refreshes when it was last seen.
 
-        A new one's slot pins the log where it ends now: what a snapshot taken after this does not hold is kept.
+        The slot of a new replica pins the log at its end: records behind a later snapshot are retained.
         """
         self._check_term(caller)
         position = self.replicas.register(caller.name, region=region, at=self.log.bounds().next)
         return Registration(self.topology(caller), position)
 
     def unregister(self, caller: Caller, *, keep_slot: bool = False) -> None:
-        """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
+        """Unregister a replica, and drop its slot unless ``keep_slot``; an unknown one is fine."""
         self._check_term(caller)
         self.replicas.unregister(caller.name, keep_slot=keep_slot)
-        with contextlib.suppress(KeyError):  # it was never looked at
+        with contextlib.suppress(KeyError):  # it has no metric yet
             DIVERGENCES.remove(str(self.log.log_id), caller.name)
-        self._offers.end(caller.name)
+        self._bootstrap_snapshots.end(caller.name)
         self._commits.moved()
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """Let a replica go on from its own position, whatever its slot says; how, :meth:`plan_resume` tells.
+        """Let a replica resume from its own position, whatever its slot says, as :meth:`plan_resume` decides.
 
-        One that was not known is registered: its slot begins at the position asked for if that is retained.
+        Registers an unknown replica: its slot begins at the requested position if that is retained.
         """
         self._check_term(caller)
         bounds = self.log.bounds()
@@ -270,45 +270,45 @@ class PrimaryRole:
                 self.replicas.bootstraps(name)
             case PartialResync(resumed):
                 self.replicas.goes_on(name, resumed.next)
-                # A snapshot that is still kept for it must not be its next one: it may have acknowledged more since.
-                self._offers.end(name)
+                # A snapshot that is still kept must not be its next one: the replica may have acknowledged more since.
+                self._bootstrap_snapshots.end(name)
                 PARTIAL_RESYNCS.inc()
         return mode
 
     def plan_resume(self, name: str, since: Cursor | None) -> Resume:
-        """How a replica would go on from this position; changes nothing. ``Diverged`` as in :meth:`resume`."""
+        """How a replica would resume from this position; changes nothing. ``Diverged`` as in :meth:`resume`."""
         slot, bounds = self.replicas.slot(name), self.log.bounds()
         is_mine = since is not None and since.log_id == self.log.log_id
         if since is not None and is_mine and (slot is None or slot.invalid is None) and since.next >= bounds.first:
-            # What a replica has of the terms from which on only this node led, it has from here.
-            parting = agreement(since, self.log, bounds, term=self._home.state.led_since or self.term)
+            # Since ``led_since`` only this node led: a replica has the records of those terms from here.
+            parting = agreement(since, self.log, bounds, term=self._node_folder.state.led_since or self.term)
             if parting is not None:
                 nothing_left = parting.upto <= bounds.first and bounds.first > 0
                 return FullRebootstrap(Cause.WAL_REMOVED) if nothing_left else parting
         return plan_resume(slot, since, self.log.start(), bounds)
 
     def feed(self, caller: Caller, since: Cursor) -> LogFeed:
-        """Everything from a position on, up to the durable end and following it."""
+        """The batches from a position on, up to the durable end and following it."""
         self._check_term(caller)
         self.replicas.now.replica(caller.name)
         replicas, commits = self.replicas, self._commits
         return LogFeed(
             self.log,
             since,
-            self.beat,
+            self.heartbeat,
             lambda upto: replicas.sent(caller.name, upto),
             is_awaited=lambda: not self._is_alone or commits.is_awaited,
         )
 
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
-        """A replica says how far it is: that counts, and moves its slot, unless the slot is invalid."""
-        refused = self.tell(caller, progress)
+    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
+        """Take a replica's acknowledgement: it counts and advances the slot, unless the slot is invalid."""
+        refused = self.acknowledge_nowait(caller, progress)
         if refused is None:
             refused = self.replicas.move_slot(caller.name)
-        return Acknowledgement(self.beat(), refused)
+        return Acknowledgement(self.heartbeat(), refused)
 
-    def tell(self, caller: Caller, progress: Progress) -> str | None:
-        """The same for who wants to hear only why it did not count; its slot is moved a little later."""
+    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
+        """The same without an answer, except for why it did not count; the slot is advanced later."""
         self._check_term(caller)
         name = caller.name
         if caller.term != self.term:
@@ -316,40 +316,40 @@ class PrimaryRole:
                 f"Replica {name!r} reports in term {caller.term}, and this primary leads in term {self.term}: what it "
                 "has may be another log. It has to register again."
             )
-        refused = self.replicas.tell(name, progress)
+        refused = self.replicas.acknowledge(name, progress)
         self._commits.moved()
         return refused
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """Pin the log where it ends, and seal a snapshot behind that; again gives the same while it is kept."""
+        """Pin the log at its end, and seal a snapshot behind that; repeating it returns the same while it is kept."""
         self._check_term(caller)
         self.replicas.bootstraps(caller.name)
-        return self._offers.begin(caller.name, kind)
+        return self._bootstrap_snapshots.begin(caller.name, kind)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
         """A file of a snapshot from a byte on."""
         self._check_term(caller)
-        self._offers.touch(caller.name)
-        return self._offers.chunks(caller.name, snapshot, path, offset)
+        self._bootstrap_snapshots.touch(caller.name)
+        return self._bootstrap_snapshots.chunks(caller.name, snapshot, path, offset)
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
-        """The bootstrap is complete and durable at this cursor: the replica's slot is valid again, and stands there."""
+        """The bootstrap is complete and durable at this cursor: reset the replica's slot to it."""
         self._check_term(caller)
         self.replicas.bootstrapped(caller.name, cursor.next)
-        self._offers.end(caller.name)
+        self._bootstrap_snapshots.end(caller.name)
 
-    # --- what others are told ----------------------------------------------------------------------------------
+    # --- heartbeat and topology ---------------------------------------------------------------------------------
 
-    def beat(self) -> Beat:
-        """How far this primary is. ``Fenced`` when it is none any more."""
-        self.gate.check("nothing more is told")
+    def heartbeat(self) -> Heartbeat:
+        """Term, durable end and watermark of this primary. ``Fenced`` when it no longer leads."""
+        self.leadership.check("no heartbeat was sent")
         durable = self.log.bounds().next
-        return Beat(self.term, self.term_start, durable, min(durable, self.committed), self.replicas.now.epoch)
+        return Heartbeat(self.term, self.term_start, durable, min(durable, self.committed), self.replicas.now.epoch)
 
     def topology(self, caller: Caller) -> Topology:
-        """Who replicates the log, and how far each is."""
+        """The replicas of the log with their offsets."""
         self._check_term(caller)
         jump = self._clock.now() - self.replicas.time()
         members = tuple(
@@ -368,32 +368,32 @@ class PrimaryRole:
             )
             for each in self.registry.replicas.values()
         )
-        beat = self.beat()
+        heartbeat = self.heartbeat()
         return Topology(
             self.log.log_id,
             self.name,
             self.term,
             self.term_start,
-            beat.epoch,
+            heartbeat.epoch,
             str(self.policy),
-            beat.durable,
-            beat.committed,
+            heartbeat.durable,
+            heartbeat.committed,
             members,
             self.log.bounds().first,
         )
 
     @property
-    def registry(self) -> Registry:
-        """All replicas, as a value."""
+    def registry(self) -> ReplicaRegistry:
+        """All replicas, as a value, with what was sent to each."""
         return self.replicas.with_sent()
 
-    # --- keeping house -----------------------------------------------------------------------------------------
+    # --- maintenance -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Judge who is silent, and forget what nobody needs; called about once a poll interval."""
+        """Judge replica health, advance slots, and apply retention; called about once a heartbeat interval."""
         self.replicas.judge(poll_seconds=self.options.poll_seconds)
         self.replicas.move_slots()
-        self._offers.sweep()
+        self._bootstrap_snapshots.expire()
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         log = str(self.log.log_id)
         registry = self.registry
@@ -401,24 +401,24 @@ class PrimaryRole:
         SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
         for each in registry.replicas.values():
             DIVERGENCES.labels(log, each.name).set(each.divergences)
-        self._home.remember(committed=self.committed)
+        self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:
-        """Forget what is below an offset and was archived, but nothing that a slot needs; returns where it stopped."""
+        """Delete records below an offset, but none that a slot needs; returns the new first offset."""
         self.replicas.move_slots()
         return self.log.trim(upto, limits=self.options.slot_limits)
 
     def step_down(self, why: str) -> None:
-        """Be the primary no more: nothing is written or acknowledged from here on."""
-        self.gate.shut(why)
+        """End the leadership: nothing is written or acknowledged from here on."""
+        self.leadership.end(why)
         self._commits.give_up()
 
     def _check_term(self, caller: Caller) -> None:
         if caller.term > self.term:
-            self._home.hear_term(caller.term, caller.name)
+            self._node_folder.hear_term(caller.term, caller.name)
             self.step_down(f"{caller.name} has seen term {caller.term}")
-        self.gate.check("nothing was done")
+        self.leadership.check("nothing was done")
 
-    def _remember(self, registry: Registry) -> None:
+    def _remember(self, registry: ReplicaRegistry) -> None:
         peers = tuple(Peer(each.name, each.region, each.divergences) for each in registry.replicas.values())
-        self._home.remember(peers=peers, policy=str(self.policy), primary=self.name)
+        self._node_folder.remember(peers=peers, policy=str(self.policy), primary=self.name)

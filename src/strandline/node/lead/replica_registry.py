@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.names import check_replica_name
-from strandline.node.lead.policies import ReplicaPosition, Standing
+from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
 
 SILENT_POLLS: Final = 3
 SILENT_SECONDS: Final = 5
 """A replica that was silent for so many poll intervals, and at least so long, is unhealthy."""
 
 
-class Replica(NamedTuple):
+class ReplicaState(NamedTuple):
     """What a primary knows of one replica. Positions are next offsets; times are microseconds."""
 
     name: str
@@ -37,7 +37,7 @@ class Replica(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplicaProgress:
     """What a replica reports of itself."""
 
     applied: int
@@ -50,20 +50,20 @@ class Progress:
             raise InvalidInput(f"A replica cannot have made {self.durable} durable and applied {self.applied}.")
 
 
-class Registry(NamedTuple):
+class ReplicaRegistry(NamedTuple):
     """All replicas of a log by name, and the topology's epoch, which grows with each real change of it."""
 
-    replicas: Mapping[str, Replica] = MappingProxyType({})
+    replicas: Mapping[str, ReplicaState] = MappingProxyType({})
     epoch: int = 0
 
-    def replica(self, name: str) -> Replica:
+    def replica(self, name: str) -> ReplicaState:
         """One of them, or ``NotFound``."""
         try:
             return self.replicas[name]
         except KeyError as error:
             raise NotFound(f"There is no replica {name!r}: it has to register first.") from error
 
-    def standing(self, primary: str, durable: int, *, term_start: int = 0) -> Standing:
+    def durable_offsets(self, primary: str, durable: int, *, term_start: int = 0) -> DurableOffsets:
         """Who is how far, as commit policies see it.
 
         A replica that has not everything from before the primary's term counts for nothing. Otherwise a record could
@@ -73,7 +73,7 @@ class Registry(NamedTuple):
         for each in self.replicas.values():
             counts = each.durable is not None and each.durable >= term_start
             positions.append(ReplicaPosition(each.name, each.durable if counts else None, each.region))
-        return Standing(primary, durable, tuple(positions))
+        return DurableOffsets(primary, durable, tuple(positions))
 
     @property
     def lag(self) -> int:
@@ -87,33 +87,37 @@ class Registry(NamedTuple):
         return min((each.durable or 0 for each in self.replicas.values()), default=None)
 
 
-def register(registry: Registry, name: str, *, region: str | None, now: int, divergences: int = 0) -> Registry:
+def register(
+    registry: ReplicaRegistry, name: str, *, region: str | None, now: int, divergences: int = 0
+) -> ReplicaRegistry:
     """The registry with this replica; one that comes back keeps its progress, and is no change of the topology.
 
     ``divergences`` are those that a new one is known to have reported before.
     """
     known = registry.replicas.get(check_replica_name(name))
     if known is None:
-        return _with(registry, [Replica(name, now, now, region, divergences=divergences)], is_change=True)
+        return _with(registry, [ReplicaState(name, now, now, region, divergences=divergences)], is_change=True)
     seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
     return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
 
 
-def unregister(registry: Registry, name: str) -> Registry:
+def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
     """The registry without this replica; one that is not known changes nothing."""
     if check_replica_name(name) not in registry.replicas:
         return registry
     left = {known: each for known, each in registry.replicas.items() if known != name}
-    return Registry(MappingProxyType(left), registry.epoch + 1)
+    return ReplicaRegistry(MappingProxyType(left), registry.epoch + 1)
 
 
-def sent_upto(registry: Registry, name: str, offset: int) -> Registry:
+def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegistry:
     """Everything below this offset was sent to a replica; never back."""
     known = registry.replica(name)
     return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
 
 
-def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int, now: int) -> Registry:
+def acknowledged(
+    registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, end: int, now: int
+) -> ReplicaRegistry:
     """The registry after a replica reported; positions and counts only go forward.
 
     ``NotFound`` for one that is not registered, ``Diverged`` for one that has more than the log: both change nothing.
@@ -124,7 +128,7 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
             f"Replica {name!r} says that it has applied all below {progress.applied}, and the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
-    after = Replica(
+    after = ReplicaState(
         name=known.name,
         connected_at=known.connected_at,
         last_seen=max(known.last_seen, now),
@@ -140,7 +144,7 @@ def acknowledged(registry: Registry, name: str, progress: Progress, *, end: int,
     return _with(registry, [after], is_change=not known.healthy)
 
 
-def resumed(registry: Registry, name: str, at: int) -> Registry:
+def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
     """The registry with a replica that goes on at this offset: it has no more than that, whatever it had before."""
     known = registry.replica(name)
     applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
@@ -148,7 +152,7 @@ def resumed(registry: Registry, name: str, at: int) -> Registry:
     return _with(registry, [after], is_change=known.bootstrapping)
 
 
-def counted(registry: Registry, name: str, progress: Progress, *, now: int) -> Registry:
+def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, now: int) -> ReplicaRegistry:
     """The registry after a replica reported whose position does not count: only what it has found does."""
     known = registry.replica(name)
     after = known._replace(
@@ -160,7 +164,7 @@ def counted(registry: Registry, name: str, progress: Progress, *, now: int) -> R
     return _with(registry, [after], is_change=not known.healthy)
 
 
-def bootstrapping(registry: Registry, name: str, *, flag: bool) -> Registry:
+def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> ReplicaRegistry:
     """The registry with a replica that begins to build its state again, or has done so.
 
     One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
@@ -172,15 +176,15 @@ def bootstrapping(registry: Registry, name: str, *, flag: bool) -> Registry:
     return _with(registry, [after], is_change=known.bootstrapping != flag)
 
 
-def judge_health(registry: Registry, *, poll_seconds: float, now: int) -> Registry:
+def judge_health(registry: ReplicaRegistry, *, poll_seconds: float, now: int) -> ReplicaRegistry:
     """The registry after a look at who was silent for too long; all who are found so at once are one change."""
     patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
     silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
     return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
 
 
-def _with(registry: Registry, changed: Iterable[Replica], *, is_change: bool) -> Registry:
+def _with(registry: ReplicaRegistry, changed: Iterable[ReplicaState], *, is_change: bool) -> ReplicaRegistry:
     replicas = dict(registry.replicas)
     for each in changed:
         replicas[each.name] = each
-    return Registry(MappingProxyType(replicas), registry.epoch + is_change)
+    return ReplicaRegistry(MappingProxyType(replicas), registry.epoch + is_change)

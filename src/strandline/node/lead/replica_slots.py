@@ -15,7 +15,7 @@ from strandline.model.cursor import SECOND, Cursor
 from strandline.model.node import Peer
 from strandline.model.slots import SlotState
 from strandline.node.lead import replica_registry as rules
-from strandline.node.lead.replica_registry import Progress, Registry
+from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry
 from strandline.storage.clock import Clock
 
 _LOGGER = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Replicas:
     """
 
     def __init__(
-        self, log: WalLog, peers: Iterable[Peer], changed: Callable[[Registry], object], *, clock: Clock
+        self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, clock: Clock
     ) -> None:
         """Those who were known before, with a slot each; ``changed`` is told who is known whenever that may change."""
         self._log = log
@@ -40,7 +40,7 @@ class Replicas:
         self._clock = clock
         self._lock = threading.Lock()
         """Held to change the registry, and to move slots."""
-        self.now = Registry()
+        self.now = ReplicaRegistry()
         """All of them as of now, but for what was sent."""
         self._sent: dict[str, int] = {}
         """How far each was sent, where the registry does not say so yet: every batch moves it, few look."""
@@ -60,7 +60,7 @@ class Replicas:
         """
         return round(self._clock.monotonic() * SECOND)
 
-    def with_sent(self) -> Registry:
+    def with_sent(self) -> ReplicaRegistry:
         """All of them as of now."""
         with self._lock:
             while self._sent:
@@ -114,7 +114,7 @@ class Replicas:
         """Everything below was sent to it."""
         self._sent[name] = upto
 
-    def tell(self, name: str, progress: Progress) -> str | None:
+    def acknowledge(self, name: str, progress: ReplicaProgress) -> str | None:
         """A replica says how far it is; returns why that does not count, if it does not."""
         end = self._log.bounds().next
         with self._lock:

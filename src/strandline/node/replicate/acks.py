@@ -1,4 +1,4 @@
-"""What a replica tells its primary: how far it is, as soon as that is durable, and how it hears whether it counts."""
+"""Replica acknowledgements: sends the durable offset to the primary, and raises when it is rejected."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import final
 
 from strandline.errors import SlotInvalid, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.node.lead.replica_registry import Progress
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller, Upstream
 from strandline.storage.clock import Clock
 
 
 @final
-class Telling:
-    """A replica's acknowledgements, for the thread that follows and commits.
+class AckSender:
+    """Sends a replica's acknowledgements; for the thread that follows and commits.
 
-    Satisfies :class:`~strandline.followers.run.Position`: the replica's slot is its primary's, and advancing it is
-    acknowledging.
+    Satisfies :class:`~strandline.followers.run.Position`: the replica's slot is on its primary, and acknowledging
+    advances it.
     """
 
     def __init__(
         self,
         caller: Callable[[], Caller],
-        progress: Callable[[int], Progress],
+        progress: Callable[[int], ReplicaProgress],
         *,
         end: Callable[[], int],
         heard: Callable[[int], object],
         poll_seconds: float,
         clock: Clock,
     ) -> None:
-        """``progress`` says what a durable ``end`` comes to, and is asked before it is told; ``heard`` is told what is
-        committed.
+        """``progress`` builds the acknowledgement of a durable end, before it is sent; ``heard`` takes the watermark of
+        each answer.
         """
         self._caller = caller
         self._progress = progress
@@ -42,59 +42,59 @@ class Telling:
         self._upstream: Upstream | None = None
         self._answered = 0.0
         """When the primary last answered."""
-        self._told = -1
-        """What it was told last."""
-        self._untold: StrandlineError | None = None
-        """Why it could not be told."""
+        self._acknowledged = -1
+        """The offset that was acknowledged last."""
+        self._unsent: StrandlineError | None = None
+        """Why the last acknowledgement could not be sent."""
 
     def begin(self, upstream: Upstream) -> None:
-        """Tell this primary from here on; first, and with an answer, how far the copy is now."""
-        self._upstream, self._untold = upstream, None
+        """Acknowledge to this primary from here on; sends the current end first, and waits for the answer."""
+        self._upstream, self._unsent = upstream, None
         self.touch()
 
     def stop(self) -> None:
-        """Tell nobody any more."""
+        """Send no more acknowledgements."""
         self._upstream = None
 
     def durable(self, upto: int) -> None:
-        """Tell what has just become durable, before anything else is done with it: somebody waits.
+        """Acknowledge what has just become durable, before anything else is done with it: an append may wait for it.
 
-        It asks for no answer, since that costs both as much again. What became of it is known when the next one is
-        answered, which is a poll interval later at the latest. Raises nothing: the next call does.
+        Asks for no answer, which would double the cost on both sides. A rejection arrives with the next answer, one
+        heartbeat interval later at most. Raises nothing: the next call does.
         """
         upstream = self._upstream
         if upstream is None or self._clock.monotonic() - self._answered >= self._poll_seconds:
             return
         try:
             progress = self._progress(upto)
-            _count(upstream.tell(self._caller(), progress))
-            self._told = progress.durable
+            _check(upstream.acknowledge_nowait(self._caller(), progress))
+            self._acknowledged = progress.durable
         except StrandlineError as error:
-            self._untold = error
+            self._unsent = error
 
     def advance(self, to: Cursor) -> None:
-        """Tell what is durable, unless it was told at once; raises if that did not count, or nobody knows."""
-        if self._untold is not None or self._told != to.next:
+        """Acknowledge what is durable, unless :meth:`durable` did; raises if that was rejected, or may be."""
+        if self._unsent is not None or self._acknowledged != to.next:
             self._acknowledge(to.next)
 
     def touch(self) -> None:
-        """Tell how far the copy is, and wait for the answer; raises as well."""
+        """Acknowledge the end of the copy, and wait for the answer; raises as :meth:`advance`."""
         self._acknowledge(self._end())
 
     def _acknowledge(self, upto: int) -> None:
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            raise untold
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            raise unsent
         if self._upstream is None:
             return
         progress = self._progress(upto)
         answer = self._upstream.acknowledge(self._caller(), progress)
-        self._answered, self._told = self._clock.monotonic(), progress.durable
-        self._heard(answer.beat.committed)
-        _count(answer.refused)
+        self._answered, self._acknowledged = self._clock.monotonic(), progress.durable
+        self._heard(answer.heartbeat.committed)
+        _check(answer.refused)
 
 
-def _count(refused: str | None) -> None:
-    """Raise why an acknowledgement did not count, if it did not."""
+def _check(refused: str | None) -> None:
+    """``SlotInvalid`` if the acknowledgement was rejected."""
     if refused is not None:
         raise SlotInvalid(refused)

@@ -1,4 +1,4 @@
-"""Up to where two copies of a log are the same, told by their terms. Pure."""
+"""Log matching: the longest common prefix of two copies, found by the terms of their records. Pure."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from strandline.node.messages import Rewind
 
 
 class Terms(Protocol):
-    """What a log knows of the terms of its records. They never go down along it."""
+    """The terms of a log's records. They never decrease along it."""
 
     def term_at(self, offset: int) -> int | None:
-        """The term of a record; None if it is not there, or not any more."""
+        """The term of a record; None if it is not retained."""
 
     def end_of_term(self, term: int) -> int:
-        """The first offset whose record is of a higher term; the end of the log if none is."""
+        """The first offset with a record of a higher term; the end of the log if there is none."""
 
 
 def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewind | None:
-    """Where a replica at ``since`` parts from the log of a primary that led alone from ``term`` on; None if nowhere.
+    """Where a replica at ``since`` diverges from the log of the only primary since ``term``; None if nowhere.
 
-    Each term had one primary, and what a primary wrote is in one order: two logs whose records at an offset are of the
-    same term are the same up to there. ``Diverged`` if the replica has a record of the primary's own terms that the
-    primary has not: no failover explains that.
+    Each term had one primary, which wrote in one order: two logs whose records at an offset are of the same term are
+    equal up to there. ``Diverged`` if the replica has a record of the primary's own terms that the primary lacks: no
+    failover explains that.
     """
     if since.next <= bounds.next:
         if not since.term or terms.term_at(since.next - 1) == since.term:
             return None
         if since.next <= bounds.first and since.term >= term:
-            return None  # that record is gone here; but in this term nobody else has written any
+            return None  # that record is not retained here, but only this primary wrote in this term
         upto = since.next
     else:
         upto = bounds.next
@@ -45,9 +45,9 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
 
 
 def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) -> Cursor | None:
-    """Where a replica asks next after such an answer; None if it retains nothing that could be the same.
+    """The cursor that a replica asks for next after a rewind; None if it retains nothing that could match.
 
-    Always before ``since``, so that the two come to an end.
+    Always before ``since``, so that the search ends.
     """
     upto = min(answer.upto, terms.end_of_term(answer.term))
     if upto >= since.next:

@@ -1,4 +1,4 @@
-"""Bringing a snapshot over from a primary: in pieces with checksums, going on after a cut, beside the living copy."""
+"""Bootstrap of a replica: fetches a snapshot of the primary in checksummed chunks, beside the current copy."""
 
 from __future__ import annotations
 
@@ -14,94 +14,97 @@ from strandline.log.wal.snapshot import KIND, KIND_VERSION, verify
 from strandline.model.cursor import Cursor
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.node.messages import Caller, SnapshotOffer, Upstream
-from strandline.node.node_folder import INCOMING, Home
+from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.snapshots.sealed import DATA, MANIFEST, check_kind, read_snapshot, unpack
 from strandline.storage.clock import Chance, boot_id
 from strandline.storage.files import below, exists, replace_file
 
 _SYNC_BYTES: Final = 8 << 20
-"""A crash of the machine may spoil so many of the last bytes of a file, which are brought over again."""
+"""A file is synced after so many bytes: a crash of the machine may damage at most these, which are fetched again."""
 _BOOT: Final = "BOOT"
-"""Which run of the machine has written what is there, beside the manifest while a snapshot is brought over."""
+"""Holds the boot id of the machine that wrote the partial snapshot."""
 
 
-def bring_over(upstream: Upstream, caller: Caller, home: Home, *, chance: Chance, boot: UUID | None = None) -> Cursor:
-    """Put a snapshot of the primary's log in place of this node's copy; returns the cursor that it holds.
+def bootstrap(
+    upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, chance: Chance, boot: UUID | None = None
+) -> Cursor:
+    """Replace this node's copy by a snapshot of the primary's log; returns the snapshot's cursor.
 
     The caller opens the new copy, and then tells the primary that the bootstrap is complete.
 
-    Whatever interrupts it, the node has its old copy or the new one, whole; calling it again goes on where it was,
-    to the byte unless the machine went down meanwhile (``boot`` tells its runs apart).
-    ``CorruptData`` if a piece is not what its checksum says, or the whole is not what the manifest says: what is wrong
-    is thrown away, so that trying again may help.
+    After any interruption the node has its old copy or the new one, whole. Calling it again resumes, to the byte unless
+    the machine went down meanwhile (``boot`` identifies its run). ``CorruptData`` if a chunk does not match its
+    checksum, or the whole does not match the manifest: the damaged part is discarded, so that a retry may help.
     """
     offer = upstream.begin_snapshot(caller, KIND)
-    folder = home.path(INCOMING)
-    snapshot = _prepare(folder, offer, home)
+    folder = node_folder.path(INCOMING)
+    snapshot = _prepare(folder, offer, node_folder)
     check_kind(snapshot, KIND, KIND_VERSION)
-    _distrust_tails(folder, snapshot, home, boot_id() if boot is None else boot)
+    _truncate_unsynced(folder, snapshot, node_folder, boot_id() if boot is None else boot)
     for file in snapshot.files:
-        _bring_file(upstream, caller, offer.name, file, folder, home)
-    home.disk.remove(f"{folder}/{_BOOT}")
-    generation = home.next_generation()
+        _fetch_file(upstream, caller, offer.name, file, folder, node_folder)
+    node_folder.disk.remove(f"{folder}/{_BOOT}")
+    generation = node_folder.next_generation()
     try:
         unpack(
             folder,
-            home.data(generation),
+            node_folder.data(generation),
             kind=KIND,
             kind_version=KIND_VERSION,
-            verify=lambda data: verify(data, disk=home.disk),
-            disk=home.disk,
+            verify=lambda data: verify(data, disk=node_folder.disk),
+            disk=node_folder.disk,
             chance=chance,
         )
     except CorruptData:
-        home.disk.remove_folder(folder)
+        node_folder.disk.remove_folder(folder)
         raise
-    home.remember(generation=generation, trouble=None)
-    home.disk.remove_folder(folder)
+    node_folder.remember(generation=generation, trouble=None)
+    node_folder.disk.remove_folder(folder)
     return snapshot.cursor
 
 
-def _prepare(folder: str, offer: SnapshotOffer, home: Home) -> Snapshot:
-    """What is to be brought over; what there is of another snapshot goes."""
+def _prepare(folder: str, offer: SnapshotOffer, node_folder: NodeFolder) -> Snapshot:
+    """Decode the manifest; removes a partial copy of another snapshot."""
     snapshot = decode_snapshot(offer.manifest, f"the manifest of snapshot {offer.name}", folder)
     with contextlib.suppress(NotFound, CorruptData):
-        if read_snapshot(folder, disk=home.disk) == snapshot:
+        if read_snapshot(folder, disk=node_folder.disk) == snapshot:
             return snapshot
-    home.disk.remove_folder(folder)
-    home.disk.make_folders(f"{folder}/{DATA}")
-    home.disk.write_new(f"{folder}/{MANIFEST}", [offer.manifest])
-    home.disk.sync_folder(folder)
+    node_folder.disk.remove_folder(folder)
+    node_folder.disk.make_folders(f"{folder}/{DATA}")
+    node_folder.disk.write_new(f"{folder}/{MANIFEST}", [offer.manifest])
+    node_folder.disk.sync_folder(folder)
     return snapshot
 
 
-def _distrust_tails(folder: str, snapshot: Snapshot, home: Home, boot: UUID) -> None:
-    """Cut the last bytes of files that are not whole, if the machine went down since they were written.
+def _truncate_unsynced(folder: str, snapshot: Snapshot, node_folder: NodeFolder, boot: UUID) -> None:
+    """Truncate the unsynced end of partial files if the machine went down since they were written.
 
-    What a process that was killed has written is there all the same. So is what came before the line broke: however
-    often it does, each connection goes on where the one before ended.
+    Bytes that a killed process wrote are kept, and so are those from before a lost connection: each connection resumes
+    where the last one ended.
     """
     note = f"{folder}/{_BOOT}"
     with contextlib.suppress(NotFound):
-        if boot.int and home.disk.read(note) == boot.bytes:
+        if boot.int and node_folder.disk.read(note) == boot.bytes:
             return
     for file in snapshot.files:
         path = below(f"{folder}/{DATA}", *file.path.split("/"))
-        if not exists(path, disk=home.disk) or home.disk.size(path) >= file.size:
+        if not exists(path, disk=node_folder.disk) or node_folder.disk.size(path) >= file.size:
             continue
-        out = home.disk.open_append(path)
+        out = node_folder.disk.open_append(path)
         try:
             out.cut(max(0, out.size() - _SYNC_BYTES))
         finally:
             out.close()
-    replace_file(home.disk, note, boot.bytes, temporary=f"{note}.new")
+    replace_file(node_folder.disk, note, boot.bytes, temporary=f"{note}.new")
 
 
-def _bring_file(upstream: Upstream, caller: Caller, name: str, file: SnapshotFile, folder: str, home: Home) -> None:
+def _fetch_file(
+    upstream: Upstream, caller: Caller, name: str, file: SnapshotFile, folder: str, node_folder: NodeFolder
+) -> None:
     path = below(f"{folder}/{DATA}", *file.path.split("/"))
     if "/" in file.path:
-        home.disk.make_folders(path.rpartition("/")[0])
-    out = home.disk.open_append(path)
+        node_folder.disk.make_folders(path.rpartition("/")[0])
+    out = node_folder.disk.open_append(path)
     try:
         size = out.size()
         if size > file.size:
@@ -115,7 +118,7 @@ def _bring_file(upstream: Upstream, caller: Caller, name: str, file: SnapshotFil
                         f"A piece of {file.path} of snapshot {name} did not arrive as it was sent, at byte {size}: it "
                         "was not kept, and is asked for again."
                     )
-                with _doubting(folder, home):
+                with _distrust_on_failure(folder, node_folder):
                     out.write([chunk.data])
                     size += len(chunk.data)
                     unsynced += len(chunk.data)
@@ -124,18 +127,18 @@ def _bring_file(upstream: Upstream, caller: Caller, name: str, file: SnapshotFil
                         unsynced = 0
         if size != file.size:
             raise CorruptData(f"{file.path} of snapshot {name} ended at byte {size} of {file.size}: it is asked again.")
-        with _doubting(folder, home):
+        with _distrust_on_failure(folder, node_folder):
             out.sync()
     finally:
         out.close()
 
 
 @contextlib.contextmanager
-def _doubting(folder: str, home: Home) -> Iterator[None]:
-    """Trust nothing that was written since the last sync if a write or a sync fails."""
+def _distrust_on_failure(folder: str, node_folder: NodeFolder) -> Iterator[None]:
+    """If a write or a sync fails, distrust everything since the last sync."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(NotFound):
-            home.disk.remove(f"{folder}/{_BOOT}")
+            node_folder.disk.remove(f"{folder}/{_BOOT}")
         raise

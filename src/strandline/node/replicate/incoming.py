@@ -1,4 +1,4 @@
-"""What arrives at a replica, and whether it may be applied: a feed to follow."""
+"""Incoming batches of a replica: checks that each may be applied, and offers the feed to the follower."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from uuid import UUID
 from strandline.errors import CorruptData, Diverged, Fenced, Gap
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.node import Beat
-from strandline.node.messages import Feed
+from strandline.model.node import Heartbeat
+from strandline.node.messages import ReplicationFeed
 
 AHEAD_BYTES: Final = 64 << 20
-"""A replica keeps no more than so much, or one batch, that its primary's disk does not have yet."""
+"""Limit on buffered batches that are not durable on the primary yet; one batch may be larger."""
 
 
 class Verdict(Enum):
-    """What to do with a batch that arrived."""
+    """What to do with an incoming batch."""
 
     SKIP = "older than what is compared"
     COMPARE = "ends with the record before: equal, or diverged"
@@ -26,19 +26,21 @@ class Verdict(Enum):
     COMPARE_AND_APPLY = "holds the record before, and the next"
 
 
-def judge(batch: LogBatch, at: Cursor, beat: Beat, *, seen: int) -> Verdict:
-    """Whether a batch may be applied by a replica that is at ``at`` and has seen the term ``seen``.
+def judge(batch: LogBatch, at: Cursor, heartbeat: Heartbeat, *, seen: int) -> Verdict:
+    """Whether a replica at ``at``, which has seen the term ``seen``, may apply a batch.
 
-    ``Fenced`` from a primary of a lower term, and for records of one: terms never go down along a log. ``Gap`` if it
-    is not what follows. A batch stands for its records: they are of one term, and next to each other.
+    ``Fenced`` from a primary of a lower term, and for records of one: terms never decrease along a log. ``Gap`` if
+    records are missing before it. The records of a batch are contiguous and of one term.
     """
-    if beat.term < seen:
+    if heartbeat.term < seen:
         raise Fenced(
-            f"A primary of term {beat.term} sends records, and this replica has seen term {seen}: nothing of it was "
-            "applied. Follow the primary of that term."
+            f"A primary of term {heartbeat.term} sends records, and this replica has seen term {seen}: nothing of it "
+            "was applied. Follow the primary of that term."
         )
-    if batch.term > beat.term:
-        raise CorruptData(f"A primary of term {beat.term} sends records of term {batch.term}; nothing was applied.")
+    if batch.term > heartbeat.term:
+        raise CorruptData(
+            f"A primary of term {heartbeat.term} sends records of term {batch.term}; nothing was applied."
+        )
     if batch.first > at.next:
         raise Gap(
             f"Records from offset {batch.first} on arrived, and this replica needs {at.next}: {batch.first - at.next} "
@@ -57,7 +59,7 @@ def judge(batch: LogBatch, at: Cursor, beat: Beat, *, seen: int) -> Verdict:
 
 
 def diverged(at: Cursor) -> Diverged:
-    """The error for a record that is here with another content."""
+    """The error for a record whose content differs from the primary's."""
     return Diverged(
         f"The record before offset {at.next} is another one on the primary than here, in the same place: nothing was "
         "applied. Find out which of the two is right, and let the other bootstrap again."
@@ -65,22 +67,22 @@ def diverged(at: Cursor) -> Diverged:
 
 
 @final
-class Arrivals:
-    """A feed to follow: what it gives has arrived, was judged, and follows the sink's position.
+class IncomingBatches:
+    """A feed as a follower reads it: checked batches that continue the sink's position.
 
     Satisfies :class:`~strandline.followers.run.Arriving`.
     """
 
     def __init__(
-        self, log_id: UUID, feed: Feed, seen: Callable[[], int], compare: Callable[[LogBatch, Cursor], bool]
+        self, log_id: UUID, feed: ReplicationFeed, seen: Callable[[], int], compare: Callable[[LogBatch, Cursor], bool]
     ) -> None:
-        """``compare`` tells whether the record before a position is here as it is in a batch."""
+        """``compare`` tells whether the local record before a position equals the one in a batch."""
         self._log_id = log_id
         self._feed = feed
         self._seen = seen
         self._compare = compare
-        self._arrived: Sequence[LogBatch] = ()
-        """What was not given yet: it came while it was waited for, or the primary's disk may not have it."""
+        self._received: Sequence[LogBatch] = ()
+        """Received batches that were not returned yet: they came during a wait, or are not durable on the primary."""
 
     @property
     def log_id(self) -> UUID:
@@ -88,50 +90,51 @@ class Arrivals:
         return self._log_id
 
     def arrived(self, since: Cursor) -> list[LogBatch]:
-        """All that has arrived from a position on; what does not follow raises, before any of it is applied."""
-        if not self._arrived:
-            self._arrived = self._feed.take(0.0)
-        beat = self._feed.beat
-        if beat is None or not self._arrived:
+        """All received batches from a position on; raises, before any is applied, if one does not continue it."""
+        if not self._received:
+            self._received = self._feed.take(0.0)
+        heartbeat = self._feed.heartbeat
+        if heartbeat is None or not self._received:
             return []
         found: list[LogBatch] = []
         at, seen = since, self._seen()
-        for batch in self._durable(beat):
+        for batch in self._durable(heartbeat):
             if found:
                 at = Cursor(at.log_id, found[-1].next, found[-1].term)
-            verdict = judge(batch, at, beat, seen=seen)
+            verdict = judge(batch, at, heartbeat, seen=seen)
             if verdict is Verdict.SKIP:
                 continue
-            # Only the sink's own record can differ: what arrived together comes from one log.
+            # Only the sink's own record can differ: batches received together come from one log.
             if verdict is not Verdict.APPLY and at == since and not self._compare(batch, at):
                 raise diverged(at)
             if verdict is not Verdict.COMPARE:
                 found.append(batch)
         return found
 
-    def _durable(self, beat: Beat) -> Sequence[LogBatch]:
-        """What the primary's disk has of what has arrived; the rest is kept."""
-        arrived = self._arrived
+    def _durable(self, heartbeat: Heartbeat) -> Sequence[LogBatch]:
+        """The received batches that are durable on the primary; the rest stays buffered."""
+        arrived = self._received
         count = len(arrived)
-        while count and arrived[count - 1].next > beat.durable:
+        while count and arrived[count - 1].next > heartbeat.durable:
             count -= 1
-        self._arrived = arrived[count:]
-        if len(self._arrived) > 1 and sum(batch.size for batch in self._arrived) > AHEAD_BYTES:
+        self._received = arrived[count:]
+        if len(self._received) > 1 and sum(batch.size for batch in self._received) > AHEAD_BYTES:
             raise CorruptData(
-                f"A primary whose disk has everything below {beat.durable} has sent all below {arrived[-1].next}, and "
-                "that is too much to be kept: nothing of it was applied. Connect again."
+                f"A primary whose disk has everything below {heartbeat.durable} has sent all below {arrived[-1].next}, "
+                "and that is too much to be kept: nothing of it was applied. Connect again."
             )
         return arrived[:count]
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something can be applied (True), perhaps nothing new, or the time is over (False)."""
+        """Block until a batch can be applied (True), or until the timeout (False)."""
         del past
-        if not self._arrived:
-            self._arrived = self._feed.take(timeout)
-        if self._arrived and not self._can_apply():  # the primary's word that its disk has it is on its way
-            self._arrived = [*self._arrived, *self._feed.take(timeout)]
+        if not self._received:
+            self._received = self._feed.take(timeout)
+        if self._received and not self._can_apply():
+            # The heartbeat that says it is durable on the primary is on its way.
+            self._received = [*self._received, *self._feed.take(timeout)]
         return self._can_apply()
 
     def _can_apply(self) -> bool:
-        beat = self._feed.beat
-        return bool(self._arrived) and (beat is None or self._arrived[0].next <= beat.durable)
+        heartbeat = self._feed.heartbeat
+        return bool(self._received) and (heartbeat is None or self._received[0].next <= heartbeat.durable)

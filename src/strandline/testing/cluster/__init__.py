@@ -5,6 +5,6 @@
 
 from strandline.testing.cluster.climate import Climate
 from strandline.testing.cluster.history import Broken, Checker, check
-from strandline.testing.cluster.world import Told, World, play
+from strandline.testing.cluster.world import RunSummary, World, play
 
-__all__ = ["Broken", "Checker", "Climate", "Told", "World", "check", "play"]
+__all__ = ["Broken", "Checker", "Climate", "RunSummary", "World", "check", "play"]

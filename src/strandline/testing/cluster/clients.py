@@ -14,7 +14,7 @@ from strandline.node.lead.append_handle import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
 from strandline.node.node import Node
-from strandline.testing.cluster.history import Acknowledged, Entry, Read, Shown
+from strandline.testing.cluster.history import Acknowledged, HistoryEntry, Read, Shown
 
 _PATIENCE: Final = 2.0
 """After so many seconds a writer gives up on a primary, and tries again wherever it can."""
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Writer:
+class ClientWriter:
     """Numbers its appends, and repeats each until it is acknowledged; several may be under way at one node."""
 
     name: str
@@ -72,7 +72,7 @@ class Writer:
         if number is None:
             return ""
         count = self.parts(number)
-        values = [Entry(self.name, number, part, count).encode() for part in range(count)]
+        values = [HistoryEntry(self.name, number, part, count).encode() for part in range(count)]
         batch = record_batch(timestamps=[0] * count, ops=[0] * count, keys=[None] * count, values=values)
         try:
             primary = node.primary
@@ -128,12 +128,12 @@ def shown(name: str, node: Node) -> Shown | None:
         return None
 
 
-def entries(log: CommittedLog, first: int, end: int) -> tuple[Entry, ...]:
+def entries(log: CommittedLog, first: int, end: int) -> tuple[HistoryEntry, ...]:
     """The records of a range."""
-    found: list[Entry] = []
+    found: list[HistoryEntry] = []
     while first + len(found) < end:
         # Planned and fetched here, since reading ahead takes a thread.
         spans = log.plan(Cursor(log.log_id, first + len(found)), Limit(upto=end))
         batches = [batch for span in spans for batch in span.fetch(["value"])]
-        found += [Entry.decode(value) for batch in batches for value in batch.column(0).to_pylist()]
+        found += [HistoryEntry.decode(value) for batch in batches for value in batch.column(0).to_pylist()]
     return tuple(found)

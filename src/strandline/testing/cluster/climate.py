@@ -126,7 +126,7 @@ def _late(world: World) -> None:
 def _wipe(world: World) -> None:
     """A machine loses its disk: one at a time, since two of three may have been all that had a record."""
     machine = _any(world)
-    states = [each.running.home.state.adopted for each in world.ready()]
+    states = [each.running.node_folder.state.adopted for each in world.ready()]
     if not machine or world.recovering or len(states) < len(world.machines) or not all(states):
         return
     world.recovering.add(machine.name)

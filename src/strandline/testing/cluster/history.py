@@ -11,7 +11,7 @@ class Broken(AssertionError):
     """A history that must not be."""
 
 
-class Entry(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One record, as its content tells: piece ``part`` of ``parts`` of a writer's numbered append."""
 
     writer: str
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
         return f"{self.writer}:{self.number}:{self.part}:{self.parts}".encode()
 
     @classmethod
-    def decode(cls, value: bytes) -> Entry:
+    def decode(cls, value: bytes) -> HistoryEntry:
         """The entry that a value stands for."""
         writer, number, part, parts = value.decode().split(":")
         return cls(writer, int(number), int(part), int(parts))
@@ -47,7 +47,7 @@ class Read(NamedTuple):
 
     node: str
     first: int
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
 
 
 class Shown(NamedTuple):
@@ -59,7 +59,7 @@ class Shown(NamedTuple):
     """Whether it is the primary at that moment."""
 
 
-class Seen(NamedTuple):
+class TermsSeen(NamedTuple):
     """A node remembers these terms."""
 
     node: str
@@ -85,7 +85,7 @@ class Wiped(NamedTuple):
 class Final:
     """What every node holds after all is well again and has been for long."""
 
-    logs: Mapping[str, tuple[int, tuple[Entry, ...]]]
+    logs: Mapping[str, tuple[int, tuple[HistoryEntry, ...]]]
     """By node: its first offset, and everything from there on."""
     primaries: tuple[str, ...]
     troubles: Mapping[str, str]
@@ -93,7 +93,7 @@ class Final:
     committed: int
 
 
-Event: TypeAlias = Acknowledged | Read | Shown | Seen | Promised | Wiped | Final
+Event: TypeAlias = Acknowledged | Read | Shown | TermsSeen | Promised | Wiped | Final
 
 
 @dataclass(slots=True)
@@ -106,11 +106,11 @@ class Checker:
     node forgets a term. In the end all hold the same, one leads, and the others follow.
     """
 
-    known: dict[int, Entry] = field(default_factory=dict)
+    known: dict[int, HistoryEntry] = field(default_factory=dict)
     """What is at an offset, by whoever has read it."""
     acknowledged: dict[tuple[str, int], Acknowledged] = field(default_factory=dict)
     last: Acknowledged | None = None
-    terms: dict[str, Seen] = field(default_factory=dict)
+    terms: dict[str, TermsSeen] = field(default_factory=dict)
     promised: dict[str, int] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
     """Where the log ended for the readers of each node."""
@@ -126,7 +126,7 @@ class Checker:
                 self._take_read(node, first, entries)
             case Shown(node, end, leads):
                 self._take_shown(node, end, leads=leads)
-            case Seen(node):
+            case TermsSeen(node):
                 before = self.terms.get(node, event)
                 if any(now < then for now, then in zip(event[1:], before[1:], strict=True)):
                     raise Broken(f"{node} forgot terms: {before} became {event}")
@@ -152,10 +152,12 @@ class Checker:
         if event.first is not None:
             self.told = max(self.told, event.first + event.records)
             for part in range(event.records):
-                self._place(event.node, event.first + part, Entry(event.writer, event.number, part, event.records))
+                self._place(
+                    event.node, event.first + part, HistoryEntry(event.writer, event.number, part, event.records)
+                )
         self.acknowledged.setdefault((event.writer, event.number), event)
 
-    def _take_read(self, node: str, first: int, entries: Iterable[Entry]) -> None:
+    def _take_read(self, node: str, first: int, entries: Iterable[HistoryEntry]) -> None:
         for offset, entry in enumerate(entries, first):
             self._place(node, offset, entry)
 
@@ -167,7 +169,7 @@ class Checker:
             raise Broken(f"{node} leads and shows what is below {end}, and all below {self.told} was acknowledged")
         self.shown[node] = end
 
-    def _place(self, node: str, offset: int, entry: Entry) -> None:
+    def _place(self, node: str, offset: int, entry: HistoryEntry) -> None:
         found = self.known.setdefault(offset, entry)
         if found != entry:
             raise Broken(f"offset {offset} is {entry} on {node}, and was {found} before; both were committed")
@@ -197,7 +199,7 @@ class Checker:
         offset = 0
         while offset < end:
             entry = self.known[offset]
-            expected = [Entry(entry.writer, entry.number, part, entry.parts) for part in range(entry.parts)]
+            expected = [HistoryEntry(entry.writer, entry.number, part, entry.parts) for part in range(entry.parts)]
             if [self.known.get(offset + part) for part in range(entry.parts)] != expected:
                 raise Broken(f"the append at offset {offset} is not whole: {entry}")
             if entry.number != last.get(entry.writer, -1) + 1:
@@ -235,13 +237,13 @@ __all__ = [
     "Acknowledged",
     "Broken",
     "Checker",
-    "Entry",
     "Event",
     "Final",
+    "HistoryEntry",
     "Promised",
     "Read",
-    "Seen",
     "Shown",
+    "TermsSeen",
     "Wiped",
     "check",
 ]

@@ -81,7 +81,7 @@ class WatchedDisk(SimulatedDisk):
         super().__init__(seed)
         self.told: Callable[[], None] | None = None
         self.asked: Callable[[], None] | None = None
-        """Told when something is about to be synced: what was written is seen by other threads meanwhile."""
+        """Called before a sync: other threads may already see what was written."""
 
     @property
     def is_armed(self) -> bool:

@@ -13,15 +13,15 @@ from strandline.errors import StrandlineError, TransientStorageError
 from strandline.formats.checksum import crc32c
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.node import Beat
-from strandline.node.lead.replica_registry import Progress
+from strandline.model.node import Heartbeat
+from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
     Chunk,
-    Feed,
+    ElectionReport,
     Registration,
-    Report,
+    ReplicationFeed,
     Resume,
     SnapshotOffer,
     Topology,
@@ -32,7 +32,7 @@ from strandline.testing.cluster.machine import Machine, Time
 
 R = TypeVar("R")
 
-_LATE: Final = frozenset({"acknowledge", "tell", "report", "register", "resume", "end_snapshot"})
+_LATE: Final = frozenset({"acknowledge", "acknowledge_nowait", "report", "register", "resume", "end_snapshot"})
 """Calls that may arrive when nobody waits for their answer any more."""
 
 
@@ -155,7 +155,7 @@ class Network:
         self._late.clear()
 
 
-class Link:
+class SimulatedLink:
     """A node as another one reaches it. Satisfies :class:`~strandline.node.messages.Upstream`."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
@@ -183,14 +183,14 @@ class Link:
         feed = self._call("feed", lambda node: node.primary.feed(caller, since))
         return SimulatedFeed(self._network, self._source, self._target, feed)
 
-    def acknowledge(self, caller: Caller, progress: Progress) -> Acknowledgement:
+    def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
         """Over the network."""
         return self._call("acknowledge", lambda node: node.primary.acknowledge(caller, progress))
 
-    def tell(self, caller: Caller, progress: Progress) -> None:
+    def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
         """Over the network; nobody hears what became of it."""
         with contextlib.suppress(StrandlineError):
-            self._call("tell", lambda node: node.primary.tell(caller, progress))
+            self._call("acknowledge_nowait", lambda node: node.primary.acknowledge_nowait(caller, progress))
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Over the network."""
@@ -218,7 +218,7 @@ class Link:
         """Over the network."""
         return self._call("topology", lambda node: node.primary.topology(caller))
 
-    def report(self, caller: Caller) -> Report:
+    def report(self, caller: Caller) -> ElectionReport:
         """Over the network."""
         report = self._call("report", lambda node: node.report(caller))
         self._network.promised(Promised(self._target, caller.term))
@@ -231,19 +231,19 @@ class Link:
 class SimulatedFeed:
     """A feed over the network: what was sent may arrive late, even from a primary that is none any more.
 
-    Satisfies :class:`~strandline.node.messages.Feed`; never blocks.
+    Satisfies :class:`~strandline.node.messages.ReplicationFeed`; never blocks.
     """
 
-    def __init__(self, network: Network, source: str, target: str, inner: Feed) -> None:
+    def __init__(self, network: Network, source: str, target: str, inner: ReplicationFeed) -> None:
         """What ``inner`` of ``target`` gives, as it arrives at ``source``."""
         self._network = network
         self._source, self.target = source, target
         self._inner = inner
         self._life = network.machines[target].life
-        self._under_way: deque[tuple[Sequence[LogBatch], Beat | None]] = deque()
+        self._under_way: deque[tuple[Sequence[LogBatch], Heartbeat | None]] = deque()
         self._error: StrandlineError | None = None
         self.closed = False
-        self.beat: Beat | None = inner.beat
+        self.heartbeat: Heartbeat | None = inner.heartbeat
         """The latest word that has arrived."""
         network.opened(self)
 
@@ -263,7 +263,7 @@ class SimulatedFeed:
                 if network.chance(0.5):
                     self._under_way.clear()
         if self._under_way and not network.chance(network.weather.held):
-            batches, self.beat = self._under_way.popleft()
+            batches, self.heartbeat = self._under_way.popleft()
             if batches:
                 return batches
         if self._error is not None and not self._under_way:
@@ -283,7 +283,7 @@ class SimulatedFeed:
         if self._error is None and not self._is_broken():
             with contextlib.suppress(StrandlineError):
                 batches = self._inner.take(0.0)
-        self._under_way.extend(([batch], self._inner.beat) for batch in batches)
+        self._under_way.extend(([batch], self._inner.heartbeat) for batch in batches)
         return len(batches)
 
     def _send(self) -> None:
@@ -292,12 +292,14 @@ class SimulatedFeed:
             raise lost(f"The connection to {target} broke.")
         if network.answers(target):  # or it stands still, and nothing comes
             batches = network.within(target, lambda _: self._inner.take(0.0))
-            beat = self._inner.beat
+            heartbeat = self._inner.heartbeat
             if not network.weather.held:
-                self._under_way.append((batches, beat))
+                self._under_way.append((batches, heartbeat))
             elif batches or not self._under_way:
-                self._under_way.extend(([batch], beat) for batch in batches)  # any of them may be the last to arrive
-                self._under_way.append(((), beat))
+                self._under_way.extend(
+                    ([batch], heartbeat) for batch in batches
+                )  # any of them may be the last to arrive
+                self._under_way.append(((), heartbeat))
 
     def close(self) -> None:
         """End the feed."""

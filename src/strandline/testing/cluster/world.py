@@ -13,16 +13,16 @@ from strandline.errors import StorageError
 from strandline.node.lead.policies import Quorum
 from strandline.node.messages import Caller, Upstream
 from strandline.node.node import Node
-from strandline.node.node_folder import QUARANTINE, Home
+from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
 from strandline.testing.cluster import history
-from strandline.testing.cluster.clients import Writer, entries, read, shown
+from strandline.testing.cluster.clients import ClientWriter, entries, read, shown
 from strandline.testing.cluster.climate import Climate
-from strandline.testing.cluster.history import Acknowledged, Broken, Checker, Seen
+from strandline.testing.cluster.history import Acknowledged, Broken, Checker, TermsSeen
 from strandline.testing.cluster.machine import Machine, MachineClock, Time, WatchedDisk
-from strandline.testing.cluster.network import Link, Network
+from strandline.testing.cluster.network import Network, SimulatedLink
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import CrashMode
@@ -33,7 +33,7 @@ NAMES: Final = ("a", "b", "c")
 TERM: Final = 2.0
 """Seconds of a lease."""
 POLL: Final = 0.4
-"""Seconds between two beats of a node that has nothing to say."""
+"""Seconds between two heartbeats of a node that has nothing to say."""
 _SETTLING: Final = 3000
 """Steps within which all has to be well again when nothing goes wrong any more."""
 _STORY: Final = 80
@@ -41,7 +41,7 @@ _STORY: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunSummary:
     """What happened, for tests that make sure that something did."""
 
     seed: int
@@ -77,7 +77,7 @@ class World:
             clock = MachineClock(self.time, drift=dice.uniform(-0.005, 0.005), skew=dice.uniform(-60, 60))
             line = FaultyStore(place, seed=dice.getrandbits(64), faults=self.climate.store, clock=clock)
             self.machines[name] = Machine(name, self.new_disk(name), clock, line, founds=name == "a")
-        self.writers = [Writer(f"w{number}") for number in range(3)]
+        self.writers = [ClientWriter(f"w{number}") for number in range(3)]
 
     def new_disk(self, name: str) -> WatchedDisk:
         """An empty disk for a machine."""
@@ -89,7 +89,7 @@ class World:
 
     # --- a history ---------------------------------------------------------------------------------------------
 
-    def play(self, steps: int) -> Told:
+    def play(self, steps: int) -> RunSummary:
         """Let so many things happen, and then let all be well; raises :class:`Broken`, with the seed and the story."""
         try:
             while self.steps < steps:
@@ -102,7 +102,7 @@ class World:
             ) from error
         for machine in self.machines.values():
             self.counts["rewinds"] += sum(row.is_folder for row in machine.disk.scan(f"/node/{QUARANTINE}"))
-        return Told(self.seed, self.steps, self.counts, self.digest)
+        return RunSummary(self.seed, self.steps, self.counts, self.digest)
 
     def note(self, text: str) -> None:
         """Remember what happened, for who has to find out why."""
@@ -169,8 +169,8 @@ class World:
     def observe(self, machine: Machine) -> None:
         """See what a node is now."""
         node = machine.running
-        state = node.home.state
-        self.checker.take(Seen(machine.name, state.seen, state.adopted, state.led))
+        state = node.node_folder.state
+        self.checker.take(TermsSeen(machine.name, state.seen, state.adopted, state.led))
         if state.adopted:
             self.recovering.discard(machine.name)
         seen = shown(machine.name, node)
@@ -219,7 +219,7 @@ class World:
                 lease=lease,
                 create=machine.founds,
                 background=False,
-                home=Home.open("/node", name, disk=machine.disk),
+                node_folder=NodeFolder.open("/node", name, disk=machine.disk),
                 clock=machine.clock,
                 chance=SeededChance(seed + 1),
             )
@@ -238,7 +238,7 @@ class World:
             self.observe(machine)
 
     def _reach(self, source: str, target: str) -> Upstream:
-        return Link(self.network, source, target)
+        return SimulatedLink(self.network, source, target)
 
     def died(self, machine: Machine) -> None:
         """A machine has stopped in the middle of something."""
@@ -357,7 +357,7 @@ class World:
         logs, primaries, troubles, committed = {}, [], {}, -1
         for name, machine in self.machines.items():
             node = machine.node
-            if node is None or not node.home.state.generation:
+            if node is None or not node.node_folder.state.generation:
                 troubles[name] = "down" if node is None else "without a copy"
                 continue
             bounds = node.reading().bounds()
@@ -366,11 +366,11 @@ class World:
                 primaries.append(name)
                 committed = node.report(Caller("", 0)).durable
             elif node.condition != "following":
-                trouble = node.home.state.trouble
+                trouble = node.node_folder.state.trouble
                 troubles[name] = node.condition if trouble is None else f"{node.condition}: {trouble.reason}"
         return history.Final(logs, tuple(primaries), troubles, committed)
 
 
-def play(seed: int, steps: int = 500, climate: Climate | None = None) -> Told:
+def play(seed: int, steps: int = 500, climate: Climate | None = None) -> RunSummary:
     """Tell the history of a seed, and check it."""
     return World(seed, climate).play(steps)
