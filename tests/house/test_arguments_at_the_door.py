@@ -237,7 +237,8 @@ def valid(parameter: inspect.Parameter, place: Place) -> Any:
 
 def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer for each kind of value
     """Whether a signature says that such a value may be given, going by its text alone."""
-    names = set(re.findall(r"[A-Za-z_.]+", annotation))
+    words = re.findall(r"[A-Za-z_.]+", annotation)
+    names = {*words, *(word.rpartition(".")[2] for word in words)}
     texts = {"str", "Address", "AddressText", "Place", "Start", "Named", "Prose", "Secret", "Key", "Resume", "Literal"}
     times = {"float", "Timeout", "Duration", "HoldSeconds"}
     numbers = {*times, "int", "Start", "Positive", "Signed", "KeyVersion", "Port"}

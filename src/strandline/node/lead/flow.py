@@ -24,7 +24,9 @@ class FlowLimits:
 
     def __post_init__(self) -> None:
         if self.refuse_at and self.refuse_at < self.slow_at:
-            raise InvalidInput("FlowLimits: refuse_at is 0 or not below slow_at; writers are slowed before refused.")
+            raise InvalidInput(
+                "FlowLimits: refuse_at is 0 or not below slow_at; writers are slowed before they are refused."
+            )
 
     @property
     def is_on(self) -> bool:
