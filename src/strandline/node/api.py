@@ -46,21 +46,21 @@ class _NodeHandle:
 
     @property
     def url(self) -> str:
-        """Where other nodes, and ``sl.node.RemoteLog``, reach it."""
+        """The address for other nodes, and for ``sl.node.RemoteLog``."""
         return self.running.url
 
     @property
     def condition(self) -> str:
-        """What it is doing: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
+        """Its state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
         return self.running.condition
 
     @property
     def trouble(self) -> str | None:
-        """Why it does nothing until somebody deals with that; None if there is nothing of the kind."""
+        """Why it has stopped until an operator acts, or None."""
         return self.running.trouble
 
     def close(self) -> None:
-        """Stop, and let others have the lease at once; closing twice is fine."""
+        """Stop, and release the lease at once. Idempotent."""
         self.running.close()
 
     def __enter__(self) -> Self:
@@ -75,9 +75,9 @@ class _NodeHandle:
 @final
 @checked
 class Primary(_NodeHandle):
-    """A log on this machine that replicas follow: what was committed survives the loss of whom its policy allows.
+    """A log on this machine that replicas follow: a committed record survives the losses that its policy allows.
 
-    An append is durable here when it returns, and says whether it is where the policy wants it. Safe in threads.
+    An append is durable here when it returns, and says whether its commit policy is satisfied. Safe in threads.
 
     >>> import tempfile
     >>> with Primary.open(tempfile.mkdtemp() + "/orders", policy="local") as primary:
@@ -155,15 +155,15 @@ class Primary(_NodeHandle):
         return self._role.submit(records, append=numbered(writer, number), policy=as_policy(policy))
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
-        """Know a replica, and keep for it all that comes from now on; returns where its slot stands.
+        """Register a replica, and retain everything from now on for it; returns the position of its slot.
 
-        None if the slot is invalid: the replica has to bootstrap then. Again changes nothing but its region, if one is
+        None if the slot is invalid: the replica has to bootstrap then. Repeating it only changes the region, if one is
         given, and when it was last seen.
         """
         return self._role.register(Caller(replica), region=region).position
 
     def unregister_replica(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Count a replica no longer, and let go of what its slot pinned unless told to keep it; unknown is fine."""
+        """Unregister a replica, and drop its slot unless ``keep_slot``; an unknown one is fine."""
         self._role.unregister(Caller(replica), keep_slot=keep_slot)
 
     def plan_resume(self, replica: str, since: Cursor | None) -> Resume:
@@ -176,16 +176,16 @@ class Primary(_NodeHandle):
         return self._role.plan_resume(replica, since)
 
     def commit_watermark(self, count: int) -> int:
-        """Everything below is durable on so many replicas."""
+        """The offset below which everything is durable on at least ``count`` replicas."""
         return self._role.commit_watermark(count)
 
     @property
     def committed(self) -> int:
-        """Everything below satisfies the node's policy: what readers see."""
+        """The commit watermark: everything below satisfies the node's policy, and readers see it."""
         return self._role.committed
 
     def topology(self) -> Topology:
-        """Who replicates the log, and how far each is."""
+        """The replicas of the log with their offsets."""
         role = self._role
         return role.topology(Caller(self.name, role.term))
 
@@ -197,7 +197,7 @@ class Primary(_NodeHandle):
         return self.running.node.reading()
 
     def trim(self, upto: int) -> int:
-        """Forget what is below an offset, but nothing that a slot needs; returns where it stopped."""
+        """Delete records below an offset, but none that a slot needs; returns the new first offset."""
         return self._role.trim(upto)
 
 
@@ -237,12 +237,12 @@ class Replica(_NodeHandle):
 
     @property
     def position(self) -> Cursor | None:
-        """How far it is: everything below is durable here. None before its first bootstrap."""
+        """The cursor behind everything durable here. None before its first bootstrap."""
         return self.running.node.position
 
     @property
     def committed(self) -> int:
-        """Everything below is here, and satisfies the primary's policy."""
+        """The commit watermark: everything below is here, and satisfies the primary's policy."""
         return self.running.node.replica.committed
 
     def reading(

@@ -1,4 +1,4 @@
-"""A node: a copy of the log, and one of two roles at a time, which the lease decides."""
+"""A node: a copy of the log in one of two roles, primary or replica."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from strandline.storage.metrics import TERM
 
 _LOGGER = logging.getLogger(__name__)
 _RENEWALS: Final = 3
-"""How often per term a lease is renewed."""
+"""Renewals per lease period."""
 _LOOKS: Final = 8
-"""How often per term a node that may take over looks at the lease."""
+"""Checks of the lease per lease period by a node that may take over."""
 
 
 @bound_to_process()
@@ -36,9 +36,9 @@ _LOOKS: Final = 8
 class Node:
     """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.NodeService`.
 
-    At no time do two nodes acknowledge writes: who leads holds the lease, and stops before it runs out. Who takes over
-    has everything that was committed, or does not take over. One thread calls :meth:`step` again and again, or
-    :meth:`run`; everything else may be called from any.
+    Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
+    node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop, or
+    :meth:`run`; any thread may call the rest.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Node:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """Use :meth:`open`. ``connect`` reaches a node by its place."""
+        """Use :meth:`open`. ``connect`` reaches a node by its URL."""
         if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
             raise InvalidInput(
                 "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
@@ -63,7 +63,7 @@ class Node:
         self._clock = clock
         self._chance = chance
         self._turn = threading.RLock()
-        """Held while something is done that depends on the role."""
+        """Held while a call depends on the role."""
         self._roles = Roles(
             node_folder, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance
         )
@@ -72,10 +72,10 @@ class Node:
         self._campaign_at = 0.0
         self._told_term = -1
         self.hindrance: str | None = None
-        """Why it did not lead when it last tried to; None if it did, or never has."""
+        """Why its last attempt to lead failed; None if it succeeded, or there was none."""
         self._closed = False
         self._follow_at = 0.0
-        """Until then a primary that could not be followed is left alone, whatever else there is to do."""
+        """End of the back-off after a failed attempt to follow."""
         self._origin = Origin(f"The node in {node_folder.folder}", self)
 
     @classmethod
@@ -95,9 +95,9 @@ class Node:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> Node:
-        """Open the node in this folder. It follows whoever leads, unless nobody else can have led since it did.
+        """Open the node in this folder. It follows the primary, unless nobody else can have led since it did.
 
-        ``create`` begins a new log if this node has none, ``take_over`` one with what a write-ahead log holds;
+        ``create`` begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log;
         ``lead`` makes it the primary where there is no lease.
         """
         place = NodeFolder.open(folder, name) if node_folder is None else node_folder
@@ -123,12 +123,12 @@ class Node:
 
     @property
     def is_primary(self) -> bool:
-        """Whether it leads at this moment."""
+        """Whether it leads now."""
         return isinstance(self._roles.now, PrimaryRole) and self._roles.now.leadership.is_held
 
     @property
     def condition(self) -> str:
-        """What it is doing, in a word."""
+        """Its state in a word, such as leading or following."""
         role = self._roles.now
         if isinstance(role, PrimaryRole):
             return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
@@ -136,7 +136,7 @@ class Node:
 
     @property
     def primary(self) -> PrimaryRole:
-        """This node as the primary; ``NotReady`` if it is none."""
+        """This node as the primary; ``NotReady`` if it does not lead."""
         role = self._roles.now
         if not isinstance(role, PrimaryRole):
             known = self._node_folder.state.primary
@@ -145,7 +145,7 @@ class Node:
 
     @property
     def replica(self) -> ReplicaRole:
-        """This node as a replica; ``NotReady`` if it is none."""
+        """This node as a replica; ``NotReady`` if it leads."""
         role = self._roles.now
         if not isinstance(role, ReplicaRole):
             raise NotReady(f"{self.name} is the primary, and no replica.")
@@ -153,7 +153,7 @@ class Node:
 
     @property
     def knows_committed(self) -> bool:
-        """Whether it knows how much of its log was ever shown to readers; before that they are told ``NotReady``."""
+        """Whether the commit watermark covers all that readers were ever shown; until then they get ``NotReady``."""
         return self._roles.now.knows_committed
 
     @property
@@ -163,21 +163,21 @@ class Node:
 
     @property
     def position(self) -> Cursor | None:
-        """The cursor behind everything that it has durably; None while it has no copy of the log."""
+        """The cursor behind everything durable here; None while it has no copy of the log."""
         copy = self._roles.copy
         return None if copy is None else copy.end()
 
     # --- one step ----------------------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Be this node until told to stop."""
+        """Step until ``stop`` is set."""
         while not stop.is_set():
             pause = self.step()
             if pause > 0:
                 self._clock.wait(stop, pause)
 
     def step(self) -> float:
-        """Do the next thing in whichever role; returns how many seconds to leave it alone then."""
+        """Do the next step of the current role; returns the pause before the one after, in seconds."""
         with self._turn:
             if self._told_term != self._node_folder.state.seen:
                 self._told_term = self._node_folder.state.seen
@@ -185,7 +185,7 @@ class Node:
             try:
                 return self._step()
             except StorageError as error:
-                # Its own disk refused something: it tries the same again, and does not end.
+                # A local disk error: the next step retries.
                 _LOGGER.warning("Node %s could not go on: %s", self.name, error)
                 return self.options.poll_seconds
 
@@ -223,13 +223,13 @@ class Node:
             try:
                 primary.tick()
             except StrandlineError as error:
-                _LOGGER.warning("Node %s could not keep house: %s", self.name, error)
+                _LOGGER.warning("Node %s failed in maintenance: %s", self.name, error)
         return max(0.0, min(pause, self._due - now)) if lease is not None else pause
 
     # --- becoming the primary ----------------------------------------------------------------------------------
 
     def _take_over(self) -> float:
-        """Become the primary if nobody is, and this node may; returns when to look again."""
+        """Lead if there is no primary and this node may; returns the pause before the next check."""
         lease, now = self._roles.lease, self._clock.boot()
         if lease is None or now < self._campaign_at:
             return self.options.poll_seconds
@@ -250,23 +250,23 @@ class Node:
         return pause
 
     def _led_last(self, state: LeaseState | None) -> bool:
-        """Whether nobody else can have led since this node did: its own term was the last that there was."""
+        """Whether no other node can have led since this one did: its term was the last."""
         own = self._node_folder.state
         if state is None:
-            # It has just made the log, or taken it over.
+            # It has just created the log, or taken it over.
             return own.generation > 0 and own.seen == own.led and not own.primary
         holder = (state.holder or "").partition(" ")[0]
         if own.generation and holder == self.name and state.epoch == own.led + 1:
-            # It got the lease, and ended before it led or could note that. Nobody else did in that term.
+            # It acquired the lease, and crashed before it stored that. Nobody else led in that term.
             own = self._node_folder.remember(led=state.epoch)
         return own.led > 0 and state.epoch == own.led
 
     def promote(self, *, force: bool = False) -> Topology:
-        """Become the primary, if nothing committed can be lost by that; returns the new topology.
+        """Become the primary if that loses nothing committed; returns the new topology.
 
-        With a lease, waits until the former primary's has run out. ``NotReady``, with the reason, if this node is not
-        healthy, or another one has more, or too few can be asked to know; ``force`` leaves out those. Whatever this
-        node has is what the log goes on from.
+        With a lease, waits until the former primary's has expired. ``NotReady``, with the reason, if this node is not
+        healthy, another one has more, or too few can be reached to know; ``force`` ignores nodes that cannot be
+        reached. The log continues from what this node has.
         """
         with self._turn:
             role = self._roles.now
@@ -274,7 +274,7 @@ class Node:
                 return role.topology(Caller(self.name, role.term))
             if isinstance(role, PrimaryRole):
                 self._roles.step_down(role, "it leads no more")
-            self._roles.log()  # without a copy it would only get in the way of one that has it
+            self._roles.log()  # without a copy it must not take the lease from a node that has one
             lease = self._roles.lease
             if lease is None:
                 term = own_term(self.name, self.options.nodes, self._node_folder.state.seen)
@@ -293,7 +293,7 @@ class Node:
             return primary.topology(Caller(self.name, primary.term))
 
     def _lead_unleased(self) -> None:
-        """Lead by configuration. Always in the term that it led in: a higher one is somebody else's."""
+        """Lead by configuration, always in the term that it led in: a higher one is another node's."""
         own = self._node_folder.state
         if own.seen > own.led:
             raise Fenced(
@@ -309,7 +309,7 @@ class Node:
         self._due, self.hindrance = self._clock.boot(), None
         _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
-    # --- what it serves ----------------------------------------------------------------------------------------
+    # --- service -----------------------------------------------------------------------------------------------
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark, in either role and through changes of it."""
@@ -320,9 +320,9 @@ class Node:
         return self._roles.now.readable()
 
     def status(self) -> NodeStatus:
-        """How it is, whatever its role."""
+        """State, in either role."""
         condition, role, position = self.condition, self._roles.now, self.position
-        state = self._node_folder.state  # after the condition, which is set behind its reason
+        state = self._node_folder.state  # read after the condition, which is set after its reason
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
         divergences = state.divergences
@@ -331,13 +331,13 @@ class Node:
         return NodeStatus(state.name, condition, trouble, state.seen, state.primary, position, committed, divergences)
 
     def rebootstrap(self) -> None:
-        """Build the copy of the log again, from a snapshot of the primary; the old one is read until that is there."""
+        """Rebuild the copy from a snapshot of the primary; the old one serves reads until then."""
         with self._turn:
             self.replica.rebootstrap()
             self._follow_at = 0.0
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has; when this returns, nothing of a term below the caller's is applied or acknowledged."""
+        """What this node has; once this returns, it applies and acknowledges nothing below the caller's term."""
         role = self._roles.now
         if caller.term > self._node_folder.state.seen:
             if self._roles.copy is not None:
@@ -349,7 +349,7 @@ class Node:
         return self._roles.report()
 
     def close(self) -> None:
-        """Stop leading or following, let others have the lease, and let go of the folder; closing twice is fine."""
+        """Stop leading or following, release the lease and the folder. Idempotent."""
         with self._turn:
             if self._closed:
                 return

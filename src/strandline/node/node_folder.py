@@ -1,4 +1,4 @@
-"""The folder of a node: what it remembers of itself, its copy of the log, and what it has put aside."""
+"""The node folder: durable node state, the copy of the log, bootstrap snapshots and quarantine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ def _refuse_orphans(folder: str, *, disk: Disk) -> None:
 @bound_to_process()
 @final
 class NodeFolder:
-    """A node's folder, held by one process at a time. What :meth:`remember` returned from survives any crash.
+    """The folder of a node, locked by one process. State is durable once :meth:`remember` returns.
 
-    ``data-N`` holds the copy of the log; a bootstrap builds ``data-N+1`` beside it, and remembering the new number is
-    what swaps them.
+    ``data-N`` holds the copy of the log. A bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
     """
 
     def __init__(self, folder: str, state: NodeState, *, disk: Disk) -> None:
@@ -73,14 +72,14 @@ class NodeFolder:
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
                 raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
-            # Who wrote the state may have been killed before it was durable: no power cut may take back what is read.
+            # The writer of the state may have been killed before its sync: a power cut must not undo what is read now.
             disk.sync_folder(folder)
             try:
                 state = decode_node(disk.read(path), path)
             except NotFound:
                 state = NodeState(name)
                 _refuse_orphans(folder, disk=disk)
-                # Before anything else is here: copies without it are those of a node that has lost its memory.
+                # Written first: copies without a state file belong to a node that lost it.
                 replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
@@ -91,13 +90,13 @@ class NodeFolder:
 
     @property
     def state(self) -> NodeState:
-        """What it remembers now."""
+        """The current state."""
         return self._state
 
     def remember(self, **changes: Any) -> NodeState:
-        """Durably change what is remembered; nothing is written if it is so already.
+        """Durably update the state; writes nothing if nothing changes.
 
-        Terms and the watermark never go down, whatever is asked.
+        Terms and the watermark never decrease.
         """
         with self._lock:
             for name in ("seen", "adopted", "led", "committed"):
@@ -109,14 +108,14 @@ class NodeFolder:
             return after
 
     def hear_term(self, term: int, who: str) -> None:
-        """Durably remember a term that somebody tells; ``Fenced``, and nothing is, if no election raises it so far.
+        """Durably adopt a term from another node; ``Fenced``, without a change, if no election raises it so far.
 
-        The one way by which a term from outside gets in.
+        Every term from outside enters here.
         """
         self.remember(seen=check_rise(self._state.seen, term, who))
 
     def reset_term(self, term: int) -> NodeState:
-        """Durably forget terms above this one. For somebody who knows that no node leads in one of them."""
+        """Durably forget terms above this one. Only if no node leads in one of them."""
         with self._lock:
             state = self._state
             after = replace(state, seen=term, adopted=min(state.adopted, term), led=min(state.led, term))
@@ -133,15 +132,15 @@ class NodeFolder:
         return f"{self.folder}/data-{generation:08d}"
 
     def path(self, *names: str) -> str:
-        """A folder of this node's own; ``InvalidInput`` for names that could lead out of it."""
+        """A path in this folder; ``InvalidInput`` for names that lead out of it."""
         return below(self.folder, *names)
 
     def next_generation(self) -> int:
-        """A number that no copy has, not even one that a crash left unfinished."""
+        """A generation that no copy has, not even an unfinished one."""
         return max([self._state.generation, *self._generations()]) + 1
 
     def sweep(self, *, keep: int | None = None) -> None:
-        """Remove every copy but the one in use, and ``keep``: nobody can need them any more."""
+        """Remove every copy except the current one and ``keep``."""
         for generation in self._generations():
             if generation not in (self._state.generation, keep):
                 self.disk.remove_folder(self.data(generation))
@@ -151,7 +150,7 @@ class NodeFolder:
         return [int(found[1]) for row in rows if row.is_folder and (found := _DATA.fullmatch(row.name))]
 
     def close(self) -> None:
-        """Let go of the folder; closing twice is fine."""
+        """Release the folder. Idempotent."""
         self._held.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The two roles of a node over one copy of the log, and the ways from one to the other."""
+"""Roles of a node over one copy of the log, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _LOGGER = logging.getLogger(__name__)
 
 @final
 class Roles:
-    """What a node is at the moment, with the copy of the log that it has. Changed by one thread, looked at by any.
+    """The current role of a node, and its copy of the log. One thread changes it, any thread reads it.
 
-    Becoming the primary is checked here: who leads has everything that was committed, and nothing of a lower term is
-    taken or acknowledged from then on.
+    Checks every promotion: a node leads only if it has everything committed, and from then on nothing of a lower term
+    is accepted or acknowledged.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Roles:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """A replica, with the copy that its folder has, if any."""
+        """Begin as a replica, with the copy in the folder, if any."""
         self.lease = lease
         self._node_folder = node_folder
         self._options = options
@@ -58,9 +58,9 @@ class Roles:
         self._chance = chance
         self._candidacy = Candidacy(node_folder, options, connect)
         self._led: LogCopy | None = None
-        """The copy that it leads with."""
+        """The copy of the primary role."""
         copy, state = self._open_copy() if node_folder.state.generation else None, node_folder.state
-        # What was shown was in the copy: if all of that is committed, nothing more can have been.
+        # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
         knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
         self.now: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
 
@@ -69,7 +69,7 @@ class Roles:
 
     @property
     def copy(self) -> LogCopy | None:
-        """The copy of the log that it has, in either role."""
+        """The copy of the log, in either role."""
         role = self.now
         return role.copy if isinstance(role, ReplicaRole) else self._led
 
@@ -99,10 +99,10 @@ class Roles:
             raise NotReady(f"{self._node_folder.state.name} knows of no primary now.")
         return self._reach(url)
 
-    # --- from one role to the other ----------------------------------------------------------------------------
+    # --- transitions -------------------------------------------------------------------------------------------
 
     def step_down(self, primary: PrimaryRole, why: str) -> None:
-        """Lead no more, and follow."""
+        """Stop leading, and follow."""
         primary.step_down(why)
         _LOGGER.warning("Node %s leads no more, after term %d.", self._node_folder.state.name, primary.term)
         if self.lease is not None:
@@ -110,27 +110,27 @@ class Roles:
         self.settle()
         committed, knows = primary.committed, primary.knows_committed
         if self._led is not None:
-            self._led.reopen()  # what was queued is written or refused, and a log that failed can be used again
+            self._led.reopen()  # queued appends are written or refused, and a failed log is usable again
         self.now = self._follower(self._led, committed, knows_committed=knows)
 
     def settle(self) -> None:
-        """Write down how far readers were shown the log, now that this role shows them no more.
+        """Store the watermark up to which readers were shown records, at the end of a role.
 
-        If the disk refuses that, the node does not know it after a restart until it hears of it from a primary.
+        If the disk refuses, the node serves no reads after a restart until a primary tells it the watermark.
         """
         role = self.now
         committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
         try:
             self._node_folder.remember(committed=committed, settled=role.knows_committed)
         except StorageError as error:
-            _LOGGER.warning("Node %s could not write down what is committed: %s", self._node_folder.state.name, error)
+            _LOGGER.warning("Node %s could not store its watermark: %s", self._node_folder.state.name, error)
 
     def lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
-        """Lead in the term of a lease that was just acquired, or let go of it and say why not."""
+        """Lead in the term of a lease that was just acquired; raises, and releases it, if this node must not."""
         term = lease.ensure()
         if self._node_folder.state.generation and self._node_folder.state.led == term - 1:
-            # Noted first, or it would not go on from here if something stops it now. Until then it keeps the lease:
-            # the holder's name tells the same.
+            # Stored first: a crash from here on must not make it forget that it led. Until then the lease's holder
+            # tells the same.
             self._node_folder.remember(led=term)
         try:
             return self.lead_checked(term, lease, force=force)
@@ -139,8 +139,8 @@ class Roles:
             raise
 
     def lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
-        """Lead in this term, or say why not."""
-        # Nobody else can have led since: there was no term in between.
+        """Lead in this term; raises if this node must not."""
+        # There was no term in between: nobody else can have led.
         continues = lease is not None and self._node_folder.state.led == term
         if self.copy is not None:
             self.copy.fence(term, "The lease" if lease is not None else self._node_folder.state.name)
@@ -150,7 +150,7 @@ class Roles:
         return self.lead(term, lease, continues=continues)
 
     def lead(self, term: int, lease: Lease | None, *, continues: bool = False) -> PrimaryRole:
-        """Lead in this term; that nothing committed is missing here, the caller knows.
+        """Lead in this term; the caller has made sure that nothing committed is missing here.
 
         ``continues`` if nobody else can have led since this node did.
         """
@@ -180,27 +180,27 @@ class Roles:
         self._led, self.now = copy, primary
         return primary
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------------------------
 
     def check_newest(self) -> None:
-        """``NotReady`` if somebody who can be reached has more than this node, which was the last to lead."""
+        """``NotReady`` if a reachable node has more than this one, which led last."""
         self._candidacy.check_newest(self.report())
 
     def is_behind(self) -> bool:
-        """Whether somebody who can be reached has more: then that one should lead, and the lease is left to it."""
+        """Whether a reachable node has more: then that one should get the lease."""
         return self._candidacy.is_behind(self.report())
 
     def _export(self, folder: str) -> Snapshot:
         return export_log(self.log(), folder, node_folder=self._node_folder, clock=self._clock, chance=self._chance)
 
     def log(self) -> WalLog:
-        """The log that it has a copy of; ``NotReady`` if it has none."""
+        """The copy's log; ``NotReady`` if there is none."""
         if self.copy is None:
             raise NotReady(f"{self._node_folder.state.name} has no copy of the log yet.")
         return self.copy.log
 
     def report(self) -> ElectionReport:
-        """What this node has, as elections see it."""
+        """This node's report for elections."""
         state, role = self._node_folder.state, self.now
         durable = 0 if self.copy is None else self.copy.bounds().next
         trouble = None if state.trouble is None else state.trouble.state
@@ -210,7 +210,7 @@ class Roles:
 
 
 def create_log(node_folder: NodeFolder, lease: Lease | None, *, clock: Clock, chance: Chance) -> None:
-    """Begin a new log on a node that has none; its first term is the next that there is."""
+    """Create a new log on a node that has none."""
     _refuse_second(node_folder, lease)
     generation = node_folder.next_generation()
     WalLog.open(

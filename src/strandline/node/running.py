@@ -35,10 +35,10 @@ FAILED: Final = "failed"
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEARTBEAT: Final = 1.0
-"""A stream says at least so often that it is there: who listens takes a silence of five seconds for a lost one."""
+"""Longest heartbeat interval of a stream: receivers take five seconds of silence for a lost connection."""
 
 _PATIENCE: Final = 2.0
-"""For so many seconds closing waits for what is under way, before it takes its connections away."""
+"""Closing waits so many seconds for running calls before it closes their connections."""
 
 _LOOK: Final = 0.02
 
@@ -103,11 +103,11 @@ class _Job(Generic[T]):
 @final
 @checked
 class RunningNode:
-    """A node that serves, and leads or follows, from when it is made until it is closed.
+    """A node with its server and its control thread. Satisfies :class:`~strandline.node.messages.NodeService`.
 
-    Leaving the block, or :meth:`close`, ends it in order: nobody is served any more, its thread has ended, its folder
-    is free, and so is the lease if it had it. If its thread fails, which nothing that a network, a disk or another
-    node does should bring about, it steps down at once and says so in :attr:`failure`; what it has can still be read.
+    :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
+    lease. If the control thread fails, which no fault of a network, a disk or another node should cause, the node steps
+    down at once and keeps the error in :attr:`failure`; its copy can still be read.
 
     >>> import tempfile
     >>> config = NodeConfig(folder=tempfile.mkdtemp() + "/a", name="a", lead=True, create=True)
@@ -117,7 +117,7 @@ class RunningNode:
     """
 
     def __init__(self, config: NodeConfig, *, clock: Clock = CLOCK) -> None:
-        """Open the folder, begin to serve, and start. Raises, with nothing left open, if one of these does not work."""
+        """Open the folder, start the server and the control thread. Raises, with nothing left open, if one fails."""
         self.config = config
         self.clock = clock
         self._stop = threading.Event()
@@ -125,16 +125,16 @@ class RunningNode:
         self._closing = threading.Lock()
         self._closed = False
         self._ended = threading.Event()
-        """Set by the thread as the last thing it does. A join that a signal interrupts takes it for stopped."""
-        self._unclosed: Exception | None = None
-        """What went wrong when it was closed."""
+        """Set by the control thread when it ends. A join that a signal interrupts would take it for stopped."""
+        self._close_error: Exception | None = None
+        """The error of closing."""
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
         self._node: Node | None = None
         self.failure: BaseException | None = None
         """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
             node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name))
-            # The server is first: the lease has to say where it listens, and a free port is known only then.
+            # The server starts first: the lease holds its address, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
             self._lease = None if config.lease is None else self._lease_at(config.lease)
@@ -178,22 +178,22 @@ class RunningNode:
     def _reach(self, url: str) -> Upstream:
         upstream = FlightUpstream(url, security=self.config.client, timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
-        if self._stop.is_set():  # it was asked for while the others were closed
+        if self._stop.is_set():  # requested while the others were closed
             upstream.close()
         return upstream
 
-    # --- the thread --------------------------------------------------------------------------------------------
+    # --- control thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            self._step_on()
-            if self._stop.is_set():  # one that has failed can still be read, until it is closed
-                self._let_go()
+            self._step_until_stopped()
+            if self._stop.is_set():  # a failed node can be read until it is closed
+                self._release()
         finally:
             self._ended.set()
 
-    def _step_on(self) -> None:
-        """Be the node until it is stopped, or fails."""
+    def _step_until_stopped(self) -> None:
+        """Step the node until it is stopped, or fails."""
         name = self.config.name
         why = f"{name} has stopped."
         try:
@@ -211,13 +211,13 @@ class RunningNode:
             self._control.close(why)
 
     def _step_down(self) -> None:
-        """Let another one lead. What is left of this node may be in any state, and so is asked for little."""
+        """Release the leadership. A failed node may be in any state, so this does little."""
         if self.node.is_primary:
             self.node.primary.step_down("it failed")
         if self._lease is not None:
             self._lease.release()
 
-    # --- what it is doing --------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -248,14 +248,14 @@ class RunningNode:
 
     @property
     def trouble(self) -> str | None:
-        """Why it does not follow until somebody deals with that; None if there is nothing of the kind."""
+        """Why it has stopped until an operator acts, or None."""
         if self.failure is not None:
             return repr(self.failure)
         known = self.node.node_folder.state.trouble
         return None if known is None else known.reason
 
     def wait_until(self, is_so: Callable[[], bool], timeout: Timeout) -> bool:
-        """Block until something is so (True), or the time is over, or the node has failed or is closed (False)."""
+        """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
         deadline = self.clock.monotonic() + timeout
         while not is_so():
             if self.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
@@ -263,15 +263,15 @@ class RunningNode:
             self.clock.sleep(_LOOK)
         return True
 
-    # --- what can be asked of it -------------------------------------------------------------------------------
+    # --- service -----------------------------------------------------------------------------------------------
 
     def promote(self, *, force: bool = False) -> Topology:
-        """Become the primary, if nothing committed can be lost by that; returns the new topology."""
+        """Become the primary if that loses nothing committed; returns the new topology."""
         node = self.node
         return self._control.run(lambda: node.promote(force=force))
 
     def rebootstrap(self) -> None:
-        """Build the copy of the log again, from a snapshot of the primary."""
+        """Rebuild the copy of the log from a snapshot of the primary."""
         self._control.run(self.node.rebootstrap)
 
     def reading(self) -> CommittedLog:
@@ -288,38 +288,38 @@ class RunningNode:
         status = self.node.status()
         return status if self.failure is None else replace(status, condition=FAILED, trouble=repr(self.failure))
 
-    # --- the end -----------------------------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop, stop serving, and let go of the folder and the lease; closing twice is fine.
+        """Stop the node and its server, release the folder and the lease. Idempotent.
 
-        If it is interrupted, the node goes on to its end by itself, or is as it was; closing again waits for that.
+        If it is interrupted, the node finishes closing by itself, or is unchanged; closing again waits for that.
         """
         self._stop.set()
         self._control.wake.set()
         if not self._ended.wait(_PATIENCE):
-            # A call to another node, or a bootstrap: without its connection it ends by itself.
+            # A call to another node or a bootstrap ends once its connection is closed.
             for upstream in list(self._upstreams):
                 upstream.close()
             self._ended.wait()
-        self._let_go()
-        error, self._unclosed = self._unclosed, None
+        self._release()
+        error, self._close_error = self._close_error, None
         if error is not None:
             raise error
 
-    def _let_go(self) -> None:
-        """End everything, once. The thread of a node that is stopped calls this: no signal interrupts that one."""
+    def _release(self) -> None:
+        """Close everything, once. The control thread calls this: no signal interrupts it."""
         with self._closing:
             if self._closed:
                 return
             try:
-                with contextlib.ExitStack() as closing:  # what fails keeps nothing else from being closed
+                with contextlib.ExitStack() as closing:  # closes the rest if one fails
                     if self._lease is not None:
                         closing.callback(self._lease.release)
                     closing.callback(self._close_node)
                     self.server.close()
-            except Exception as error:  # noqa: BLE001 - who closes it is told
-                self._unclosed = error
+            except Exception as error:  # noqa: BLE001 - raised by close()
+                self._close_error = error
             self._closed = True
 
     def _close_node(self) -> None:
@@ -336,7 +336,7 @@ class RunningNode:
 
 
 def leading(running: RunningNode, timeout: float) -> None:
-    """Wait until a node leads; ``NotReady``, with the reason, if it does not."""
+    """Wait until a node leads; ``NotReady``, with the reason, if it does not in time."""
     if running.wait_until(lambda: running.is_primary or running.condition == "following", timeout):
         if running.is_primary:
             return

@@ -1,4 +1,4 @@
-"""Asking the other nodes before becoming the primary."""
+"""Candidacy: collects the votes of the other nodes before this one leads."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _LOGGER = logging.getLogger(__name__)
 
 @final
 class Candidacy:
-    """What a node has to know of the others before it leads. Whom it cannot reach it knows nothing of."""
+    """Checks the reports of the other nodes before this one leads. Unreachable nodes do not vote."""
 
     def __init__(self, node_folder: NodeFolder, options: NodeOptions, reach: Callable[[str], Upstream]) -> None:
-        """``reach`` connects to a node by its place."""
+        """``reach`` connects to a node by its URL."""
         self._node_folder = node_folder
         self._options = options
         self._reach = reach
 
     def is_behind(self, mine: ElectionReport) -> bool:
-        """Whether this node could not lead, or somebody who can be reached has more. Nobody is fenced by asking."""
+        """Whether this node cannot lead, or a reachable node has more. Fences nobody."""
         if mine.unhealthy is not None or not mine.adopted:
             return True
         return any(log_rank(report) > log_rank(mine) for report in self._ask(term=0))
 
     def check_newest(self, mine: ElectionReport) -> None:
-        """``NotReady`` if somebody has more than a node that led last. Nobody is fenced by asking.
+        """``NotReady`` if another node has more than this one, which led last. Fences nobody.
 
-        Replicas take only what the primary's disk has: if one has more, that disk has lost it.
+        Replicas apply only what is durable on the primary: if one has more, the primary's disk lost it.
         """
         more = [report for report in self._ask(term=0) if log_rank(report) > log_rank(mine)]
         if more:
@@ -47,9 +47,9 @@ class Candidacy:
             )
 
     def check(self, mine: ElectionReport, *, force: bool) -> None:
-        """``NotReady``, with the reason, if something committed could be missing here.
+        """``NotReady``, with the reason, if a committed record could be missing here.
 
-        When this returns, nobody who answered takes or acknowledges anything of a term below ``mine.term``.
+        When this returns, no node that answered accepts or acknowledges a term below ``mine.term``.
         """
         state = self._node_folder.state
         reports = self._ask(term=mine.term)
@@ -58,12 +58,12 @@ class Candidacy:
             raise NotReady(f"{state.name} was not promoted: {why}.")
 
     def _policy(self) -> CommitPolicy:
-        """The policy under which things were committed so far, as far as this node has heard."""
+        """The commit policy of the last known primary, or this node's own."""
         known = self._node_folder.state
         return parse_policy(known.policy) if known.primary else self._options.commit_policy
 
     def _ask(self, term: int) -> list[ElectionReport]:
-        """What the other nodes say of themselves; those that do not answer are left out."""
+        """The reports of the other nodes, without those that did not answer."""
         me = self._node_folder.state.name
         reports = []
         for name, url in self._options.nodes.items():

@@ -1,4 +1,4 @@
-"""Who may become the primary, as pure functions over what nodes report of themselves."""
+"""Election rules: which node may lead, as pure functions over the reports of the nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from strandline.node.messages import ElectionReport
 
 
 def own_term(name: str, others: Iterable[str], seen: int) -> int:
-    """The next term above ``seen`` that only this node takes, where no lease gives them out.
+    """The next term above ``seen`` that only this node uses, where no lease assigns terms.
 
-    Two that are promoted at once never lead in the same one, if they know the same names: the lower one learns of the
-    higher.
+    Two nodes that are promoted at once never share a term, if they know the same names: the lower one is fenced.
 
     >>> [own_term(name, "abc", 4) for name in "abc"]
     [6, 7, 5]
@@ -24,10 +23,10 @@ def own_term(name: str, others: Iterable[str], seen: int) -> int:
 
 
 def covers(policy: CommitPolicy, *, primary: str, peers: Sequence[Peer], heard: Collection[str]) -> bool:
-    """Whether every set of nodes that can have made a record committed has one of those that were heard.
+    """Whether every set of nodes that could commit a record includes one that was heard.
 
-    Then the best of them has everything that was committed. ``primary`` and ``peers`` are who the last known primary
-    and its replicas were; a quorum goes by its voters alone, whoever led meanwhile.
+    Then the best of them has everything committed. ``primary`` and ``peers`` are the last known primary and its
+    replicas; a quorum goes by its voters alone, whoever led meanwhile.
     """
     match policy:
         case Quorum(voters):
@@ -49,7 +48,7 @@ def _missing(peers: Iterable[Peer], heard: Collection[str], region: str) -> int:
 
 
 def log_rank(report: ElectionReport) -> tuple[int, int]:
-    """What tells which of two nodes has everything that the other one has, of all that can be committed."""
+    """Orders nodes: the higher one has every record of the other that can be committed."""
     return report.adopted, report.durable
 
 
@@ -62,9 +61,9 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
     peers: Sequence[Peer],
     force: bool,
 ) -> str | None:
-    """Why a node must not become the primary of ``mine.term``, or None.
+    """Why a node must not lead in ``mine.term``, or None.
 
-    ``force`` leaves out who was not heard, and takes a copy for the right one that has parted from the primary's.
+    ``force`` ignores nodes that were not heard, and accepts a copy that has diverged from the primary's.
     """
     if mine.unhealthy is not None and not force:
         return f"it is {mine.unhealthy}: deal with that first, or force it if its copy is the right one"
@@ -82,7 +81,7 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
     known = max(report.committed for report in (mine, *others))
     if mine.durable < known:
         return f"it has everything below {mine.durable}, and what is below {known} was committed: promote another one"
-    # One that lost its data may have had what was committed: it says nothing about that.
+    # A node that lost its data may have had committed records: it does not count as heard.
     heard = {report.name for report in (mine, *others) if report.adopted > 0}
     if force or covers(policy, primary=primary, peers=peers, heard=heard):
         return None

@@ -1,4 +1,4 @@
-"""How far a term may rise by what others say: as elections raise it, and no further."""
+"""Bounds on terms from other nodes: no further than elections can raise them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 from strandline.errors import Fenced
 
 TERM_STEP: Final = 1 << 24
-"""How far a term may be above the highest that was seen: a year of elections, one every two seconds."""
+"""Largest step above the highest term seen: a year of elections, one every two seconds."""
 
 HIGHEST_TERM: Final = 1 << 62
-"""No election gets there; above it there would be no next term that a frame can hold."""
+"""The highest term: a frame could not hold the next one."""
 
 
 def check_rise(seen: int, told: int, who: str) -> int:
-    """The term that was told, if elections can have raised it there from ``seen``; ``Fenced`` otherwise.
+    """The term ``told``, if elections can have raised it there from ``seen``; ``Fenced`` otherwise.
 
     >>> check_rise(4, 6, "a")
     6
@@ -28,7 +28,7 @@ def check_rise(seen: int, told: int, who: str) -> int:
 
 
 def plausible_term(in_log: int, *remembered: int) -> int:
-    """The highest of the terms that a node remembers to which elections can have led from that of its last record.
+    """The highest stored term that elections can have reached from the term of the last record.
 
     >>> plausible_term(4, 5, 1 << 60)
     5

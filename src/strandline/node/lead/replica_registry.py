@@ -1,4 +1,4 @@
-"""Who replicates a primary's log, and how far each of them is: a value, and pure functions from one to the next."""
+"""Replica registry: offsets and health of each replica, as a value with pure transitions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
 
 SILENT_POLLS: Final = 3
 SILENT_SECONDS: Final = 5
-"""A replica that was silent for so many poll intervals, and at least so long, is unhealthy."""
+"""A replica is unhealthy after so many missed heartbeat intervals, and at least so many seconds."""
 
 
 class ReplicaState(NamedTuple):
-    """What a primary knows of one replica. Positions are next offsets; times are microseconds."""
+    """State of one replica on its primary. Positions are next offsets; times are microseconds."""
 
     name: str
     connected_at: int
@@ -32,13 +32,13 @@ class ReplicaState(NamedTuple):
     divergences: int = 0
     """Both are the highest that it has reported."""
     bootstrapping: bool = False
-    """Whether it is building its state again, and serves no reads that a bookmark asks for."""
+    """Whether it bootstraps, and serves no reads after a bookmark."""
     healthy: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
-    """What a replica reports of itself."""
+    """The content of an acknowledgement: a replica's offsets and error counts."""
 
     applied: int
     durable: int
@@ -51,23 +51,23 @@ class ReplicaProgress:
 
 
 class ReplicaRegistry(NamedTuple):
-    """All replicas of a log by name, and the topology's epoch, which grows with each real change of it."""
+    """All replicas of a log by name, and the epoch, which grows with each change of membership or health."""
 
     replicas: Mapping[str, ReplicaState] = MappingProxyType({})
     epoch: int = 0
 
     def replica(self, name: str) -> ReplicaState:
-        """One of them, or ``NotFound``."""
+        """One replica; ``NotFound`` if it is not registered."""
         try:
             return self.replicas[name]
         except KeyError as error:
             raise NotFound(f"There is no replica {name!r}: it has to register first.") from error
 
     def durable_offsets(self, primary: str, durable: int, *, term_start: int = 0) -> DurableOffsets:
-        """Who is how far, as commit policies see it.
+        """Durable offset of each replica, for commit policies.
 
-        A replica that has not everything from before the primary's term counts for nothing. Otherwise a record could
-        be on enough replicas and yet be discarded: by a later primary whose log is of a higher term, and shorter.
+        A replica that lacks records from before the primary's term does not count. Otherwise a record could be on
+        enough replicas and yet be truncated by a later primary with a shorter log of a higher term.
         """
         positions = []
         for each in self.replicas.values():
@@ -77,7 +77,7 @@ class ReplicaRegistry(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """How far the slowest is behind what was sent to the fastest; one that has acknowledged nothing is at 0."""
+        """Lag of the slowest replica behind what was sent to the fastest; without an acknowledgement it is at 0."""
         known = self.replicas.values()
         return max((each.sent for each in known), default=0) - min((each.applied or 0 for each in known), default=0)
 

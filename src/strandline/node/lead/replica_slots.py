@@ -1,4 +1,4 @@
-"""A primary's replicas: who they are, how far each is, and the slots that keep for them what they need."""
+"""A primary's replicas: the registry, and a slot for each that pins the records it needs."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ MOST_REPLICAS: Final = 256
 
 @final
 class Replicas:
-    """The registry, and a slot for each that is in it. Safe in threads.
+    """The registry, and a slot for each replica. Safe in threads.
 
-    A replica's word counts at once, and its slot is moved up later: until then more is kept than is needed.
+    An acknowledgement counts at once; the slot is advanced later, and until then pins more than is needed.
     """
 
     def __init__(
         self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, clock: Clock
     ) -> None:
-        """Those who were known before, with a slot each; ``changed`` is told who is known whenever that may change."""
+        """Begin with the stored peers, with a slot each; ``changed`` takes the registry when it has to be stored."""
         self._log = log
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
         """Held to change the registry, and to move slots."""
         self.now = ReplicaRegistry()
-        """All of them as of now, but for what was sent."""
+        """The registry as of now, without the latest sent offsets."""
         self._sent: dict[str, int] = {}
-        """How far each was sent, where the registry does not say so yet: every batch moves it, few look."""
+        """Sent offsets that are not in the registry yet: every batch changes them, and few calls read them."""
         self._slots: dict[str, Slot] = {}
-        self._told: dict[str, int] = {}
-        """How far replicas have said that they are, where their slots do not stand there yet."""
+        self._acknowledged: dict[str, int] = {}
+        """Acknowledged offsets to which the slots are not advanced yet."""
         for peer in peers:
             self.now = rules.register(
                 self.now, peer.name, region=peer.region, now=self.time(), divergences=peer.divergences
             )
             if self.slot(peer.name) is None:
-                log.create_slot(peer.name, log.bounds().first)  # where it is, it has yet to say
+                log.create_slot(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
 
     def time(self) -> int:
         """Microseconds on a clock that never jumps, which the registry goes by: who was heard in a future that a wall
@@ -61,7 +61,7 @@ class Replicas:
         return round(self._clock.monotonic() * SECOND)
 
     def with_sent(self) -> ReplicaRegistry:
-        """All of them as of now."""
+        """The registry as of now."""
         with self._lock:
             while self._sent:
                 name, upto = self._sent.popitem()
@@ -73,7 +73,7 @@ class Replicas:
         """A replica's slot, if it has one."""
         return next((slot for slot in self._log.slots() if slot.name == name), None)
 
-    # --- who they are ------------------------------------------------------------------------------------------
+    # --- membership ---------------------------------------------------------------------------------------------
 
     def register(self, name: str, *, region: str | None, at: int) -> int | None:
         """Know a replica, and pin the log for a new one; returns where its slot stands, or None if it is invalid.
@@ -108,7 +108,7 @@ class Replicas:
         with self._lock:
             self.now = rules.judge_health(self.now, poll_seconds=poll_seconds, now=self.time())
 
-    # --- how far each is ---------------------------------------------------------------------------------------
+    # --- progress -----------------------------------------------------------------------------------------------
 
     def sent(self, name: str, upto: int) -> None:
         """Everything below was sent to it."""
@@ -126,13 +126,13 @@ class Replicas:
                 self._changed(self.now)  # that must not be forgotten when this primary is gone
             if not pins:
                 return self._move_slot(name)  # which tells why it cannot be
-            self._told[name] = progress.durable
+            self._acknowledged[name] = progress.durable
         return None
 
     def goes_on(self, name: str, at: int) -> None:
         """It follows from here on: its slot pins that, which may be behind what it had let go of."""
         with self._lock:
-            self._told.pop(name, None)
+            self._acknowledged.pop(name, None)
             state = self.slot(name)
             if state is not None and state.position > at:
                 self._reset(name, at)
@@ -149,7 +149,7 @@ class Replicas:
         """It builds its state anew: what it was sent, and has told of, it has no more."""
         with self._lock:
             self._sent.pop(name, None)
-            self._told.pop(name, None)
+            self._acknowledged.pop(name, None)
             self.now = rules.bootstrapping(self.now, name, flag=True)
 
     def bootstrapped(self, name: str, at: int) -> None:
@@ -158,7 +158,7 @@ class Replicas:
             self._reset(name, at)
             self.now = rules.bootstrapping(self.now, name, flag=False)
 
-    # --- their slots -------------------------------------------------------------------------------------------
+    # --- slots --------------------------------------------------------------------------------------------------
 
     def move_slot(self, name: str) -> str | None:
         """Let a slot stand where its replica has said that it is; or why it cannot."""
@@ -167,12 +167,12 @@ class Replicas:
 
     def move_slots(self) -> None:
         """The same for all: before it is judged which of them are too far behind."""
-        for name in list(self._told):
+        for name in list(self._acknowledged):
             with contextlib.suppress(Fenced, NotFound):  # it is somebody else's, or gone: its replica will be told
                 self.move_slot(name)
 
     def _move_slot(self, name: str) -> str | None:
-        slot, upto = self._slots.get(name), self._told.pop(name, 0)
+        slot, upto = self._slots.get(name), self._acknowledged.pop(name, 0)
         try:
             if slot is not None and upto > slot.state().position:
                 slot.advance(Cursor(self._log.log_id, upto))
@@ -195,4 +195,4 @@ class Replicas:
 
     def _forget_slot(self, name: str) -> None:
         self._slots.pop(name, None)
-        self._told.pop(name, None)
+        self._acknowledged.pop(name, None)
