@@ -20,7 +20,7 @@ from strandline.cli.tier.checks import check_known
 from strandline.cli.tier.listing import moment
 from strandline.cli.tier.picture import Stretch, picture, stretches
 from strandline.cli.tier.run import FENCED
-from strandline.cli.tier.shared import Seen, wal_folder
+from strandline.cli.tier.shared import TierView, wal_folder
 from strandline.cli.tier.verify import examined
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.formats.segment.writer import SegmentWriter
@@ -506,7 +506,7 @@ def test_a_segment_that_expires_while_it_is_verified_is_no_damage(
 
 def test_what_only_the_events_tell_is_judged() -> None:
     twice, last, gone = held(5, 14), held(15, 29), held(30, 39, SegmentState.DELETE_STARTED)
-    seen = Seen(
+    seen = TierView(
         url="u",
         cold=ColdTier(PARTITION.topic_id, "memory://cold", "memory://events", 1),
         hot=Bounds(32, 50),

@@ -10,7 +10,7 @@ from strandline.errors import CorruptData, Diverged, NotFound, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
 from strandline.testing.disks import _PassingDisk
@@ -42,8 +42,8 @@ class TinyStore:
             raise CorruptData(f"{folder} is damaged: {error}.") from error
         self.state, self.at = fields["state"], Cursor.parse(fields["cursor"])
 
-    def standing(self) -> Standing:
-        return Standing(self.at)
+    def standing(self) -> StorePosition:
+        return StorePosition(self.at)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         if self.at is not None and self.at.log_id != log_id:

@@ -18,7 +18,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.append_log_file import read_fold
 from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
 from strandline.model.cursor import Cursor
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.folds import ExportingStoreContract, content
 from strandline.testing.simdisk import SimulatedDisk
@@ -148,7 +148,7 @@ def test_a_torn_frame_is_cut_even_if_it_holds_frames_as_values():
 
 def test_an_empty_file_opens_as_a_newcomer():
     store = open_on(fold_of(b""))
-    assert state(store) == ({}, Standing(None))
+    assert state(store) == ({}, StorePosition(None))
     apply(store, 0, (b"a", b"1"))
     assert content(store) == {b"a": b"1"}
 
@@ -158,7 +158,7 @@ def test_a_file_of_a_header_only_opens_as_a_newcomer():
     for size in range(1, HEADER_SIZE + 1):
         disk = fold_of(data[:size])
         store = open_on(disk)
-        assert state(store) == ({}, Standing(None))
+        assert state(store) == ({}, StorePosition(None))
         assert disk.size(FILE) == 0
         apply(store, 0, (b"a", b"1"), (b"b", b"2"))
         store.close()
@@ -171,7 +171,7 @@ def test_a_compacted_file_without_keys_opens():
     store.compact()
     store.close()
     again = open_on(disk)
-    assert state(again) == ({}, Standing(None))
+    assert state(again) == ({}, StorePosition(None))
     apply(again, 0, (b"a", b"1"))
     again.close()
     assert content(open_on(disk)) == {b"a": b"1"}
@@ -302,7 +302,7 @@ def test_whatever_is_damaged_a_fold_is_refused_or_holds_what_it_held_at_some_mom
 
 def test_a_fold_that_was_written_once_is_read_for_ever():
     store = open_on(fold_of(bytes.fromhex(VECTORS["fold"])))
-    assert state(store) == ({b"b": b"2", b"c": b"", b"d": b"4"}, Standing(Cursor(LOG, 4, 2), OTHER))
+    assert state(store) == ({b"b": b"2", b"c": b"", b"d": b"4"}, StorePosition(Cursor(LOG, 4, 2), OTHER))
 
 
 def test_metadata_that_is_no_cursor_is_corrupt():
@@ -351,7 +351,7 @@ def test_what_a_failed_sync_left_is_not_shown_and_not_trusted():
     apply(store, 5, (b"e", b"5"))
     disk.crash()
     again = open_on(disk)
-    assert state(again) == ({**states[3][0], b"e": b"5"}, Standing(Cursor(LOG, 6)))
+    assert state(again) == ({**states[3][0], b"e": b"5"}, StorePosition(Cursor(LOG, 6)))
 
 
 def test_unsynced_writes_that_a_failed_sync_has_lost_are_written_again_from_memory():
@@ -366,7 +366,7 @@ def test_unsynced_writes_that_a_failed_sync_has_lost_are_written_again_from_memo
         apply(store, 5, (b"e", b"5"))
         disk.crash()
         again = open_on(disk)
-        assert state(again) in (states[3], ({**states[3][0], b"e": b"5"}, Standing(Cursor(LOG, 6))))
+        assert state(again) in (states[3], ({**states[3][0], b"e": b"5"}, StorePosition(Cursor(LOG, 6))))
 
 
 def test_a_write_is_refused_as_long_as_the_file_cannot_be_mended():
@@ -462,7 +462,7 @@ def test_compaction_at_every_flush_stays_consistent():
         offset += 3
         for key, value in rows:
             truth.pop(key, None) if value == DELETE else truth.update({key: value})
-        assert state(store) == (truth, Standing(Cursor(LOG, offset)))
+        assert state(store) == (truth, StorePosition(Cursor(LOG, offset)))
         assert state(open_on(fold_of(disk.read(FILE)))) == state(store)
     assert [call.action for call in disk.calls].count("rename") == 60
 
@@ -473,7 +473,7 @@ def test_a_compaction_keeps_a_resync_that_is_under_way():
     store.begin_resync(OTHER)
     store.compact()
     store.close()
-    assert state(open_on(disk)) == (states[3][0], Standing(Cursor(LOG, 5), OTHER))
+    assert state(open_on(disk)) == (states[3][0], StorePosition(Cursor(LOG, 5), OTHER))
 
 
 def test_a_compaction_waits_for_the_threshold_and_for_as_many_bytes_as_are_live():

@@ -28,7 +28,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import SlotLimits
 from strandline.snapshots.artifacts import Artifacts
-from strandline.snapshots.bootstrapping import Pin, bootstrap
+from strandline.snapshots.bootstrapping import BootstrapPin, bootstrap
 from strandline.snapshots.sealed import next_number, numbered
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
@@ -224,7 +224,7 @@ class TestSlots:
             return create(name, position)
 
         monkeypatch.setattr(log, "create_slot", raced)
-        Pin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
+        BootstrapPin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
         assert log.slot("new").position == 3
 
 

@@ -6,6 +6,7 @@ from strandline.errors import InvalidInput
 from strandline.followers.engine import Engine
 from strandline.followers.events import (
     Applied,
+    AppliedRange,
     Apply,
     Batching,
     Began,
@@ -13,13 +14,12 @@ from strandline.followers.events import (
     Nothing,
     Open,
     Opened,
-    Range,
     Receive,
     Received,
-    Report,
+    ReportCursor,
     Reported,
-    Store,
-    Stored,
+    StoreBatch,
+    StoreDone,
 )
 from strandline.model.cursor import Cursor
 from strandline.testing.sinks import LOG
@@ -43,9 +43,9 @@ def begun(**batching: float) -> Engine:
 def test_what_is_received_is_applied_then_stored_from_the_sinks_cursor_and_only_then_reported():
     engine = begun(records=3)
     assert engine.step(received(0, 3), 0.0) == Apply(["0+3"])
-    assert engine.step(Applied(), 0.0) == Store(Range(["0+3"], AT, AT.at(3)))
+    assert engine.step(Applied(), 0.0) == StoreBatch(AppliedRange(["0+3"], AT, AT.at(3)))
     assert engine.applied == AT
-    assert engine.step(Stored(), 0.0) == Report(AT.at(3))
+    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(3))
     assert engine.applied == AT.at(3)
     take = engine.step(Reported(), 0.0)
     assert isinstance(take, Receive)
@@ -81,8 +81,8 @@ def test_a_request_to_stop_applies_what_was_received_and_then_finishes():
     engine.step(received(0), 0.0)
     engine.stop()
     assert engine.step(Nothing(), 0.0) == Apply(["0+1"])
-    assert engine.step(Applied(), 0.0) == Store(Range(["0+1"], AT, AT.at(1)))
-    assert engine.step(Stored(), 0.0) == Report(AT.at(1))
+    assert engine.step(Applied(), 0.0) == StoreBatch(AppliedRange(["0+1"], AT, AT.at(1)))
+    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(1))
     assert engine.step(Reported(), 0.0) == Finish(AT.at(1))
 
 
@@ -92,7 +92,7 @@ def test_it_finishes_at_the_offset_it_was_given_and_asks_no_further():
     assert isinstance(engine.step(Opened(), 0.0), Receive)
     assert engine.step(received(0, 2), 0.0) == Apply(["0+2"])
     engine.step(Applied(), 0.0)
-    assert engine.step(Stored(), 0.0) == Report(AT.at(2))
+    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(2))
     assert engine.step(Reported(), 0.0) == Finish(AT.at(2))
 
 

@@ -19,7 +19,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import Consumed, SlotLimits
 from strandline.model.slots import NEWCOMER_SECONDS, SlotState
-from strandline.snapshots.bootstrapping import Pin
+from strandline.snapshots.bootstrapping import BootstrapPin
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
@@ -184,7 +184,7 @@ def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claime
 
 
 def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
-    pin = Pin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
+    pin = BootstrapPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
     pin.hold(log.start())
     collect(log, clock, NEWCOMER_SECONDS + 1)
     assert log.slots() == []

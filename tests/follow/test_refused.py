@@ -17,7 +17,7 @@ from strandline.errors import (
     StorageError,
     StrandlineError,
 )
-from strandline.followers.committer import Committer
+from strandline.followers.committer import SinkCommitter
 from strandline.followers.delta import sink as delta
 from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.run import Batching, follow
@@ -149,7 +149,7 @@ def test_a_newcomer_killed_before_its_first_commit_can_start_again(log, table, s
         raise Killed
 
     with monkeypatch.context() as patch, contextlib.suppress(Killed):
-        patch.setattr(Committer, "abandon", lambda _: None)  # a dead process takes nothing back
+        patch.setattr(SinkCommitter, "abandon", lambda _: None)  # a dead process takes nothing back
         patch.setattr(DeltaSink, "apply", killed)
         follow(log, DeltaSink(table, mode="append"), "s", start=start, until="end")
     assert [slot.holder for slot in log.slots()] == [None]

@@ -28,7 +28,7 @@ from strandline.errors import (
 from strandline.followers.stores.rocks import RocksStore
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import check_snapshot
 from strandline.testing.folds import ExportingStoreContract
 
@@ -382,7 +382,7 @@ def test_exports_under_writes_and_compaction_each_hold_exactly_their_cursor(stor
         writer.join()
     for number, snapshot in enumerate(made):
         with RocksStore.import_from(snapshot.folder, str(tmp_path / f"made-{number}"), sync=False) as imported:
-            assert imported.standing() == Standing(snapshot.cursor)
+            assert imported.standing() == StorePosition(snapshot.cursor)
             assert dict(imported.range()) == dict.fromkeys(keys, b"%d" % (snapshot.cursor.next // 20 - 1))
 
 

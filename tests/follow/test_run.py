@@ -14,7 +14,7 @@ from strandline.errors import CorruptData, CursorExpired, Diverged, Fenced, Inva
 from strandline.followers import run as running
 from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.engine import Engine
-from strandline.followers.events import Received, Report, Reported, Stored
+from strandline.followers.events import Received, ReportCursor, Reported, StoreDone
 from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
@@ -307,12 +307,12 @@ class EagerEngine(Engine):
     def step(self, event, now):
         if isinstance(event, Received):
             self.held = super().step(event, now)
-            return Report(event.upto)
+            return ReportCursor(event.upto)
         if isinstance(event, Reported) and self.held is not None:
             held, self.held = self.held, None
             return held
         action = super().step(event, now)
-        if isinstance(event, Stored) and isinstance(action, Report):
+        if isinstance(event, StoreDone) and isinstance(action, ReportCursor):
             return super().step(Reported(), now)
         return action
 
@@ -324,7 +324,7 @@ def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
     original = running.Follower._do
 
     def do(self, action):
-        if isinstance(action, Report):
+        if isinstance(action, ReportCursor):
             self.slot.advance(action.cursor)
             return Reported()
         return original(self, action)

@@ -12,7 +12,7 @@ from strandline.followers.stores.memory import MemoryStore
 from strandline.kv.contract import Ended
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from tests.follow.scripted import Flaky, Stage, at, given, held, numbered, put
 
 
@@ -163,12 +163,12 @@ def test_a_store_that_forgot_what_it_had_taken_ends_the_watch_and_gets_no_hole()
     stage = Stage(store=store)
 
     def forget():
-        store._standing = Standing(at(1))
+        store._standing = StorePosition(at(1))
 
     stage.script = iter([numbered(2, 1), 1.0, forget, numbered(3, 1), 1.0])
     with pytest.raises(Gap):
         stage.run()
-    assert store.standing() == Standing(at(1))
+    assert store.standing() == StorePosition(at(1))
     assert stage.reports == [3]
 
 

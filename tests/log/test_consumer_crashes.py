@@ -10,7 +10,7 @@ import pytest
 
 from strandline.errors import OutOfOrderAck, StorageError
 from strandline.followers.consumer.consumer import Consumer
-from strandline.followers.consumer.progress import Progress, Step
+from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.head import Entry
 from strandline.storage.retry import RetryingStore
@@ -217,13 +217,13 @@ def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
 
 
 def test_a_twin_that_acknowledges_what_it_only_handed_out_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Progress.ack
+    honest = AckProgress.ack
 
-    def ack_all(self: Progress, sequence: int) -> Step:
+    def ack_all(self: AckProgress, sequence: int) -> AckStep:
         honest(self, sequence)
         return self.ack_through(self.read - 1)
 
-    monkeypatch.setattr(Progress, "ack", ack_all)
+    monkeypatch.setattr(AckProgress, "ack", ack_all)
     place = filled(OwnPlace, BATCHES)
     life = Life(place, FaultyStore(place.store))
     life.open()

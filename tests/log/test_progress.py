@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
-from strandline.followers.consumer.progress import Progress, Step
+from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.model.queue import QueueEntry
 
 
@@ -16,17 +16,17 @@ def entry(sequence: int) -> QueueEntry:
     return QueueEntry(sequence, f"batch-{sequence}")
 
 
-def handed_out(first: int, count: int, *, ack_every: int = 100) -> Progress:
-    progress = Progress(first, ack_every=ack_every)
+def handed_out(first: int, count: int, *, ack_every: int = 100) -> AckProgress:
+    progress = AckProgress(first, ack_every=ack_every)
     progress.hand_out([entry(first + index) for index in range(count)])
     return progress
 
 
-def numbers(progress: Progress) -> tuple[int, int, int]:
+def numbers(progress: AckProgress) -> tuple[int, int, int]:
     return progress.durable, progress.acknowledged, progress.read
 
 
-def acknowledge(progress: Progress, sequence: int) -> Step:
+def acknowledge(progress: AckProgress, sequence: int) -> AckStep:
     step = progress.ack(sequence)
     progress.done(step)
     return step
@@ -42,7 +42,7 @@ def test_the_first_to_be_acknowledged_is_where_it_begins() -> None:
 
 
 def test_what_was_not_handed_out_cannot_be_acknowledged() -> None:
-    progress = Progress(5)
+    progress = AckProgress(5)
     with pytest.raises(OutOfOrderAck, match="the next one is 5, and it was not handed out yet"):
         progress.ack(5)
     progress.hand_out([entry(5)])
@@ -72,7 +72,7 @@ def test_a_flush_begins_the_count_anew() -> None:
     progress = handed_out(0, 7, ack_every=3)
     acknowledge(progress, 0)
     step = progress.flush()
-    assert step == Step(1, entry(0))
+    assert step == AckStep(1, entry(0))
     progress.done(step)
     assert progress.flush() is None
     assert [acknowledge(progress, sequence).through for sequence in (1, 2, 3)] == [None, None, entry(3)]
@@ -81,7 +81,7 @@ def test_a_flush_begins_the_count_anew() -> None:
 def test_acknowledging_through_is_durable_at_once_and_a_repeat_is_an_error() -> None:
     progress = handed_out(0, 5)
     step = progress.ack_through(2)
-    assert step == Step(3, entry(2))
+    assert step == AckStep(3, entry(2))
     progress.done(step)
     for again in (2, 1, 0, -1):
         with pytest.raises(OutOfOrderAck, match="the next one is 3"):
@@ -108,17 +108,17 @@ def test_a_batch_set_aside_counts_as_acknowledged_in_its_turn() -> None:
     with pytest.raises(OutOfOrderAck, match="the next one is 3"):
         progress.ack(2)
     acknowledge(progress, 3)
-    assert progress.flush() == Step(4, entry(3))
+    assert progress.flush() == AckStep(4, entry(3))
 
 
 def test_a_batch_set_aside_first_or_last_is_acknowledged_with_the_others() -> None:
-    progress = Progress(7)
+    progress = AckProgress(7)
     progress.set_aside(entry(7))
     assert numbers(progress) == (7, 8, 8)
-    assert progress.flush() == Step(8, entry(7))
+    assert progress.flush() == AckStep(8, entry(7))
     progress.hand_out([entry(8)])
     progress.set_aside(entry(9))
-    assert progress.ack_through(8) == Step(10, entry(9))
+    assert progress.ack_through(8) == AckStep(10, entry(9))
 
 
 def test_a_batch_that_was_handed_out_before_can_be_set_aside() -> None:
@@ -144,7 +144,7 @@ def test_a_batch_set_aside_while_a_step_is_under_way_is_not_forgotten() -> None:
     progress.set_aside(entry(1))
     progress.done(step)
     assert numbers(progress) == (1, 2, 2)
-    assert progress.flush() == Step(2, entry(1))
+    assert progress.flush() == AckStep(2, entry(1))
 
 
 class ProgressModel(RuleBasedStateMachine):
@@ -152,11 +152,11 @@ class ProgressModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.progress = Progress(3, ack_every=4)
+        self.progress = AckProgress(3, ack_every=4)
         self.handed_out: list[int] = []
         self.finished: set[int] = set()
         self.durable = 3
-        self.step: Step | None = None
+        self.step: AckStep | None = None
 
     def expected(self) -> int:
         return next(sequence for sequence in range(3, 10**6) if sequence not in self.finished)

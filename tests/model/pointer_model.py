@@ -14,7 +14,7 @@ from uuid import UUID
 from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import Cursor
 from strandline.snapshots import pointer as production
-from strandline.snapshots.pointer import StalePayload, Sweep
+from strandline.snapshots.pointer import SnapshotSweep, StalePayload
 from tests.model.explorer import Model, Move
 
 PARTS = 2
@@ -47,7 +47,7 @@ class Process:
     artifact: Artifact | None = None
     uploaded: int = 0
     listed: tuple[str, ...] = ()
-    sweep: Sweep | None = None
+    sweep: SnapshotSweep | None = None
     doomed: tuple[tuple[str, int], ...] = ()
 
 

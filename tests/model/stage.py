@@ -14,7 +14,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
 from strandline.model.sink import remaining
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from tests.model.world import Change, Fold, Subscribed, World, changed, stream_id, within
 
 
@@ -120,8 +120,8 @@ class ModelStore:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def standing(self) -> Standing:
-        return Standing(self.stage.world.fold.cursor, self.stage.world.fold.resync)
+    def standing(self) -> StorePosition:
+        return StorePosition(self.stage.world.fold.cursor, self.stage.world.fold.resync)
 
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         return (pair for pair in self.stage.world.fold.content if pair[0].startswith(prefix))

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.model.artifacts import Superseded
 from strandline.snapshots import pointer as production
-from strandline.snapshots.pointer import Sweep
+from strandline.snapshots.pointer import SnapshotSweep
 from tests.model.explorer import Counterexample, Explored, explore
 from tests.model.pointer_model import Job, PointerModel, twin
 
@@ -70,7 +70,7 @@ def point_at_the_last(pointer, artifact, *, replacing):
 
 
 def sweep_what_is_named(pointer, there, *, before):
-    return Sweep((), tuple(there))
+    return SnapshotSweep((), tuple(there))
 
 
 def sweep_without_giving_up(pointer, there, *, before):

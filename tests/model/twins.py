@@ -7,6 +7,7 @@ from dataclasses import replace
 from strandline.followers.engine import Engine, Phase
 from strandline.followers.events import (
     Action,
+    AppliedRange,
     Apply,
     Began,
     EndResync,
@@ -16,12 +17,11 @@ from strandline.followers.events import (
     FindGhosts,
     Loose,
     Open,
-    Range,
-    Report,
-    Store,
+    ReportCursor,
+    StoreBatch,
     Write,
 )
-from strandline.followers.watch.run import Resume, Watch
+from strandline.followers.watch.run import AppliedWatch, Resume
 from strandline.model.cursor import Cursor
 from tests.model.stage import ModelStore, ModelSubscription, ModelWatcher
 from tests.model.world import Fold
@@ -47,12 +47,12 @@ class PutsTheFailedBatchBehind(Engine):
         last = self._unstored[-1] if self._unstored else None
         Engine._enqueue(self)
         joined = self._unstored[-1]
-        if isinstance(last, Range) and isinstance(joined, Range):
+        if isinstance(last, AppliedRange) and isinstance(joined, AppliedRange):
             chunks = joined.chunks[len(last.chunks) :] + joined.chunks[: len(last.chunks)]  # type: ignore[operator]
             self._unstored[-1] = replace(joined, chunks=chunks)
 
 
-class ResumesFromMemory(Watch):
+class ResumesFromMemory(AppliedWatch):
     """Goes on after what it had received, not after what the store has taken."""
 
     def remembered(self) -> Cursor | None:
@@ -60,7 +60,7 @@ class ResumesFromMemory(Watch):
 
     def _begin(self, resume: Resume) -> Began:
         memory = self.clock.stage.world.memory  # type: ignore[attr-defined]
-        return Watch._begin(self, resume) if memory is None else Began(memory)
+        return AppliedWatch._begin(self, resume) if memory is None else Began(memory)
 
 
 class ReportsBeforeStoring(Engine):
@@ -71,7 +71,7 @@ class ReportsBeforeStoring(Engine):
     def _enqueue(self) -> None:
         Engine._enqueue(self)
         write = self._unstored[-1]
-        if isinstance(write, Range):
+        if isinstance(write, AppliedRange):
             self._applied = write.upto
 
     def _storable(self) -> Write | None:
@@ -80,7 +80,7 @@ class ReportsBeforeStoring(Engine):
     def _stored(self) -> Action | None:
         write = self._unstored[0]
         Engine._stored(self)
-        return Report(write.upto) if isinstance(write, Range) else None
+        return ReportCursor(write.upto) if isinstance(write, AppliedRange) else None
 
 
 class HasNoBarrier(Engine):
@@ -106,7 +106,7 @@ class DoesNotSweep(Engine):
         if self.phase is Phase.RELISTING and self._listed is not None:
             self.phase = Phase.SWEEPING
             self._unstored.append(EndResync(self._listed))
-            return Store(self._unstored[0])
+            return StoreBatch(self._unstored[0])
         return Engine._resync_onward(self)
 
 
@@ -115,7 +115,7 @@ class AppliesNoRemovals(Engine):
 
     __slots__ = ()
 
-    def _apply(self, write: Range | Loose) -> Apply:
+    def _apply(self, write: AppliedRange | Loose) -> Apply:
         action = Engine._apply(self, write)
         return Apply([]) if self.phase in (Phase.CLEARING, Phase.SWEEPING) else action
 
@@ -131,14 +131,14 @@ class ExportsAtOnce(Engine):
         return Engine._next(self, now)
 
 
-class EndsAResyncTwice(Watch):
+class EndsAResyncTwice(AppliedWatch):
     """Does not look whether a resync has ended when only the answer was lost."""
 
     def _write(self, store: ModelStore, write: Write) -> None:  # type: ignore[override]
         if isinstance(write, EndResync):
             store.end_resync(write.cursor)
         else:
-            Watch._write(self, store, write)  # type: ignore[arg-type]
+            AppliedWatch._write(self, store, write)  # type: ignore[arg-type]
 
 
 class KeepsTheFlagInMemory(ModelStore):

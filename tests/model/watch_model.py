@@ -1,7 +1,7 @@
 """A model of ``watch_applied``: the production engine and shell, in a world where anything may happen at any point.
 
-Nothing of the watch is written a second time here. What a move does is one turn of ``Watch.run``: do what the engine
-said, and hand it what came of that. Everything that the watch touches is a double over the world; see ``stage``.
+Nothing of the watch is written a second time here. What a move does is one turn of ``AppliedWatch.run``: do what the
+engine said, and hand it what came of that. Everything that the watch touches is a double over the world; see ``stage``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from uuid import UUID
 from strandline.errors import Gap, StorageError
 from strandline.followers.engine import Engine, Phase
 from strandline.followers.events import Action, Batching, Event, FindGhosts, Finish, Open, Pause, Receive
-from strandline.followers.events import Store as StoreAction
-from strandline.followers.watch.run import Options, Resume, Watch
+from strandline.followers.events import StoreBatch as StoreAction
+from strandline.followers.watch.run import AppliedWatch, Options, Resume
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Prefix, Scope, Updates
 from strandline.storage.retry import Backoff
@@ -56,7 +56,7 @@ class State:
     """The world, and the watch in it, if one runs."""
 
     world: World
-    watch: Watch | None
+    watch: AppliedWatch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Scenario:
     kept: bool = False
     unsynced: bool = False
     engine: type[Engine] = Engine
-    watch: type[Watch] = Watch
+    watch: type[AppliedWatch] = AppliedWatch
     store: type[ModelStore] = ModelStore
     watcher: type[ModelWatcher] = ModelWatcher
 
@@ -90,7 +90,7 @@ class WatchModel:
 
     scenario: Scenario
     stage: Stage = field(init=False)
-    made: Callable[[], Watch] = field(init=False)
+    made: Callable[[], AppliedWatch] = field(init=False)
     canon: Canon = field(init=False)
 
     def __post_init__(self) -> None:
@@ -217,8 +217,8 @@ class WatchModel:
         action = world.action
         return self._advanced(world, watch, lambda: watch._do(action))
 
-    def _advanced(self, world: World, watch: Watch, turn: Callable[[], Event]) -> State:
-        """One turn of ``Watch.run``."""
+    def _advanced(self, world: World, watch: AppliedWatch, turn: Callable[[], Event]) -> State:
+        """One turn of ``AppliedWatch.run``."""
         live = watch.engine.phase is Phase.LIVE
         before = world.applied
         try:
@@ -239,23 +239,23 @@ class WatchModel:
         world.action, world.fate = action, "well"
         return State(world, watch)
 
-    def _mark(self, world: World, watch: Watch) -> None:
+    def _mark(self, world: World, watch: AppliedWatch) -> None:
         at = world.subscribed
         if at is not None and at.current is not None and watch.engine.phase is Phase.LIVE:
             world.mark = world.end().at(at.position)
 
-    def _applied_live(self, world: World, watch: Watch) -> None:
+    def _applied_live(self, world: World, watch: AppliedWatch) -> None:
         upto = watch.joined[1].upto if watch.joined is not None else None
         if upto is not None and world.differs(world.applied, upto, self.scenario.scope):
             world.breaks(f"What was applied up to {upto.next} is not the source's state there.")
 
-    def _finished(self, world: World, watch: Watch, action: Finish) -> State:
+    def _finished(self, world: World, watch: AppliedWatch, action: Finish) -> State:
         returned = watch._finished(action)
         if returned != world.fold.cursor:
             world.breaks(f"The watch returns {returned}, and the store is at {world.fold.cursor}.")
         return self._gone(world, watch)
 
-    def _gone(self, world: World, watch: Watch) -> State:
+    def _gone(self, world: World, watch: AppliedWatch) -> State:
         """Nothing of the watch is left but the world."""
         world.subscribed = world.reported = world.action = world.listed = None
         world.fold = watch.store.left(world.fold)  # type: ignore[union-attr]
@@ -339,7 +339,7 @@ def _never(_: object) -> None:
     raise AssertionError("nothing is awaited here")
 
 
-def _copied(watch: Watch) -> Watch:
+def _copied(watch: AppliedWatch) -> AppliedWatch:
     """Another watch of the same state. Chunks, writes and actions are values, and shared."""
     made = copy(watch)
     made.engine = engine = copy(watch.engine)

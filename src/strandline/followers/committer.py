@@ -1,4 +1,4 @@
-"""The writing side of one follower: its sink, and the slot that follows the sink."""
+"""Commits of one follower: the sink, and the slot that is advanced from the sink's cursor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3
 
 
-def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> Committer:
+def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> SinkCommitter:
     """Where a follower starts, and what it writes to: what every follower does first, with Spark or without.
 
     It starts at the sink's own cursor, or for a newcomer where it asks to. The slot pins that before anything is read.
@@ -44,7 +44,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
         offset = log.position_of(start)
         cursor = start if isinstance(start, Cursor) else log.cursor_at(offset)
     waiting = _planned(log, cursor, is_all_wanted=is_new and start == "beginning")
-    committer = Committer(log, sink, cursor, is_new=is_new)
+    committer = SinkCommitter(log, sink, cursor, is_new=is_new)
     if slot is not None:
         committer.attach(slot, holder, is_rebuild=cursor.next == 0 or start == "retained")
     if not waiting:
@@ -83,7 +83,7 @@ def _serves(log: Log, cursor: Cursor) -> bool:
     return True
 
 
-class Committer:
+class SinkCommitter:
     """A follower's sink and slot in one: what is stored moves the slot, and nothing else does.
 
     A follower that is refused before it has stored anything leaves nothing behind: a newcomer's slot is claimed by its

@@ -1,4 +1,4 @@
-"""The heart of following, without I/O: an event in, the next action out.
+"""The follower engine, a state machine without I/O: an event in, the next action out.
 
 The order that makes a follower right is here and nowhere else: receive, apply, store data and cursor, and only then
 say how far it got; after a gap, remove what vanished before anything is listed again, and sweep behind it. A thread
@@ -16,6 +16,7 @@ from strandline.errors import InvalidInput
 from strandline.followers.events import (
     Action,
     Applied,
+    AppliedRange,
     Apply,
     Batching,
     Began,
@@ -26,7 +27,7 @@ from strandline.followers.events import (
     Event,
     Expired,
     Export,
-    Exported,
+    ExportDone,
     Failed,
     FindGhosts,
     Finish,
@@ -38,15 +39,14 @@ from strandline.followers.events import (
     Open,
     Opened,
     Pause,
-    Range,
     Receive,
     Received,
-    Report,
+    ReportCursor,
     Reported,
-    Store,
-    Stored,
+    ResyncSweep,
+    StoreBatch,
+    StoreDone,
     StreamFailed,
-    Sweep,
     Write,
 )
 from strandline.model.cursor import Cursor
@@ -131,11 +131,11 @@ class Engine:
                 self._receive(event, now)
             case Applied():
                 self._enqueue()
-            case Stored():
+            case StoreDone():
                 report = self._stored()
                 if report is not None:
                     return report
-            case Reported() | Nothing() | Exported():
+            case Reported() | Nothing() | ExportDone():
                 pass
             case Failed():
                 self._failures += 1
@@ -210,8 +210,8 @@ class Engine:
         match last, write:
             case (_, None):
                 raise InvalidInput("Nothing was being applied.")
-            case (Range(), Range()):
-                self._unstored[-1] = Range([*last.chunks, *write.chunks], last.since, write.upto)
+            case (AppliedRange(), AppliedRange()):
+                self._unstored[-1] = AppliedRange([*last.chunks, *write.chunks], last.since, write.upto)
             case (Loose(), Loose()):
                 self._unstored[-1] = Loose([*last.chunks, *write.chunks])
             case _:
@@ -220,13 +220,13 @@ class Engine:
     def _stored(self) -> Action | None:
         self._failures, self._retry, self._behind = 0, None, 0
         match self._unstored.popleft():
-            case Range(upto=cursor) | EndResync(cursor):
+            case AppliedRange(upto=cursor) | EndResync(cursor):
                 if self.phase is Phase.SWEEPING:
                     self.phase, self._listed = Phase.LIVE, None
                     self._marks.clear()
                 if cursor != self._applied:
                     self._applied = cursor
-                    return Report(cursor)
+                    return ReportCursor(cursor)
         return None
 
     def _storable(self) -> Write | None:
@@ -234,7 +234,7 @@ class Engine:
         if not self._unstored:
             return None
         head = self._unstored[0]
-        return None if isinstance(head, Range) and head.upto == self._applied else head
+        return None if isinstance(head, AppliedRange) and head.upto == self._applied else head
 
     # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
 
@@ -244,7 +244,7 @@ class Engine:
             return self._flush()
         if write is not None and self._store_due(now):
             self._retry = None
-            return Store(write)
+            return StoreBatch(write)
         if self._done():
             if write is not None and not self._stopping:
                 return Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
@@ -288,10 +288,12 @@ class Engine:
             return self._apply(Loose(chunks))
         if self._read is None:
             raise InvalidInput("A batch without a cursor behind it cannot be applied.")
-        since = next((write.upto for write in reversed(self._unstored) if isinstance(write, Range)), self._applied)
-        return self._apply(Range(chunks, since, self._read))
+        since = next(
+            (write.upto for write in reversed(self._unstored) if isinstance(write, AppliedRange)), self._applied
+        )
+        return self._apply(AppliedRange(chunks, since, self._read))
 
-    def _apply(self, write: Range | Loose) -> Apply:
+    def _apply(self, write: AppliedRange | Loose) -> Apply:
         self._applying = write
         return Apply(write.chunks)
 
@@ -313,11 +315,11 @@ class Engine:
             return FindGhosts()
         if self.phase is Phase.RELISTING:
             self.phase = Phase.SWEEPING
-            return Sweep(frozenset(self._marks))
+            return ResyncSweep(frozenset(self._marks))
         if self._listed is None:
             raise InvalidInput("A sweep ends where its listing ended.")
         self._unstored.append(EndResync(self._listed))
-        return Store(self._unstored[0])
+        return StoreBatch(self._unstored[0])
 
     def _take(self, seconds: float) -> Receive:
         batching = self.batching

@@ -1,4 +1,4 @@
-"""What a follower's engine is told, and what it says to do: events and actions, as values."""
+"""Events and actions of the follower engine, as values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoreDone:
     """The store has taken what it was given, or there is none."""
 
 
@@ -108,7 +108,7 @@ class Ghosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportDone:
     """The requester of an export has been answered, whatever the answer was."""
 
 
@@ -122,11 +122,11 @@ Event = (
     | Nothing
     | StreamFailed
     | Applied
-    | Stored
+    | StoreDone
     | Failed
     | Reported
     | Ghosts
-    | Exported
+    | ExportDone
 )
 
 
@@ -134,7 +134,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class AppliedRange:
     """Chunks with the cursor behind them, in one atomic write."""
 
     chunks: Sequence[Chunk]
@@ -161,7 +161,7 @@ class EndResync:
     cursor: Cursor
 
 
-Write = Range | BeginResync | Loose | EndResync
+Write = AppliedRange | BeginResync | Loose | EndResync
 
 
 # --- actions ---------------------------------------------------------------------------------------------------
@@ -192,14 +192,14 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreBatch:
     """Hand this to the store. It was applied before."""
 
     write: Write
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportCursor:
     """Say how far it got; the cursor is one that the store has taken."""
 
     cursor: Cursor
@@ -211,7 +211,7 @@ class FindGhosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class ResyncSweep:
     """Compare the fold's keys in scope with those that a full watch has given."""
 
     given: frozenset[bytes]
@@ -246,11 +246,14 @@ class Finish:
     doubtful: bool = False
 
 
-Action = Open | Receive | Apply | Store | Report | FindGhosts | Sweep | Export | Pause | GiveUp | Finish
+Action = (
+    Open | Receive | Apply | StoreBatch | ReportCursor | FindGhosts | ResyncSweep | Export | Pause | GiveUp | Finish
+)
 
 __all__ = [
     "Action",
     "Applied",
+    "AppliedRange",
     "Apply",
     "Batching",
     "Began",
@@ -261,7 +264,7 @@ __all__ = [
     "Event",
     "Expired",
     "Export",
-    "Exported",
+    "ExportDone",
     "Failed",
     "FindGhosts",
     "Finish",
@@ -273,14 +276,13 @@ __all__ = [
     "Open",
     "Opened",
     "Pause",
-    "Range",
     "Receive",
     "Received",
-    "Report",
+    "ReportCursor",
     "Reported",
-    "Store",
-    "Stored",
+    "ResyncSweep",
+    "StoreBatch",
+    "StoreDone",
     "StreamFailed",
-    "Sweep",
     "Write",
 ]

@@ -1,4 +1,4 @@
-"""Following with threads: the shell around the engine."""
+"""``follow``: runs the follower engine on a log and a sink."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import (
     Action,
     Applied,
+    AppliedRange,
     Apply,
     Batching,
     Began,
@@ -26,13 +27,12 @@ from strandline.followers.events import (
     Nothing,
     Open,
     Opened,
-    Range,
     Receive,
     Received,
-    Report,
+    ReportCursor,
     Reported,
-    Store,
-    Stored,
+    StoreBatch,
+    StoreDone,
 )
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
@@ -50,7 +50,7 @@ __all__ = ["Batching", "Start", "begin", "follow"]
 _POLL = 0.25
 _SEEN_EVERY = 60.0
 _APPLIED: Final = Applied()
-_STORED: Final = Stored()
+_STORED: Final = StoreDone()
 _NOTHING: Final = Nothing()
 
 
@@ -271,10 +271,10 @@ class Follower:
                 return Opened()  # a log is planned anew each time
             case Receive(since, records, size, seconds) if since is not None:
                 return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
-            case Store(Range(chunks, since, upto)) if since is not None:
+            case StoreBatch(AppliedRange(chunks, since, upto)) if since is not None:
                 self._route.store(chunks, since, upto)
                 return _STORED
-            case Report():
+            case ReportCursor():
                 self._advance()
                 return Reported()
         raise AssertionError(f"a log's follower has no use for {action}")

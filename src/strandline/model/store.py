@@ -16,7 +16,7 @@ from strandline.model.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StorePosition:
     """How far a store has got. While ``resync`` names a stream, the state is neither here nor there.
 
     The cursor then is the one from before; following can go on only when the resync has been done again to its end.
@@ -38,7 +38,7 @@ class Store(Sink, Protocol):
     After a write failed, what the store holds is what :meth:`standing` says; the same write may be tried again.
     """
 
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """The cursor, of whichever stream, and whether a resync is under way. Never raises for another log."""
 
     def get(self, key: bytes) -> bytes | None:

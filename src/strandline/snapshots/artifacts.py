@@ -1,4 +1,4 @@
-"""Snapshots in an object store: one of many consumers publishes, newcomers fetch."""
+"""Snapshots in an object store: one consumer publishes, new consumers download."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from strandline.model.cursor import SECOND, Cursor
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.model.times import TOLERANCE
 from strandline.snapshots.pointer import (
     StalePayload,
@@ -76,7 +76,7 @@ class _Pruned(StorageError):
 class Exportable(Protocol):
     """What :meth:`Artifacts.export` needs of a store; see :class:`~strandline.model.store.Store`."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """How far it has got."""
 
     def export_to(self, folder: Address) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Newcomers: from the newest snapshot to a store that can follow on."""
+"""Bootstrap: from the newest snapshot to a store that can follow the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.slots import SlotState
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
@@ -38,7 +38,7 @@ _ONE: Final = Limit(batches=1)
 class Bootstrapped(Protocol):
     """What :func:`bootstrap` needs to know of a store."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """How far it has got."""
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def bootstrap(
     with contextlib.ExitStack() as held:
         pinned = None
         if log is not None and slot is not None:
-            pinned = held.enter_context(Pin(log, slot, options.get("clock", CLOCK)))
+            pinned = held.enter_context(BootstrapPin(log, slot, options.get("clock", CLOCK)))
         snapshot = held.enter_context(_at_hand(source, dest, log, pinned, disk=disk, chance=chance))
         with _out_of_the_way(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
             store = into.import_from(snapshot.folder, dest, **options)
@@ -117,7 +117,7 @@ def bootstrap(
 
 
 @final
-class Pin:
+class BootstrapPin:
     """A slot that holds what a store needs which is being made. Leaving the block drops it, unless it is to be kept.
 
     Only one that this object has created: then it is touched while the block lasts, and goes by itself after a while
@@ -219,7 +219,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(standing.cursor, _ONE)
             if slot is not None:
-                Pin(log, slot, CLOCK).hold(standing.cursor, is_stored=True)
+                BootstrapPin(log, slot, CLOCK).hold(standing.cursor, is_stored=True)
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
         store.close()
@@ -232,7 +232,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 
 @contextlib.contextmanager
 def _at_hand(
-    source: Artifacts | str, dest: str, log: Log | None, pinned: Pin | None, *, disk: Disk, chance: Chance
+    source: Artifacts | str, dest: str, log: Log | None, pinned: BootstrapPin | None, *, disk: Disk, chance: Chance
 ) -> Iterator[Snapshot]:
     """The newest snapshot as a folder here, of which the log still has what comes next, and will keep it."""
     if isinstance(source, Artifacts):
@@ -261,7 +261,7 @@ def _none_at(where: str) -> NotFound:
     )
 
 
-def _serve(log: Log | None, pinned: Pin | None, cursor: Cursor) -> None:
+def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None:
     """Pin what comes after a snapshot, and see that the log has it."""
     if log is None:
         return

@@ -1,4 +1,4 @@
-"""The rules of the pointer: it never goes back, and what it may name is never deleted. All pure.
+"""Rules of the snapshot pointer: it never moves back, and no snapshot that it may name is deleted. Pure.
 
 Exporters and pruners run anywhere, at once, and die at any moment. Whether a payload may be deleted is decided by the
 pointer alone: it is not listed, and its generation is one that can no longer be. Clocks only say when.
@@ -85,7 +85,7 @@ def forget(pointer: Pointer, gone: Collection[str]) -> Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SnapshotSweep:
     """What a pruner may delete: superseded payloads whose time has come, and ones that can never be pointed at."""
 
     superseded: tuple[str, ...]
@@ -110,10 +110,10 @@ def abandoned(pointer: Pointer, newest: dict[str, int], *, before: int) -> int |
     return max(found, default=None)
 
 
-def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> Sweep:
+def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> SnapshotSweep:
     """What may be deleted by a pointer whose minimum generation was raised already: never what it names."""
     current = None if pointer.current is None else pointer.current.location
-    return Sweep(
+    return SnapshotSweep(
         superseded=tuple(
             item.location for item in pointer.superseded if item.at <= before and item.location != current
         ),

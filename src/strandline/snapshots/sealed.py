@@ -1,4 +1,4 @@
-"""Sealed folders: ``data/`` and a ``MANIFEST.json`` that tells the cursor, and the size and hash of every file.
+"""Sealed folders: ``data/``, and ``MANIFEST.json`` with the cursor and the size and hash of every file.
 
 A snapshot is there whole or not at all: it is filled under a hidden name, opened once to see that it holds what it
 says, and renamed last. An import trusts nothing: it copies, compares the hashes of the copies, opens them, and only

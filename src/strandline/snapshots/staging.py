@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all: filled under a hidden name, renamed last."""
+"""Atomic folders: filled under a hidden name, renamed last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark as the engine: a data source that reads logs in parallel, and pipelines that keep tables in step with them.
+"""Spark: a data source that reads logs in parallel, and pipelines that follow logs into tables.
 
 ``spark.read.format("strandline")`` and ``spark.readStream.format("strandline")`` need no import: the data source
 registers itself wherever the package is installed. :func:`read` leaves cold data to Spark's own Parquet reader,

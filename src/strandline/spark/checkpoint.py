@@ -1,4 +1,4 @@
-"""Spark checkpoints as what they are here: a convenience that is set aside whenever it disagrees with the table."""
+"""Spark checkpoints: discarded whenever they disagree with the cursor of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures may pass, and which error of ours is behind one of Spark's."""
+"""Failure classification: which are retryable, and which Strandline error caused a Spark error."""
 
 from __future__ import annotations
 

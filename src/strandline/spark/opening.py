@@ -1,4 +1,4 @@
-"""The log that a call of the driver is about: with its cold tier, and open no longer than the call needs it."""
+"""Opens the log of a driver call, with its cold tier, for the duration of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data source's options, from Spark's strings to values. Pure."""
+"""Options of the data source: parsing of Spark's strings. Pure."""
 
 from __future__ import annotations
 

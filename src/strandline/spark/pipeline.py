@@ -1,4 +1,4 @@
-"""Keeping a sink in step with a log by Spark: executors fetch and fold, and the sink commits by offset."""
+"""Spark pipelines: executors fetch and compact, the sink commits by offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.errors import CorruptData, Fenced, InvalidInput
-from strandline.followers.committer import Committer, begin
+from strandline.followers.committer import SinkCommitter, begin
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object import ObjectLog
 from strandline.model.arguments import anything, checked
@@ -197,7 +197,7 @@ class _Batches:
     def __init__(
         self,
         log_id: UUID,
-        committer: Committer,
+        committer: SinkCommitter,
         cores: int,
         cursor_at: Callable[[int], Cursor],
         on_step: OnStep,

@@ -1,4 +1,4 @@
-"""What the data source and the pipelines decide: pure functions over cursors, bounds and spans."""
+"""Decisions of the data source and the pipelines: pure functions over cursors, bounds and spans."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def narrower(first: Limit, second: Limit) -> Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class TierBoundary:
     """What a read of both tiers takes from where: ``cold`` from ``since`` up to the cut, and the rest up to ``end``."""
 
     since: Cursor
@@ -136,7 +136,7 @@ class Seam:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class PlannedScan:
     """Objects of segments that are read together, and which of their offsets count; None is all in that direction."""
 
     paths: tuple[str, ...]
@@ -144,7 +144,7 @@ class Scan:
     next: int | None
 
 
-def scans(pieces: Sequence[ColdPiece]) -> list[Scan]:
+def scans(pieces: Sequence[ColdPiece]) -> list[PlannedScan]:
     """As few scans as read each offset of the pieces once, though segments may overlap.
 
     A scan has one range for all of its objects. So an object that also holds what another is to be read for can only
@@ -157,7 +157,7 @@ def scans(pieces: Sequence[ColdPiece]) -> list[Scan]:
         else:
             runs.append([piece])
     return [
-        Scan(
+        PlannedScan(
             tuple(piece.path for piece in run),
             run[0].first if run[0].cut_before else None,
             run[-1].next if run[-1].cut_behind else None,

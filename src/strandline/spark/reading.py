@@ -1,4 +1,4 @@
-"""Reading a log as a table, each tier by what is best at it: segments by Spark's Parquet reader, the rest by ours."""
+"""Batch reads of a tiered log: segments by Spark's Parquet reader, hot records by the data source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from strandline.model.records import READ_SCHEMA
 from strandline.spark.failures import patiently
 from strandline.spark.opening import opened
 from strandline.spark.options import ReadOptions, parse_options
-from strandline.spark.planning import Seam, admit, resolve, scans, spark_path
+from strandline.spark.planning import TierBoundary, admit, resolve, scans, spark_path
 from strandline.spark.shaping import SPARK_SCHEMA
 from strandline.spark.source import report_skipped
 from strandline.tier.read.cold_reader import ColdPiece
@@ -114,7 +114,7 @@ class _Plan:
     asked: Cursor
     skipped: int
     """How many records from there on are no longer retained, and left out."""
-    seam: Seam
+    seam: TierBoundary
 
 
 def _held(
@@ -152,8 +152,8 @@ def _planned(log: ObjectLog | TieredLog, since: Start | None, upto: int | None, 
     admitted = admit(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
     begin = admitted.cursor
     if not isinstance(log, TieredLog) or begin.next >= end:
-        return _Plan(asked, admitted.skipped, Seam(begin, (), max(begin.next, end)))
-    seam = Seam(begin, tuple(log.pieces(begin.next, end)), end)
+        return _Plan(asked, admitted.skipped, TierBoundary(begin, (), max(begin.next, end)))
+    seam = TierBoundary(begin, tuple(log.pieces(begin.next, end)), end)
     # After the look at the segments: what the hot tier has forgotten by then and none of them has was copied since, or
     # expired. Asked again, it is known which: here, and not when the query runs.
     if seam.cut < end and log.hot.bounds().first > seam.cut:
@@ -161,7 +161,7 @@ def _planned(log: ObjectLog | TieredLog, since: Start | None, upto: int | None, 
     return _Plan(asked, admitted.skipped, seam)
 
 
-def _check_still_there(seam: Seam, lost: str | None) -> None:
+def _check_still_there(seam: TierBoundary, lost: str | None) -> None:
     for piece in seam.cold:
         if piece.path == lost:
             raise NotFound(
@@ -182,7 +182,7 @@ class _Tables:
         self._options = options
         self._columns = list(columns)
 
-    def of(self, seam: Seam) -> DataFrame | str:
+    def of(self, seam: TierBoundary) -> DataFrame | str:
         """One table of both tiers; or the path of a segment that is not there."""
         paths = self._readable(seam.cold)
         if paths is None:

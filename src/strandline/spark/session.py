@@ -1,4 +1,4 @@
-"""A small Spark session on this machine, started quickly and quietly."""
+"""A local Spark session that starts quickly and quietly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a log's Arrow batches to what Spark expects: its columns, its nullability, and batches of a good size."""
+"""Converts Arrow batches of a log to Spark's columns, nullability and batch sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``strandline tier attach``: give a log a cold tier."""
+"""``strandline tier attach``: attaches a cold tier to a log."""
 
 from __future__ import annotations
 

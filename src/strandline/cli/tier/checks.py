@@ -1,10 +1,10 @@
-"""What must be true of a cold tier, as pure checks over values; :mod:`.verify` reads what they look at."""
+"""Checks of a cold tier, pure; :mod:`.verify` reads the objects and events for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from strandline.cli.tier.shared import Seen
+from strandline.cli.tier.shared import TierView
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.model.slots import TIER_SLOT
@@ -12,14 +12,14 @@ from strandline.tier.copy.agreement import SegmentCut
 from strandline.tier.copy.segment_files import segment_path
 
 
-def check_known(seen: Seen) -> Iterator[Finding]:
+def check_known(seen: TierView) -> Iterator[Finding]:
     """What the events tell that should not be so, or that somebody may want to know; no object is looked at."""
     yield from _contiguity(seen)
     yield from _slots(seen)
     yield from _states(seen)
 
 
-def _contiguity(seen: Seen) -> Iterator[Finding]:
+def _contiguity(seen: TierView) -> Iterator[Finding]:
     finished = seen.finished
     if not finished:
         return
@@ -51,7 +51,7 @@ def _hole(where: str, first: int, end: int, why: str) -> Finding:
     )
 
 
-def _slots(seen: Seen) -> Iterator[Finding]:
+def _slots(seen: TierView) -> Iterator[Finding]:
     first = seen.hot.first
     for segment in reversed(seen.finished):
         # As readers do: what does not reach the log is not read.
@@ -69,7 +69,7 @@ def _slots(seen: Seen) -> Iterator[Finding]:
             )
 
 
-def _states(seen: Seen) -> Iterator[Finding]:
+def _states(seen: TierView) -> Iterator[Finding]:
     for segment in seen.segments:
         path = segment_path(segment.segment, segment.start)
         offsets = f"(offsets {segment.start} to {segment.end})"

@@ -1,4 +1,4 @@
-"""The commands of ``strandline tier`` and ``strandline segments``, put together."""
+"""The commands of ``strandline tier`` and ``strandline segments``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``strandline segments list``: what is in the cold tier."""
+"""``strandline segments list``: lists the segments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.tier.shared import Place, Seen, look
+from strandline.cli.tier.shared import Place, TierView, look
 from strandline.model.segments import SegmentMetadata, SegmentState
 
 
@@ -31,7 +31,7 @@ _STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", St
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SegmentRow:
     """One segment as it is listed. ``end`` is its last offset; ``terms`` tells where each of its terms starts."""
 
     start: int
@@ -45,7 +45,7 @@ class Row:
     id: str
 
     @classmethod
-    def of(cls, segment: SegmentMetadata, seen: Seen) -> Row:
+    def of(cls, segment: SegmentMetadata, seen: TierView) -> SegmentRow:
         """A segment among all that are known."""
         is_finished = segment.state is SegmentState.COPY_FINISHED
         return cls(
@@ -78,18 +78,18 @@ def list_(
     superseded holds only what others hold, too, and the next round of the tierer removes it.
     """
     seen = look(log)
-    rows = [row for segment in seen.segments if _is_wanted(row := Row.of(segment, seen), term, state)]
+    rows = [row for segment in seen.segments if _is_wanted(row := SegmentRow.of(segment, seen), term, state)]
     if json:
         show.document({"url": seen.url, "store": seen.cold.store, "segments": [asdict(row) for row in rows]})
     else:
         show.out().print(rendered(seen, rows))
 
 
-def _is_wanted(row: Row, term: int | None, state: State | None) -> bool:
+def _is_wanted(row: SegmentRow, term: int | None, state: State | None) -> bool:
     return state in (None, row.state) and (term is None or any(term == has for has, _ in row.terms))
 
 
-def rendered(seen: Seen, rows: Sequence[Row]) -> RenderableType:
+def rendered(seen: TierView, rows: Sequence[SegmentRow]) -> RenderableType:
     """The table that people see."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("start", "end", "records", "size"):

@@ -1,4 +1,4 @@
-"""``strandline segments map``: which offsets are in which tier, as a picture in text."""
+"""``strandline segments map``: shows which offsets are in which tier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.tier.shared import Place, Seen, look
+from strandline.cli.tier.shared import Place, TierView, look
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
 
@@ -88,7 +88,7 @@ def map_(
         out.print(Text(line, style), soft_wrap=True)
 
 
-def _fields(seen: Seen, found: Sequence[Stretch]) -> dict[str, Any]:
+def _fields(seen: TierView, found: Sequence[Stretch]) -> dict[str, Any]:
     return {
         "url": seen.url,
         "first": found[0].first if found else seen.hot.first,

@@ -1,4 +1,4 @@
-"""``strandline tier run`` and ``strandline tier serve``: copy what is old to the cold tier, once or on and on."""
+"""``strandline tier run`` and ``strandline tier serve``: copy closed ranges, once or continuously."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: which log is meant, and what is known of its cold tier."""
+"""Shared parts of the tier commands: the log, and the state of its cold tier."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bytes_behind(log: AnyLog, position: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TierView:
     """A log and its cold tier, from all events that were published before the look."""
 
     url: str
@@ -112,7 +112,7 @@ class Seen:
         return max((segment.end + 1 for segment in self.finished), default=None)
 
 
-def look(place: str) -> Seen:
+def look(place: str) -> TierView:
     """What is known of a log's cold tier now; ``NotFound`` if it has none, ``NotReady`` if that cannot be known."""
     log = open_to_look(place)
     cold = cold_tier(log)
@@ -120,7 +120,7 @@ def look(place: str) -> Seen:
         return look_at(log, cold, manager)
 
 
-def look_at(log: AnyLog, cold: ColdTier, manager: MetadataManager) -> Seen:
+def look_at(log: AnyLog, cold: ColdTier, manager: MetadataManager) -> TierView:
     """The same, with what is open already."""
     partition = partition_of(cold)
     hot = log.bounds()
@@ -131,7 +131,7 @@ def look_at(log: AnyLog, cold: ColdTier, manager: MetadataManager) -> Seen:
 
     segments, spare, deletion = manager.current(partition, ask)
     number = manager.metadata_partition(partition)
-    return Seen(
+    return TierView(
         url=log_address(log),
         cold=cold,
         hot=hot,

@@ -1,4 +1,4 @@
-"""``strandline tier status``: where the cold tier is, and how far it follows."""
+"""``strandline tier status``: address and lag of the cold tier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.tier.shared import AnyLog, Place, Seen, bytes_behind, look_at, open_to_look
+from strandline.cli.tier.shared import AnyLog, Place, TierView, bytes_behind, look_at, open_to_look
 from strandline.errors import StrandlineError
 from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
@@ -22,14 +22,14 @@ from strandline.tier.opening import cold_tier, follow_events, log_address
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class TierStatus:
     """A log and its cold tier at one moment. Without ``seen``, ``why`` says what keeps the events from being known."""
 
     url: str
     cold: ColdTier
     hot: Bounds
     slot: SlotState | None
-    seen: Seen | None
+    seen: TierView | None
     why: str | None
     records_left: int
     bytes_left: int
@@ -68,7 +68,7 @@ class Status:
         }
 
 
-def _cold_fields(seen: Seen) -> dict[str, Any]:
+def _cold_fields(seen: TierView) -> dict[str, Any]:
     finished = seen.finished
     return {
         "first": min((segment.start for segment in finished), default=None),
@@ -98,7 +98,7 @@ def status(log: Place, *, json: Json = False, debug: Debug = False) -> None:  # 
         raise typer.Exit(1)
 
 
-def look(log: AnyLog) -> Status:
+def look(log: AnyLog) -> TierStatus:
     """How the log's cold tier stands now; ``NotFound`` if it has none."""
     cold = cold_tier(log)
     seen, why = None, None
@@ -112,7 +112,7 @@ def look(log: AnyLog) -> Status:
     position = hot.first if slot is None else slot.position
     if seen is not None and seen.tiered is not None:
         position = seen.tiered
-    return Status(
+    return TierStatus(
         url=log_address(log),
         cold=cold,
         hot=hot,
@@ -129,7 +129,7 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def lines(status: Status) -> list[Text]:
+def lines(status: TierStatus) -> list[Text]:
     """What people are told."""
     cold, hot = status.cold, status.hot
     told = [Text(status.url, "bold"), _line("segments", cold.store)]
@@ -156,7 +156,7 @@ def _offsets(first: int, end: int) -> str:
     return f"offsets {first:,} to {end - 1:,}, {show.counted(end - first, 'record')}" if first < end else "no records"
 
 
-def _cold(seen: Seen) -> str:
+def _cold(seen: TierView) -> str:
     finished = seen.finished
     if not finished or seen.tiered is None:
         return "nothing yet"
@@ -164,15 +164,15 @@ def _cold(seen: Seen) -> str:
     return f"{_offsets(finished[0].start, seen.tiered)}, in {show.counted(len(finished), 'segment')} ({size})"
 
 
-def _states(seen: Seen) -> Counter[SegmentState]:
+def _states(seen: TierView) -> Counter[SegmentState]:
     return Counter(segment.state for segment in seen.segments)
 
 
-def _superseded(seen: Seen) -> int:
+def _superseded(seen: TierView) -> int:
     return _states(seen)[SegmentState.COPY_FINISHED] - len(seen.finished)
 
 
-def _troubles(seen: Seen) -> list[str]:
+def _troubles(seen: TierView) -> list[str]:
     said = []
     states = _states(seen)
     if states[SegmentState.COPY_STARTED]:
@@ -188,13 +188,13 @@ def _troubles(seen: Seen) -> list[str]:
     return said
 
 
-def _left(status: Status) -> str:
+def _left(status: TierStatus) -> str:
     if not status.records_left:
         return "nothing: everything is in segments"
     return f"{show.counted(status.records_left, 'record')} ({show.size(status.bytes_left)}) in no segment yet"
 
 
-def _tierer(status: Status) -> str:
+def _tierer(status: TierStatus) -> str:
     slot = status.slot
     if slot is None:
         return "none has run yet: strandline tier run, or tier serve"

@@ -1,4 +1,4 @@
-"""``strandline segments verify``: is every segment there, whole, and what its events tell?"""
+"""``strandline segments verify``: compares every segment object with its event, its checksums and the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.findings import finish
 from strandline.cli.tier.checks import check_known, differing, orphan, parted
-from strandline.cli.tier.shared import AnyLog, Place, Seen, look_at, open_to_look
+from strandline.cli.tier.shared import AnyLog, Place, TierView, look_at, open_to_look
 from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.model.cold import ColdTier
@@ -132,7 +132,7 @@ def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
 
 
 def _history(
-    log: AnyLog, store: ObjectStore, seen: Seen, segments: Sequence[SegmentMetadata], *, fast: bool
+    log: AnyLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, fast: bool
 ) -> Iterator[Finding]:
     """Where segments are of another history than the log: by terms, and by batches and records that both have."""
     kept = [segment for segment in segments if segment.segment not in seen.spare]
@@ -166,7 +166,7 @@ def _history(
             yield differing(segment)
 
 
-def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: Seen) -> Iterator[Finding]:
+def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: TierView) -> Iterator[Finding]:
     known = {_path(segment) for segment in seen.segments}
     for found in listed:
         if found.info.path in known:

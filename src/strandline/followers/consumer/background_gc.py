@@ -15,7 +15,7 @@ _PATIENCE: Final = 10.0
 """Seconds that stopping waits for a round that is under way."""
 
 
-class Collector:
+class BackgroundCollector:
     """Calls ``collect`` every so many seconds from a daemon thread, until it is stopped.
 
     A round that fails is logged and the next one comes in its time: consuming goes on without it. What is collected

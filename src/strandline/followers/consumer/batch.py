@@ -1,4 +1,4 @@
-"""A batch as the queue face gives it, and the handle that reads batches anywhere."""
+"""A batch as the queue API returns it, and the picklable handle that reads batches anywhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FetchHandle:
 
 
 @dataclass(slots=True)
-class Piece:
+class BatchPiece:
     """One batch of the read-ahead; that it cannot be read comes up only in its turn."""
 
     descriptor: Descriptor

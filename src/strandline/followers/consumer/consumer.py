@@ -21,11 +21,11 @@ from strandline.errors import (
     StrandlineError,
     TooManyDeadLetters,
 )
-from strandline.followers.consumer.background_gc import Collector
-from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle, Piece
+from strandline.followers.consumer.background_gc import BackgroundCollector
+from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
 from strandline.followers.consumer.metrics import Gauges
 from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
-from strandline.followers.consumer.progress import Progress, Step
+from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
 from strandline.log.reading import pauses
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
@@ -152,17 +152,17 @@ class Consumer:
         self._reading = threading.Lock()  # around the read cursor, with its I/O
         self._acking = threading.Lock()  # around acknowledgements, with theirs
         self._state = threading.Lock()  # around the numbers below; never with I/O
-        self._progress = Progress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
+        self._progress = AckProgress(self._queue.claim(self.holder, last_acked), ack_every=ack_every)
         self._fetcher = self._queue.fetcher()
         self._gauges = Gauges(self._queue.url, self._queue.slot)
         self._closed = False
         with contextlib.suppress(StrandlineError):  # the first call that needs it says so
             self._look(0)  # how much there is to do is known from the beginning
-        self._collector: Collector | None = None
+        self._collector: BackgroundCollector | None = None
         if trim_every is not None:
             # Where many consume one log, the first of them to wake up does it for all.
             collect = partial(self._queue.trim, trim_every / 2)
-            self._collector = Collector(collect, every=trim_every, clock=clock, name=self._queue.url)
+            self._collector = BackgroundCollector(collect, every=trim_every, clock=clock, name=self._queue.url)
             dropped = weakref.finalize(self, self._collector.halt)  # also of a consumer that nobody closed
             call_in_child(self, lambda _: dropped.detach())
         self._heartbeat = self._queue.heartbeat()
@@ -330,12 +330,12 @@ class Consumer:
                     raise
                 yield batch
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[BatchPiece]:
         since = self._read
         while found := self._look(_LOOKED_UP, since):
             since = found[-1].sequence + 1
             for descriptor in found:
-                yield Piece(descriptor, self._fetcher)
+                yield BatchPiece(descriptor, self._fetcher)
 
     @property
     def _read(self) -> int:
@@ -433,7 +433,7 @@ class Consumer:
         self._do(step)
         return True
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: AckStep) -> None:
         if step.through is not None:
             self._queue.acknowledge(step.through)
         with self._state:

@@ -1,4 +1,4 @@
-"""What a consumer last saw of its queue, for its own properties and for Prometheus."""
+"""Last observed lag and sizes of a consumer's queue, for its properties and for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a consumer is opened on to the queue that it needs."""
+"""Opens the queue of a consumer from an address, a log or a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a consumer is: what it handed out, what was acknowledged, and what of that is durable. No I/O."""
+"""Consumer positions: handed out, acknowledged, durably acknowledged. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strandline.model.queue import Descriptor
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AckStep:
     """An acknowledgement that was decided and has not happened yet.
 
     ``acknowledged`` is the sequence expected next once it has. ``through`` is the batch that has to be acknowledged
@@ -21,17 +21,17 @@ class Step:
     through: Descriptor | None
 
 
-class Progress:
+class AckProgress:
     """The bookkeeping of one consumer, in sequences: ``durable <= acknowledged <= read``, and each only grows.
 
     Everything below ``read`` was handed out, below ``acknowledged`` was acknowledged in this process, and below
     ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are.
 
-    Acknowledging takes two calls: one decides a :class:`Step` and changes nothing, :meth:`done` makes it so. Between
+    Acknowledging takes two calls: one decides a :class:`AckStep` and changes nothing, :meth:`done` makes it so. Between
     them the caller does what the step asks for; if that fails, nothing has changed and the same can be asked again.
 
     >>> from strandline.model.queue import QueueEntry
-    >>> progress = Progress(5, ack_every=2)
+    >>> progress = AckProgress(5, ack_every=2)
     >>> progress.hand_out([QueueEntry(5, "a"), QueueEntry(6, "b")])
     >>> step = progress.ack(5)
     >>> progress.done(step)
@@ -96,25 +96,25 @@ class Progress:
 
     # --- acknowledging -----------------------------------------------------------------------------------------
 
-    def ack(self, sequence: int) -> Step:
+    def ack(self, sequence: int) -> AckStep:
         """Decide to acknowledge the next batch; ``OutOfOrderAck`` if it is another, or was not handed out."""
         if sequence != self.acknowledged or sequence >= self.read:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=False)
 
-    def ack_through(self, sequence: int) -> Step:
+    def ack_through(self, sequence: int) -> AckStep:
         """Decide to acknowledge everything through a batch, durably; ``OutOfOrderAck`` as :meth:`ack`."""
         if not self.acknowledged <= sequence < self.read:
             raise self._out_of_order(sequence)
         return self._step(sequence, durably=True)
 
-    def flush(self) -> Step | None:
+    def flush(self) -> AckStep | None:
         """Decide to make every acknowledgement durable; None if all are."""
         if self.acknowledged == self.durable:
             return None
-        return Step(self.acknowledged, self._handed_out[self.acknowledged - 1])
+        return AckStep(self.acknowledged, self._handed_out[self.acknowledged - 1])
 
-    def done(self, step: Step) -> None:
+    def done(self, step: AckStep) -> None:
         """The step has happened. Another one, or a batch set aside, may have come between: nothing goes back."""
         self._acknowledge(max(self.acknowledged, step.acknowledged))
         if step.through is None:
@@ -124,10 +124,10 @@ class Progress:
             self._handed_out.pop(sequence, None)
         self._kept = self.durable
 
-    def _step(self, sequence: int, *, durably: bool) -> Step:
+    def _step(self, sequence: int, *, durably: bool) -> AckStep:
         acknowledged = self._past_aside(sequence + 1)
         durably = durably or acknowledged - self.durable >= self._ack_every
-        return Step(acknowledged, self._handed_out[acknowledged - 1] if durably else None)
+        return AckStep(acknowledged, self._handed_out[acknowledged - 1] if durably else None)
 
     def _acknowledge(self, sequence: int) -> None:
         self.acknowledged = self._past_aside(sequence)

@@ -1,4 +1,4 @@
-"""What the transaction log of a Delta table says about a sink's commits, and about what others did since. No I/O.
+"""Reads a Delta table's transaction log: the sink's own commits, and changes by others since. No I/O.
 
 The Delta application transaction of a sink outlives whatever is done to its rows: a RESTORE, an overwrite and a CREATE
 OR REPLACE keep it. So it proves how far the sink *had* got, and not that the table still holds that. Each commit of a
@@ -52,7 +52,7 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class TableCommit:
     """One version of a table, as seen by a sink."""
 
     version: int
@@ -68,7 +68,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownCommits:
     """The sink's last commit: which table, which version of it, and the cursor there."""
 
     table_id: str
@@ -88,7 +88,7 @@ class Observed:
     """The version of the sink's last commit to this very table; None if an earlier release wrote it, or replaced."""
 
 
-def parse_commit(version: int, data: bytes, application: Application) -> Commit:
+def parse_commit(version: int, data: bytes, application: Application) -> TableCommit:
     """A commit file as a value. Only what the sink wrote itself is taken for its own."""
     try:
         return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
@@ -98,13 +98,13 @@ def parse_commit(version: int, data: bytes, application: Application) -> Commit:
         ) from error
 
 
-def _parsed(version: int, actions: list[Any], application: Application) -> Commit:
+def _parsed(version: int, actions: list[Any], application: Application) -> TableCommit:
     info = _only(actions, "commitInfo")
     files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     offset = next(
         (a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == application.cursor), None
     )
-    return Commit(
+    return TableCommit(
         version,
         operation=_operation(info),
         cursor=None if offset is None else _cursor(info.get(CURSOR_KEY), application.log_id, offset),
@@ -114,7 +114,7 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Commi
     )
 
 
-def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> Known:
+def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> KnownCommits:
     """The sink's last commit, which is proved to be still in effect: nothing behind it changed a row.
 
     ``Diverged`` if something did, if the table is another one than the sink committed to, or if that cannot be known
@@ -125,7 +125,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
         if commit.cursor is not None:
             if commit.table_id not in (None, seen.table_id):
                 raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
-            return Known(seen.table_id, commit.version, commit.cursor)
+            return KnownCommits(seen.table_id, commit.version, commit.cursor)
         if commit.changed_rows:
             raise Diverged(
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
@@ -133,10 +133,10 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
             )
     if seen.committed is None or seen.committed > seen.version:
         raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
-    return Known(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
+    return KnownCommits(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
 
 
-def check_known(known: Known | None, found: Known, where: str) -> None:
+def check_known(known: KnownCommits | None, found: KnownCommits, where: str) -> None:
     """Refuse a table that is another one, or an older one, than a running follower has committed to."""
     if known is None:
         return
@@ -149,7 +149,7 @@ def check_known(known: Known | None, found: Known, where: str) -> None:
         )
 
 
-def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[Commit]:
+def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:
     """The sink's commits from a version on downwards, as far as commit files reach."""
     while version >= 0:
         data = read(version)
@@ -163,7 +163,7 @@ def own_commits(version: int, read: ReadCommit, application: Application) -> Ite
 
 def _backwards(
     version: int, committed: int | None, read: ReadCommit, application: Application, where: str
-) -> Iterator[Commit]:
+) -> Iterator[TableCommit]:
     """The commits from the newest down to the sink's last one, which a checkpoint can stand for, too."""
     while version >= (0 if committed is None else committed):
         data = read(version)

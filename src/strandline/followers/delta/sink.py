@@ -1,4 +1,4 @@
-"""A Delta table that follows a log, exactly once, through ``deltalake``."""
+"""The Delta table sink: follows a log exactly once, through ``deltalake``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from strandline.followers.delta.history import (
     REMEDY,
     TABLE_KEY,
     Application,
-    Known,
+    KnownCommits,
     Observed,
     check_known,
     last_commit,
@@ -103,7 +103,7 @@ class DeltaSink:
         self._name = name
         self._options = dict(options or {})
         self._disk = disk
-        self._known: dict[UUID, Known] = {}
+        self._known: dict[UUID, KnownCommits] = {}
 
     def __repr__(self) -> str:
         return f"DeltaSink({self._url!r}, mode={self._mode!r}, name={self._name!r})"
@@ -279,7 +279,7 @@ class DeltaSink:
                 commit_properties=self._properties(since, None),
                 raise_if_key_not_exists=False,
             )
-        self._settle(Known(_id_of(table), 0, since))
+        self._settle(KnownCommits(_id_of(table), 0, since))
         if table.version() > 0:
             # The handle is as new as the table, and what another follower committed at once is none of our looks.
             raise Conflict(f"Another follower committed to the table {self._url} as soon as it was created.")
@@ -298,7 +298,7 @@ class DeltaSink:
 
     def _commit(self, table: DeltaTable, records: pa.Table, upto: Cursor) -> None:
         # Without retries the commit takes the next version, or none.
-        known = Known(_id_of(table), table.version() + 1, upto)
+        known = KnownCommits(_id_of(table), table.version() + 1, upto)
         properties = self._properties(upto, (known.table_id, known.version))
         with self._named_errors():
             self._write(table, records, properties)
@@ -334,7 +334,7 @@ class DeltaSink:
         delta = _deltalake()
         try:
             old = delta.DeltaTable(self._url, version=version, storage_options=self._options or None)
-            known = Known(_id_of(old), table.version() + 1, cursor)
+            known = KnownCommits(_id_of(old), table.version() + 1, cursor)
             properties = self._properties(cursor, (known.table_id, known.version))
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
@@ -348,7 +348,7 @@ class DeltaSink:
         _LOGGER.warning("The table %s was put back to version %d, which is at %s.", self._url, version, cursor)
         return True
 
-    def _settle(self, known: Known) -> None:
+    def _settle(self, known: KnownCommits) -> None:
         """Prove that a commit landed in the table that it was meant for, and make that very commit durable.
 
         A handle on a table that was removed and created again with as many versions commits into the new one.
@@ -387,7 +387,7 @@ class DeltaSink:
     def _application(self, log_id: UUID) -> Application:
         return Application(log_id, self._name)
 
-    def _last_commit(self, table: DeltaTable, log_id: UUID) -> Known:
+    def _last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
         """Our last commit in the table, which is still in effect."""
         application, known = self._application(log_id), self._known.get(log_id)
         offset = self._next_in(table, log_id)

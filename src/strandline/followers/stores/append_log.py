@@ -1,4 +1,4 @@
-"""A fold with its state in memory and its writes in an append-only file."""
+"""A store with its state in memory and its writes in an append-only file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from strandline.errors import Fenced, NotFound, StorageError
 from strandline.followers.stores.append_log_file import (
     ROW_OVERHEAD,
+    FileBlock,
     Fold,
-    Place,
     encode_base,
     encode_write,
     read_fold,
@@ -29,7 +29,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
@@ -73,8 +73,8 @@ class AppendLogStore(KeyedStore):
         self._clock = clock
         self._chance = chance
         self._state, self._standing = fold.state, fold.standing
-        self._place = fold.place or Place(self._new_term())
-        self._coming: Place | None = None
+        self._place = fold.place or FileBlock(self._new_term())
+        self._coming: FileBlock | None = None
         """The place of a compacted file that may or may not have got the name."""
         self._doubtful = False
         """Whether a sync failed that would have made writes durable which were not."""
@@ -168,7 +168,7 @@ class AppendLogStore(KeyedStore):
         self._disk.remove(aside)
         self._disk.write_new(aside, [self._disk.read(fold.path, fold.size)])
 
-    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._mend()
         parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
         self._file = None  # until the frame is whole: whatever interrupts this, the next write mends the file first
@@ -293,7 +293,7 @@ class AppendLogStore(KeyedStore):
             self._file = None
         self._disk.rename(temporary, self._path)
 
-    def _write_file(self, path: str, frames: Iterator[Parts], term: int) -> Place:
+    def _write_file(self, path: str, frames: Iterator[Parts], term: int) -> FileBlock:
         self._disk.remove(path)
         file = self._disk.open_append(path)
         try:
@@ -309,7 +309,7 @@ class AppendLogStore(KeyedStore):
             raise
         finally:
             file.close()
-        return Place(term, count, count, size, size)
+        return FileBlock(term, count, count, size, size)
 
     def _term_on_disk(self) -> int | None:
         """The term of the file that has the name now."""

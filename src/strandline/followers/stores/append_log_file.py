@@ -1,4 +1,4 @@
-"""The file of an append-log fold: one frame per write, with the standing in the metadata of its block.
+"""The file of an append-log store: one frame per write, with the store's position in its metadata.
 
 In a fold the lsn numbers *frames*, from 1, since a write may hold no records; and the term is a number drawn when the
 file is made, by which its own frames are told from frames that somebody has stored as values.
@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput, NullKey, UnsupportedVersion
-from strandline.followers.stores.state import Change, KeyedState, change_of, pieces
+from strandline.followers.stores.state import KeyChange, KeyedState, change_of, pieces
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.frame import (
     MAGIC,
@@ -31,7 +31,7 @@ from strandline.formats.wal.frame import (
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.storage.disk import Disk
 
 CONTINUES: Final = 1
@@ -55,7 +55,7 @@ _FEW_ROWS: Final = 1 << 16
 _LARGEST_NUMBER: Final = (1 << 64) - 1
 
 
-class Place(NamedTuple):
+class FileBlock(NamedTuple):
     """Where a file has got to: its term, the number of its last frame and of the last durable one, and its sizes."""
 
     term: int
@@ -70,8 +70,8 @@ class Place(NamedTuple):
 
 
 def encode_write(
-    records: pa.Table | Updates | None, standing: Standing, place: Place, timestamp: int
-) -> tuple[Parts, Place]:
+    records: pa.Table | Updates | None, standing: StorePosition, place: FileBlock, timestamp: int
+) -> tuple[Parts, FileBlock]:
     """One write as frames, and the place behind them, if they are written. More than one only above 256 MiB."""
     groups: list[list[pa.RecordBatch]] = [[]] if records is None else _groups(records)
     parts: Parts = []
@@ -93,7 +93,11 @@ def encode_write(
 
 
 def encode_base(
-    keys: Sequence[bytes] | dict[bytes, bytes], values: Sequence[bytes], standing: Standing, term: int, timestamp: int
+    keys: Sequence[bytes] | dict[bytes, bytes],
+    values: Sequence[bytes],
+    standing: StorePosition,
+    term: int,
+    timestamp: int,
 ) -> Iterator[Parts]:
     """The whole state as the frames that a file begins with, one at a time.
 
@@ -117,7 +121,7 @@ def encode_base(
     yield encode_frame(FrameInfo(term, total, 0, timestamp, total, BASE, pages=0), [], told)
 
 
-def _told(standing: Standing) -> dict[str, str]:
+def _told(standing: StorePosition) -> dict[str, str]:
     told = {}
     if standing.cursor is not None:
         told[CURSOR] = str(standing.cursor)
@@ -163,8 +167,8 @@ class Fold:
 
     path: str
     state: KeyedState = field(default_factory=KeyedState)
-    standing: Standing = field(default_factory=lambda: Standing(None))
-    place: Place | None = None
+    standing: StorePosition = field(default_factory=lambda: StorePosition(None))
+    place: FileBlock | None = None
     """None as long as there is no frame."""
     torn: int = 0
     """How many bytes behind it a crash has left; they can be cut."""
@@ -181,11 +185,11 @@ class _Replay:
     """Takes frames in their order; a write of several frames counts when its last one is there."""
 
     fold: Fold
-    seen: Place | None = None
+    seen: FileBlock | None = None
     """As the fold's place, but with the frames of a write that is not over."""
     mark: int = 0
     """The highest frame that any other one says is durable."""
-    waiting: list[Change] = field(default_factory=list)
+    waiting: list[KeyChange] = field(default_factory=list)
 
     def fits(self, frame: Frame) -> bool:
         expected = 1 if self.seen is None else self.seen.frames + 1
@@ -201,7 +205,7 @@ class _Replay:
             self.waiting += [change_of(batch) for batch in block.batches if batch.num_rows]
         except NullKey as error:
             raise CorruptData(f"{where} is damaged: it holds a record without key.") from error
-        seen = self.seen or Place(info.term)
+        seen = self.seen or FileBlock(info.term)
         base = frame.end if info.flags & BASE else seen.base
         self.seen = seen._replace(frames=info.first, size=frame.end, base=base)
         self.mark = max(self.mark, info.durable)
@@ -270,13 +274,13 @@ def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
         raise CorruptData(f"{path} is damaged at byte 0, or no fold at all: {stop.why}. Nothing was changed.")
 
 
-def _standing(metadata: dict[bytes, bytes], where: str) -> Standing:
+def _standing(metadata: dict[bytes, bytes], where: str) -> StorePosition:
     cursor, resync = metadata.get(CURSOR.encode()), metadata.get(RESYNC.encode())
     try:
         found = None if cursor is None else Cursor.parse(cursor.decode("ascii"))
         if found is not None and max(found.next, found.term) > _LARGEST_NUMBER:
             raise ValueError("no log has got so far")  # noqa: TRY301 - one sentence for all
-        return Standing(found, None if resync is None else UUID(resync.decode("ascii")))
+        return StorePosition(found, None if resync is None else UUID(resync.decode("ascii")))
     except (InvalidInput, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its cursor cannot be read ({str(error)[:200]}).") from error
 

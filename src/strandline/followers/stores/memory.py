@@ -1,4 +1,4 @@
-"""A fold in memory: gone with its process, and as fast as a store can be."""
+"""A store in memory: not durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.keyed import Updates
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
@@ -44,7 +44,7 @@ class MemoryStore(KeyedStore):
     def __repr__(self) -> str:
         return "MemoryStore()"
 
-    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """Nothing outlives the process."""
 
     def export_to(self, folder: Address) -> Snapshot:

@@ -1,4 +1,4 @@
-"""A fold in RocksDB, through ``rocksdict``: for state that outgrows memory."""
+"""A store in RocksDB, through ``rocksdict``: for state larger than memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strandline.followers.stores.rocks_db import (
     KIND_VERSION,
     STANDING,
     VERSION,
-    Range,
+    KeyIterator,
     cursor_in,
     decoded,
     encoded,
@@ -39,7 +39,7 @@ from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import Op
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -76,8 +76,8 @@ class RocksStore(RuledStore):
         self._how = rocksdict().WriteOptions()
         self._how.sync = sync
         self._new_batch = rocksdict().WriteBatch
-        self._known: Standing | None = None
-        self._ranges: weakref.WeakSet[Range] = weakref.WeakSet()
+        self._known: StorePosition | None = None
+        self._ranges: weakref.WeakSet[KeyIterator] = weakref.WeakSet()
         self._closed = False
         self._origin = Origin(f"The fold in {folder}", self)
 
@@ -144,7 +144,7 @@ class RocksStore(RuledStore):
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """How far it has got, in whichever stream."""
         known = self._known
         if known is not None:
@@ -168,7 +168,7 @@ class RocksStore(RuledStore):
         """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
         start = as_bytes(prefix)
         try:
-            found = Range(self._db, start, self._folder)
+            found = KeyIterator(self._db, start, self._folder)
         except Exception as error:
             raise self._failed(error, "read") from error
         self._ranges.add(found)
@@ -176,7 +176,7 @@ class RocksStore(RuledStore):
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """One batch with all of it."""
         self._refuse_closed()
         batch = self._new_batch(raw_mode=True)

@@ -1,4 +1,4 @@
-"""A fold's RocksDB database: opening it, reading ranges of it, and what its errors mean."""
+"""The RocksDB database of a store: opening, range reads, and error translation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.errors import (
     UnsupportedVersion,
 )
 from strandline.model.cursor import Cursor
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk
 
@@ -73,7 +73,7 @@ def _options(*, sync: bool) -> Options:
     return options
 
 
-class Range(Iterator[tuple[bytes, bytes]]):
+class KeyIterator(Iterator[tuple[bytes, bytes]]):
     """A range being read. It ends in good order or raises: what damage hides is never taken for the end."""
 
     def __init__(self, db: Rdict, prefix: bytes, name: str) -> None:
@@ -153,7 +153,7 @@ def _same_file(source: str, target: str, disk: Disk) -> None:
         disk.copy(source, target)  # where there are no links
 
 
-def _standing_in(scratch: str, folder: str) -> Standing:
+def _standing_in(scratch: str, folder: str) -> StorePosition:
     rocks = rocksdict()
     options = rocks.Options(raw_mode=True)
     reading = rocks.AccessType.read_only(False)
@@ -172,18 +172,18 @@ def _standing_in(scratch: str, folder: str) -> Standing:
     return decoded(stored, folder)
 
 
-def encoded(standing: Standing) -> bytes:
+def encoded(standing: StorePosition) -> bytes:
     """A standing as it is stored: one value, so that nobody reads a half of it."""
     return f"{standing.cursor or ''} {standing.resync or ''}".encode()
 
 
-def decoded(stored: bytes | None, folder: str) -> Standing:
+def decoded(stored: bytes | None, folder: str) -> StorePosition:
     """The inverse; nothing stored is a newcomer."""
     if stored is None:
-        return Standing(None)
+        return StorePosition(None)
     try:
         cursor, resync = stored.decode("ascii").split(" ")
-        return Standing(Cursor.parse(cursor) if cursor else None, UUID(resync) if resync else None)
+        return StorePosition(Cursor.parse(cursor) if cursor else None, UUID(resync) if resync else None)
     except (InvalidInput, ValueError) as error:
         raise CorruptData(f"The fold in {folder} is damaged: its cursor cannot be read ({error}).") from error
 

@@ -1,4 +1,4 @@
-"""What every store refuses and in which order it writes: the rules, with the writing itself left open."""
+"""Base class of stores: the exactly-once rule and the resync, over one abstract atomic write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.sink import remaining
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 
 
 @checked
@@ -26,11 +26,11 @@ class RuledStore(ABC):
         """Held through a whole write."""
 
     @abstractmethod
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """How far it has got, in whichever stream."""
 
     @abstractmethod
-    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """Store records and standing, all or nothing."""
 
     @abstractmethod
@@ -57,12 +57,12 @@ class RuledStore(ABC):
                 records = records.table()
             todo = remaining(records, since=since, upto=upto, at=at)
             if todo is not None:
-                self._write(todo, Standing(upto))
+                self._write(todo, StorePosition(upto))
 
     def begin_resync(self, stream: UUID) -> None:
         """Durably mark the state as being brought in step with a stream."""
         with self._writing:
-            self._write(None, Standing(self.standing().cursor, stream))
+            self._write(None, StorePosition(self.standing().cursor, stream))
 
     def resync(self, records: pa.Table | Updates) -> None:
         """Apply puts and removals outside the rule of offsets; the cursor stays."""
@@ -77,7 +77,7 @@ class RuledStore(ABC):
                 raise InvalidInput(
                     f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
                 )
-            self._write(None, Standing(cursor))
+            self._write(None, StorePosition(cursor))
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class RuledStore(ABC):
 
     # --- refusals ----------------------------------------------------------------------------------------------
 
-    def _settled(self, standing: Standing) -> Standing:
+    def _settled(self, standing: StorePosition) -> StorePosition:
         """The standing, if it is outside a resync."""
         if standing.resync is not None:
             raise NotReady(
@@ -96,14 +96,14 @@ class RuledStore(ABC):
             )
         return standing
 
-    def _unsettled(self) -> Standing:
+    def _unsettled(self) -> StorePosition:
         """The standing, within a resync."""
         standing = self.standing()
         if standing.resync is None:
             raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
         return standing
 
-    def _exported_cursor(self, standing: Standing) -> Cursor:
+    def _exported_cursor(self, standing: StorePosition) -> Cursor:
         """The cursor that a snapshot of the state at this standing has."""
         cursor = self._settled(standing).cursor
         if cursor is None:

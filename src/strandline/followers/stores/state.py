@@ -1,4 +1,4 @@
-"""Keyed state in memory, and the rules of a store around it: what the memory and the append-log store share."""
+"""Base class of stores with their state in memory: the memory store and the append-log store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import without_key
-from strandline.model.store import Standing
+from strandline.model.store import StorePosition
 
 _PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
 _ONE_BY_ONE: Final = 64
 """So many new keys go into the sorted ones by a search each; more are cheaper to sort in together."""
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """Records as Python has them: the keys, their values, and the operations, None if all are puts."""
 
     keys: Sequence[bytes]
@@ -33,7 +33,7 @@ class Change(NamedTuple):
     ops: bytes | None
 
 
-def change_of(records: pa.Table | pa.RecordBatch | Updates) -> Change:
+def change_of(records: pa.Table | pa.RecordBatch | Updates) -> KeyChange:
     """What records do to keyed state; a null value is the empty one, and a record without key is ``NullKey``."""
     if isinstance(records, Updates):
         return _change_of_updates(records)
@@ -45,16 +45,16 @@ def change_of(records: pa.Table | pa.RecordBatch | Updates) -> Change:
     listed = values.to_pylist()
     if values.null_count:
         listed = [value or b"" for value in listed]
-    return Change(keys.to_pylist(), listed, _operations(records.column(op)))
+    return KeyChange(keys.to_pylist(), listed, _operations(records.column(op)))
 
 
-def _change_of_updates(updates: Updates) -> Change:
+def _change_of_updates(updates: Updates) -> KeyChange:
     ops, keys, values, _ = updates.columns
     if None in keys:
         raise without_key(updates.columns[3][list(keys).index(None)])
     if None in values:
         values = [value or b"" for value in values]
-    return Change(keys, values, _unless_puts(bytes(ops)))
+    return KeyChange(keys, values, _unless_puts(bytes(ops)))
 
 
 def _operations(ops: pa.ChunkedArray | pa.Array) -> bytes | None:
@@ -86,7 +86,7 @@ class KeyedState:
         self._order: list[bytes] | None = None
         self._stale: set[bytes] = set()  # keys that may have come or gone since the order was made
 
-    def take(self, change: Change) -> None:
+    def take(self, change: KeyChange) -> None:
         """Apply a change; nothing is walked in Python if all are puts."""
         keys, values, ops = change
         before = len(self.live)
@@ -156,7 +156,7 @@ class Copy:
 
     keys: list[bytes]
     values: list[bytes]
-    standing: Standing
+    standing: StorePosition
 
 
 @checked(own=("get",))
@@ -170,13 +170,13 @@ class KeyedStore(RuledStore):
     def __init__(self) -> None:
         super().__init__()
         self._state = KeyedState()
-        self._standing = Standing(None)
+        self._standing = StorePosition(None)
         self._reading = threading.Lock()
         """Held while the state changes or is looked at. Taken after the one of writers."""
         self._closed = False
 
     @abstractmethod
-    def _keep(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """Store records and standing, all or nothing; the state changes only if this returns."""
 
     def _tidy(self) -> None:
@@ -184,7 +184,7 @@ class KeyedStore(RuledStore):
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def standing(self) -> Standing:
+    def standing(self) -> StorePosition:
         """How far it has got, in whichever stream."""
         return self._standing
 
@@ -207,7 +207,7 @@ class KeyedStore(RuledStore):
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def _write(self, records: pa.Table | Updates | None, after: Standing) -> None:
+    def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         self._refuse_closed()
         change = None if records is None or not len(records) else change_of(records)
         self._keep(records if change else None, after)
@@ -227,7 +227,7 @@ class KeyedStore(RuledStore):
             self._closed = True
 
 
-def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[Change]:
+def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[KeyChange]:
     """Keys and values as puts, in pieces of at most so many rows and, unless a single row is larger, bytes."""
     some_keys: list[bytes] = []
     some_values: list[bytes] = []
@@ -235,10 +235,10 @@ def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: i
     for key, value in zip(keys, values, strict=True):
         length = len(key) + len(value)
         if some_keys and (len(some_keys) == rows or held + length > size):
-            yield Change(some_keys, some_values, None)
+            yield KeyChange(some_keys, some_values, None)
             some_keys, some_values, held = [], [], 0
         some_keys.append(key)
         some_values.append(value)
         held += length
     if some_keys:
-        yield Change(some_keys, some_values, None)
+        yield KeyChange(some_keys, some_values, None)

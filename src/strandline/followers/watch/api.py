@@ -1,4 +1,4 @@
-"""Applying the changes of keyed values: ``watch_applied``, a face of the engine."""
+"""``watch_applied``: applies the changes of a key-value store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strandline.followers.events import (
     Batching,
 )
 from strandline.followers.watch.exports import Exports
-from strandline.followers.watch.run import WATCHING, Options, Resume, Watch, awaiting, finishing
+from strandline.followers.watch.run import WATCHING, AppliedWatch, Options, Resume, awaiting, finishing
 from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
@@ -83,7 +83,7 @@ def watch_applied(
     """
     options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
     with finishing() as finish:
-        return Watch(watcher, apply, reader, store, options, stop, clock, finish).run(resume)
+        return AppliedWatch(watcher, apply, reader, store, options, stop, clock, finish).run(resume)
 
 
 @checked
@@ -115,7 +115,7 @@ async def watch_applied_async(
         return asyncio.run_coroutine_threadsafe(awaiting(awaitable), loop).result()
 
     options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
-    watch = Watch(watcher, apply, reader, store, options, halt, clock, finish)
+    watch = AppliedWatch(watcher, apply, reader, store, options, halt, clock, finish)
     running = loop.run_in_executor(None, watch.run, resume)
     try:
         return await asyncio.shield(running)

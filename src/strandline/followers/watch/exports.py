@@ -1,4 +1,4 @@
-"""Asking a running watch for a snapshot of its store."""
+"""Requests for a snapshot of the store of a running watch."""
 
 from __future__ import annotations
 

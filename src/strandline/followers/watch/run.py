@@ -1,4 +1,4 @@
-"""Watching with a thread: the shell around the engine, for keyed values."""
+"""The thread of a watch: runs the follower engine on a watcher and a store."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import (
     Action,
     Applied,
+    AppliedRange,
     Apply,
     Batching,
     Began,
@@ -26,7 +27,7 @@ from strandline.followers.events import (
     Event,
     Expired,
     Export,
-    Exported,
+    ExportDone,
     Failed,
     FindGhosts,
     Finish,
@@ -37,25 +38,22 @@ from strandline.followers.events import (
     Open,
     Opened,
     Pause,
-    Range,
     Receive,
     Received,
-    Report,
+    ReportCursor,
     Reported,
-    Stored,
+    ResyncSweep,
+    StoreBatch,
+    StoreDone,
     StreamFailed,
-    Sweep,
     Write,
-)
-from strandline.followers.events import (
-    Store as StoreAction,
 )
 from strandline.followers.stores.rules import RuledStore
 from strandline.followers.watch.exports import ExportRequest, Exports
 from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
-from strandline.model.store import Standing, Store
+from strandline.model.store import Store, StorePosition
 from strandline.storage.clock import Clock
 from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
 
@@ -110,7 +108,7 @@ async def awaiting(awaitable: Awaitable[T]) -> T:
 
 
 @dataclass(slots=True)
-class Watch:
+class AppliedWatch:
     """The shell: does what the engine says, and tells it what came of it."""
 
     watcher: Watcher
@@ -154,7 +152,7 @@ class Watch:
                 self.subscription.close()
 
     def _begin(self, resume: Resume) -> Event:
-        standing = Standing(None) if self.store is None else self.store.standing()
+        standing = StorePosition(None) if self.store is None else self.store.standing()
         cursor = standing.cursor if resume == "stored" else resume
         if standing.resync is not None:
             if not self.engine.armed:
@@ -199,9 +197,9 @@ class Watch:
             case Apply(chunks):
                 self._apply(chunks)
                 return Applied()
-            case StoreAction(write):
+            case StoreBatch(write):
                 return self._store(write)
-            case Report(cursor):
+            case ReportCursor(cursor):
                 if self.options.on_applied is not None:
                     self._call(self.options.on_applied, cursor)
                 return Reported()
@@ -210,11 +208,11 @@ class Watch:
             case FindGhosts():
                 RESYNCS.inc()
                 return Ghosts(self._ghosts(None))
-            case Sweep(given):
+            case ResyncSweep(given):
                 return Ghosts(self._ghosts(given))
             case Export(request):
                 self._export(request)
-                return Exported()
+                return ExportDone()
             case Pause(seconds):
                 self._pause(seconds)
                 return Nothing()
@@ -312,7 +310,7 @@ class Watch:
 
     def _store(self, write: Write) -> Event:
         if self.store is None:
-            return Stored()
+            return StoreDone()
         try:
             self._write(self.store, write)
         except Exception as error:
@@ -322,13 +320,13 @@ class Watch:
             STORE_FAILURES.inc()
             self.failure = error
             return Failed()
-        if self.options.afloat is not None and isinstance(write, Range | Loose):
+        if self.options.afloat is not None and isinstance(write, AppliedRange | Loose):
             self.options.afloat.difference_update(self._join(write.chunks).keys)
-        return Stored()
+        return StoreDone()
 
     def _write(self, store: Store, write: Write) -> None:
         match write:
-            case Range(chunks, since, upto):
+            case AppliedRange(chunks, since, upto):
                 store.apply(_told(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto)
             case BeginResync():
                 store.begin_resync(self.watcher.stream)
@@ -338,7 +336,7 @@ class Watch:
                 standing = store.standing()
                 if standing.resync not in (None, cursor.log_id):
                     store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
-                if standing != Standing(cursor):  # it has ended if only the answer was lost
+                if standing != StorePosition(cursor):  # it has ended if only the answer was lost
                     store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:

@@ -1,4 +1,4 @@
-"""Keeping a watch going: restarts after errors, with backoff, and says how it is."""
+"""Supervisor of a watch: restarts it after errors, with back-off, and reports its health."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strandline.errors import (
     UnsupportedVersion,
     UsedAcrossFork,
 )
-from strandline.followers.watch.run import Options, Resume, Watch, finishing
+from strandline.followers.watch.run import AppliedWatch, Options, Resume, finishing
 from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
@@ -123,7 +123,7 @@ class Supervisor:
             self._become(phase="running")
             try:
                 with finishing() as finish:
-                    cursor = Watch(
+                    cursor = AppliedWatch(
                         self._watcher, self._apply, self._reader, self._store, self._options, self._halt, self._clock,
                         finish,
                     ).run(self._resume)  # fmt: skip
