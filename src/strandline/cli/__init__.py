@@ -1,4 +1,4 @@
-"""The command line: what ``strandline`` does in a shell (docs/cli.md)."""
+"""The ``strandline`` command line (docs/cli.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The Typer application with all commands."""
 
 from __future__ import annotations
 

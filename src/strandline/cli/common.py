@@ -1,4 +1,4 @@
-"""What all commands share: their common options, and how they end."""
+"""Options, error handling and signals shared by all commands."""
 
 from __future__ import annotations
 

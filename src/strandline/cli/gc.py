@@ -1,4 +1,4 @@
-"""``strandline gc``: trim a log as its retention and its slots allow, and delete what nobody can need any more."""
+"""``strandline gc``: trim a log by its retention and slots, and delete unreferenced objects."""
 
 from __future__ import annotations
 

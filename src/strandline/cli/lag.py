@@ -1,4 +1,4 @@
-"""``strandline lag``: who is behind, by how much, and what pins the floor."""
+"""``strandline lag``: lag of each slot, and what pins the floor."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SlotLagRow:
 
     @classmethod
     def of(cls, measured: SlotLag) -> SlotLagRow:
-        """What people and programs are told of a slot's measured."""
+        """The row of a slot."""
         state = measured.state
         return cls(
             slot=state.name,
@@ -116,7 +116,7 @@ class Lag:
 
 
 class LagView(Protocol):
-    """What one look found."""
+    """Lag of a log or of a queue at one moment."""
 
     def fields(self) -> dict[str, Any]:
         """For programs."""

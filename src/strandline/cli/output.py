@@ -1,4 +1,4 @@
-"""How things look: numbers, errors and progress, on a terminal and without one."""
+"""Output helpers: numbers, errors, JSON and progress, with and without a terminal."""
 
 from __future__ import annotations
 

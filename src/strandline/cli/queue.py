@@ -1,4 +1,4 @@
-"""Queues of version 1 as the command line shows them."""
+"""Lag of a version 1 queue, for ``strandline lag --format queue-v1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``strandline retention``: what a log may forget, and how far its slots pin."""
+"""``strandline retention``: show or set the retention policy and the slot limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``strandline slots``: who pins what, what that costs, and how far each slot is from being invalidated."""
+"""``strandline slots``: list, create, reset and drop slots; shows what each retains."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SlotRow:
 
     @classmethod
     def of(cls, lag: SlotLag, now: int) -> SlotRow:
-        """A slot's lag at ``now`` (microseconds)."""
+        """The row of a slot at ``now`` (microseconds)."""
         state, gone = lag.state, lag.state.invalid
         return cls(
             slot=state.name,

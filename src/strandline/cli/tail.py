@@ -1,4 +1,4 @@
-"""``strandline tail``: the records of a log, from anywhere in it."""
+"""``strandline tail``: print records of a log."""
 
 from __future__ import annotations
 

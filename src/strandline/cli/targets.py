@@ -1,4 +1,4 @@
-"""What a command was pointed at: refused, with the command that is meant, if it is something else."""
+"""Checks of the path or URL that a command was given; names the right command for another kind of folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as text and as JSON, and back. Pure."""
+"""Records as text and JSON, and back. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every log promises. ``strandline.testing.logs.LogContract`` is its test."""
+"""The contract of every log. ``strandline.testing.logs.LogContract`` tests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching spans ahead, in parallel, and handing them out in order."""
+"""Read-ahead: fetches spans in parallel and yields them in order."""
 
 from __future__ import annotations
 

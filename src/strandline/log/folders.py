@@ -1,7 +1,6 @@
-"""What is in a folder: recognised by its names and the first bytes of a few files, before anything is opened there.
+"""Recognition of a folder's kind by file names and the first bytes of a few files, before anything is opened.
 
-Nothing is judged damaged or whole here. Who opens a folder asks first, so that a log is never begun inside something
-else, and so that nobody is advised to move away what another program needs.
+Does not judge damage. Openers call it first: no log is created inside another thing's folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Heartbeats of slots: a holder is seen at a third of the slot's idle limit, also while it is busy with one batch."""
+"""Slot heartbeats: a thread touches a claimed slot at a third of its idle limit, even while a batch is applied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log in this process's memory: the contract in its plainest form, for tests and for trying things out."""
+"""In-memory log: the contract in its simplest form, for tests and examples."""
 
 from __future__ import annotations
 

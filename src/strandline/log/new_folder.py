@@ -1,7 +1,6 @@
-"""Where something new may begin: not inside, or in the place of, something else that it would hide.
+"""Checks before creation: nothing new is created where it would hide something else, in a folder or in a bucket.
 
-Every opener that makes what it does not find asks here first, of a folder or of a bucket. A place that has what is
-opened is the opener's, whatever else is in it.
+A place that already holds what is opened belongs to the opener, whatever else is in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A numbered writer: appends batches to a log under one writer id, each of them once.
+"""Idempotent writer: appends each batch to a log exactly once, under one writer id and increasing numbers.
 
 A batch whose answer was lost is appended again under the same number, which the log recognises. The id is given up
 when the outcome of an append stays unknown, and when the log has forgotten it.

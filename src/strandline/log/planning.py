@@ -1,4 +1,4 @@
-"""What planning and fetching have in common in every log: limits, clipping, and the columns asked for."""
+"""Planning shared by all logs: limits, clipping to offsets, column selection."""
 
 from __future__ import annotations
 

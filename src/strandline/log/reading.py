@@ -1,4 +1,4 @@
-"""Reading and waiting on any log that is looked at rather than told: by planning, fetching and looking again."""
+"""Reading and polling of logs that send no notifications: plan, fetch, poll the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a consumer that comes back goes on, as a pure function over values: the same for every log with slots."""
+"""Resume decision for a returning consumer: a pure function, the same for every log with slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention rules, as pure functions over values: which slots break a limit, and how far a log may be trimmed."""
+"""Retention rules: pure functions that say which slots break a limit, and how far a log may be trimmed."""
 
 from __future__ import annotations
 

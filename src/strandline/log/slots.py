@@ -1,4 +1,4 @@
-"""Slot rules, as pure functions over values: the same for every kind of log."""
+"""Slot rules: pure functions over values, the same for every kind of log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of ``strandline wal``, put together."""
+"""The ``strandline wal`` command group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``strandline wal inspect``: what is on the disk."""
+"""``strandline wal inspect``: files, slots, mark and frames of a write-ahead log or a spool."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.targets import look as look_into
-from strandline.cli.targets import need, spool_at
+from strandline.cli.targets import look, need, spool_at
 from strandline.cli.text import readable
-from strandline.cli.wal.folder import FrameRow, WalFolder, frames, look
-from strandline.cli.wal.spool import SpoolFile, SpoolFrame, look_at_spool
+from strandline.compat.spool.inspect import SpoolFile, SpoolFrame, inspect_spool
 from strandline.log.folders import FolderKind
+from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal
 
 _STATES: Final = {
     "closed": "closed",
@@ -50,14 +49,14 @@ def inspect(
     Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
     is the log, and each further one a frame.
     """
-    there = look_into(folder)
+    there = look(folder)
     if (spool := spool_at(there)) is not None:
         _inspect_spool(spool, list_frames=list_frames, json=json)
         return
     need(there, FolderKind.WAL)
-    found = look(folder)
+    found = inspect_wal(folder)
     if json:
-        show.document(found.fields())
+        show.document(asdict(found))
         if list_frames:
             for row in frames(found):
                 show.document(asdict(row))
@@ -97,9 +96,9 @@ def _bounds(found: WalFolder) -> str:
     how = "as published" if found.published else "as found in the last file"
     term = "" if found.term is None else f", in term {found.term}"
     if found.start == found.next:
-        return f"no records; the next one gets offset {found.next:,} (lsn {found.next + 1:,}){term}, {how}"
+        return f"no records; the next one gets offset {found.next:,}{term}, {how}"
     return (
-        f"offsets {found.start:,} to {found.next - 1:,} (lsns {found.start + 1:,} to {found.next:,}), "
+        f"offsets {found.start:,} to {found.next - 1:,}, "
         f"{show.counted(found.next - found.start, 'record')}{term}, {how}"
     )
 
@@ -150,9 +149,9 @@ def _frame_line(row: FrameRow) -> Text:
 
 def _inspect_spool(path: str, *, list_frames: bool, json: bool) -> None:
     rows: list[SpoolFrame] = []
-    found = look_at_spool(path, rows.append if list_frames else None)
+    found = inspect_spool(path, rows.append if list_frames else None)
     if json:
-        show.document(found.fields())
+        show.document(asdict(found))
         for row in rows:
             show.document(asdict(row))
         return

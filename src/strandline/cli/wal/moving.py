@@ -1,4 +1,4 @@
-"""``strandline wal export`` and ``migrate``: to and from the spools of older versions."""
+"""``strandline wal export`` and ``migrate``: to and from spools of older versions."""
 
 from __future__ import annotations
 

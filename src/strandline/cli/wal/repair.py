@@ -1,4 +1,4 @@
-"""``strandline wal repair``: put right what a crash has left, or say what would be done."""
+"""``strandline wal repair``: crash recovery on request, or a dry run of it."""
 
 from __future__ import annotations
 

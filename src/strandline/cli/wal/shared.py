@@ -1,4 +1,4 @@
-"""What the commands share."""
+"""Arguments and checks shared by the ``wal`` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing a log as a spool, for programs of older versions: a single file, and its slots beside it."""
+"""Export of a log as a spool for programs of older versions: a single file, and its slots beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The write-ahead log as others know it: payloads numbered by lsn, from 1 on."""
+"""Write-ahead log API numbered by lsn: payloads from lsn 1 on."""
 
 from __future__ import annotations
 

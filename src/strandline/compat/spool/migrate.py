@@ -1,4 +1,4 @@
-"""Taking over a spool of older versions: a single file, and its slots beside it."""
+"""Migration of a spool of older versions into a write-ahead log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renumbering the records of a spool whose lsns leave gaps or go back: pure decisions over its lsns."""
+"""Renumbering of spool records whose lsns have gaps or go back: pure decisions over the lsns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues of version 1, which other implementations read and write too: batch objects and the manifest, as bytes."""
+"""Format of version 1 queues, shared with other implementations: batch objects and the manifest, as bytes."""
 
 from __future__ import annotations
 

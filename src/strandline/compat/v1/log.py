@@ -1,4 +1,4 @@
-"""A queue of version 1 as a log."""
+"""A version 1 queue with the API of a log."""
 
 from __future__ import annotations
 

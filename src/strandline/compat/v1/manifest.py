@@ -1,4 +1,4 @@
-"""The manifest as a shared value: one object, changed by compare-and-set."""
+"""Manifest cell of a version 1 queue: one object, changed by compare-and-set."""
 
 from __future__ import annotations
 

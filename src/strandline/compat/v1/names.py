@@ -1,4 +1,4 @@
-"""Names of batch objects: ULIDs, which sort by time and say whose batch it is."""
+"""Names of batch objects: ULIDs, which sort by time and name the writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One way to open what is at an address, an own log or a queue of version 1."""
+"""Opens an object log or a version 1 queue, by format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer's side of a queue of version 1."""
+"""Consumer side of a version 1 queue: claim, list, acknowledge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strandline.model.queue import Descriptor, QueueEntry, QueueManifest
 
 
 class V1Queue:
-    """A queue of version 1 as the queue face needs it; see :class:`~strandline.log.queue.contract.Queue`.
+    """A queue of version 1 for queue consumers; see :class:`~strandline.log.queue.contract.Queue`.
 
     Dead letters go to ``<data>-dead/``, beside the data folder, where no collector looks.
     """

@@ -1,4 +1,4 @@
-"""Batches on their way into a queue of version 1: built, uploaded, then listed within half the grace period."""
+"""Upload path of a version 1 queue: batches are built, uploaded, and listed within half the grace period."""
 
 from __future__ import annotations
 

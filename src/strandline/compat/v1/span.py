@@ -1,4 +1,4 @@
-"""Reading batches of a queue of version 1."""
+"""Spans of a version 1 queue."""
 
 from __future__ import annotations
 

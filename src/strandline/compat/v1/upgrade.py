@@ -1,4 +1,4 @@
-"""Copying a queue of version 1 into an own log: once, whatever happens meanwhile and however often it is begun."""
+"""Upgrade of a version 1 queue to an object log: copies each batch exactly once, however often it is restarted."""
 
 from __future__ import annotations
 

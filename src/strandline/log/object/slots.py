@@ -1,4 +1,4 @@
-"""The slots of an object log: cells of their own, whose membership and new positions go through the head."""
+"""Slots of an object log: one cell per slot; membership and pending positions are in the head."""
 
 from __future__ import annotations
 

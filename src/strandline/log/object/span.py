@@ -1,4 +1,4 @@
-"""A piece of a plan over batch objects."""
+"""Span of an object log: a range of offsets in one batch object."""
 
 from __future__ import annotations
 

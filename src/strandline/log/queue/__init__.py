@@ -1,1 +1,1 @@
-"""The queue face: one consumer at a time takes batches in order and acknowledges them."""
+"""The queue API: one consumer at a time takes batches in order and acknowledges them."""

@@ -1,4 +1,4 @@
-"""What the queue face needs of a log: a claim, a look at what is listed, durable acknowledgement, fetching."""
+"""The contract of a queue: claim, list, durable acknowledgement, fetch."""
 
 from __future__ import annotations
 

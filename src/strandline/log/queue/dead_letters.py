@@ -1,4 +1,4 @@
-"""Dead letters: what is kept of a batch that could not be read, so that somebody can look at it later."""
+"""Dead letters: a record of each batch that could not be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history that a consumer is in: which batch it was given last."""
+"""Last batch that a consumer was given: detects a queue that was restored or replaced meanwhile."""
 
 from __future__ import annotations
 

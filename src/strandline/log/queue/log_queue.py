@@ -1,4 +1,4 @@
-"""The queue face of an own log: one slot of it, whose position is what was acknowledged."""
+"""Queue API of an object log: a slot whose position is the acknowledged offset."""
 
 from __future__ import annotations
 

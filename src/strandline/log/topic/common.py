@@ -1,4 +1,4 @@
-"""What every topic does alike: what it refuses, in which words, and how a subscription begins."""
+"""Checks, error texts and start positions shared by all topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every topic promises. ``strandline.testing.topics.TopicContract`` is its test."""
+"""The contract of every topic. ``strandline.testing.topics.TopicContract`` tests it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic in Kafka: what nodes share where there is a broker anyway."""
+"""Topic in Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's client library: how it is found, set up for exactness, and what its errors mean here."""
+"""Kafka client: import, settings, and translation of its errors."""
 
 from __future__ import annotations
 

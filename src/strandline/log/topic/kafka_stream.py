@@ -1,4 +1,4 @@
-"""A subscription to a Kafka topic: which offset comes next in each partition is decided here, not by the client."""
+"""Subscription to a Kafka topic. It tracks the next offset of each partition itself, not in the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics whose partitions are logs: on this machine's disk, or in an object store that nodes share."""
+"""Topics whose partitions are logs: write-ahead logs on the local disk, or object logs that nodes share."""
 
 from __future__ import annotations
 

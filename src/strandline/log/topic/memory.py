@@ -1,4 +1,4 @@
-"""A topic in this process's memory: the contract in its plainest form, for one process and for tests."""
+"""In-memory topic: the contract in its simplest form, for one process and for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages get into the log of a partition."""
+"""Publishers: append messages to the log of a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following the logs of several partitions at once, in bounded memory."""
+"""Subscription to the logs of several partitions, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A log on this machine's own disk: durable when an append returns, one writing process, any number of readers."""
+"""Write-ahead log on the local disk: durable when an append returns, one writing process, any number of readers."""

@@ -1,4 +1,4 @@
-"""Creating a write-ahead log: its identity last, so that a log that exists is whole."""
+"""Creation of a write-ahead log. The identity is written last: a log with an identity is whole."""
 
 from __future__ import annotations
 

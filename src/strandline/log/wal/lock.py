@@ -1,4 +1,4 @@
-"""The lock of a write-ahead log: one process writes it, and the file says which."""
+"""Lock file of a write-ahead log: one writing process, named in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the files of a write-ahead log are called, and how its frames are told from those of other logs."""
+"""File names of a write-ahead log, and the salt that marks its frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slots of a write-ahead log, and where it begins: one small file beside it, replaced as a whole."""
+"""Slots and start offset of a write-ahead log: one small file, replaced atomically."""
 
 from __future__ import annotations
 

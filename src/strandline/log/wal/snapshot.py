@@ -1,4 +1,4 @@
-"""A copy of a write-ahead log at one moment, and how it is told that one is whole; sealing it is left to others."""
+"""Copy of a write-ahead log at one moment, and verification of such a copy. Sealing is done elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a place in the log to the entries there: a search over the head and its chunks, never a scan of the backlog."""
+"""Search in the head and its chunks: from an offset, sequence or time to the entries, without a scan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trimming and generations: pure edits of the head that let go of batches, now or later."""
+"""Trimming and generations: pure edits of the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of a log's listing, as pure checks over values; :mod:`.verify` reads what they look at."""
+"""Checks of an object log's listing: pure functions over values; :mod:`.verify` reads the values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which time a round of collection goes by: this machine's clock held against the store's, and against the log's times.
+"""Clock checks of a collection: this machine's clock against the store's and against the log's listing times.
 
-One clock that is wrong delays what goes by time, and nothing else: see :mod:`strandline.model.times` for the rules.
+One wrong clock delays what expires by time, and does no other harm; :mod:`strandline.model.times` has the rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The collector: judges slots, moves the floor, and deletes what nobody can need any more.
+"""Garbage collector of an object log: invalidates slots, moves the floor, deletes unneeded objects.
 
-Whether an object may be deleted never depends on a clock: an unlisted one may when its generation can no longer be
-listed, a trimmed one when the floor has moved past it. Clocks only say when.
+Whether an object may be deleted never depends on a clock: an unlisted object may go when its generation can no longer
+be listed, a trimmed one when the floor has moved past it. Clocks only decide when.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _CHUNK: Final = re.compile(r"chunks/[0-9]{16}/([0-9]{2})-([0-9]{20})-[0-9]{20}\.
 
 @dataclass(slots=True)
 class TrimResult:
-    """What a round of collection did, or in a dry run would do.
+    """Result of one collection, or of a dry run.
 
     ``trimmed_bytes`` are about what was taken out of the listing now and goes after the grace period; ``waiting``
     counts earlier trims whose time has not come. ``orphans`` were uploaded and never listed. ``clocks`` is what was
@@ -105,7 +105,7 @@ class TrimResult:
 
 
 class GarbageCollector:
-    """Trims and collects one log. Any number may run at once, anywhere; each may die at any moment."""
+    """Trims one log and deletes its garbage. Any number may run at once, on any machine; each may crash at any time."""
 
     def __init__(
         self,

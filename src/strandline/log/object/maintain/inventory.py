@@ -1,4 +1,4 @@
-"""Batch objects as they are listed against those that are stored, one generation after the other.
+"""Inventory of batch objects: compares listed with stored ones, generation by generation.
 
 Only objects of the current generation and of the one before can be listed. So along the listing an entry of generation
 ``g`` ends all generations below ``g - 1``, and the store's own listing, whose names sort by generation, can be followed

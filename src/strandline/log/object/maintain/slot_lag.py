@@ -1,4 +1,4 @@
-"""How the slots of a log stand: how far behind each is, what it alone keeps, and how far it is from its end."""
+"""Slot lag: records, bytes and time behind, retained bytes, and distance to the slot limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.model.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class SlotLag:
-    """One slot against the end of its log.
+    """Lag of one slot.
 
     ``seconds_behind`` is the age of the oldest batch that it has not passed. ``retained`` are the bytes that the next
     collection would let go of if this slot alone were up to date. ``bytes_left`` and ``seconds_left`` are what is left
@@ -42,7 +42,7 @@ class SlotLag:
 def slot_lags(
     head: Head, states: Sequence[SlotState], chunks: Chunks, *, retention: Retention, limits: SlotLimits, now: int
 ) -> list[SlotLag]:
-    """How each slot stands at ``now`` (microseconds); reads at most one chunk of each level for a slot."""
+    """The lag of each slot at ``now`` (microseconds); reads at most one chunk of each level per slot."""
     floor = lowest(states, pending_positions(head.slots.values()))
     kept = bytes_from(head, trim_end(head, states, chunks, retention=retention, now=now), chunks)
 

@@ -1,7 +1,7 @@
-"""Verifying a log: that everything listed is there and whole, once, and that nothing else is.
+"""Verification of an object log: each listed object exists, is whole and is listed once; others are reported.
 
-Reads only, and holds little: the listing is followed chunk by chunk, batches are fetched ahead within a bound, and
-objects are held against the listing one generation after the other (see :mod:`.inventory`).
+Reads only, in bounded memory: follows the listing chunk by chunk, fetches batches ahead within a bound, and compares
+objects with the listing generation by generation (see :mod:`.inventory`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ObjectLogVerifier:
         self._quick = quick
         self._workers = workers
         self._began: Head | None = None
-        self._waiting: deque[Finding] = deque()
+        self._pending: deque[Finding] = deque()
         self._writers = Writers()
         self._chunks: set[str] = set()
         self._holes = False
@@ -82,9 +82,9 @@ class ObjectLogVerifier:
         return result
 
     def findings(self, on_progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
-        """All there is to say, as it is found; ``on_progress`` is told of each batch.
+        """All findings, as they are found; ``on_progress`` is called for each batch.
 
-        Raises ``StorageError`` if the store fails: what cannot be read now is not known to be damaged.
+        ``StorageError`` if the store fails: an object that cannot be read now is not known to be damaged.
         """
         try:
             head = self._head
@@ -101,12 +101,12 @@ class ObjectLogVerifier:
             self.examined["records"] += entry.count
             self.examined["bytes"] += entry.size
             stock.add(entry.location, entry.size, entry.sequence)
-            yield from self._said()
+            yield from self._take_pending()
             for compared in stock.ended():
-                yield from self._judged(compared)
-        yield from self._said()
+                yield from self._compared(compared)
+        yield from self._take_pending()
         for compared in stock.rest():
-            yield from self._judged(compared)
+            yield from self._compared(compared)
         yield from map(self._stranger, stock.strangers)
         yield from self._others(head)
         yield from self._slots(head)
@@ -118,15 +118,15 @@ class ObjectLogVerifier:
             self._began = self._log.head()
         return self._began
 
-    def _said(self) -> Iterator[Finding]:
-        while self._waiting:
-            yield self._waiting.popleft()
+    def _take_pending(self) -> Iterator[Finding]:
+        while self._pending:
+            yield self._pending.popleft()
 
-    def _say(self, severity: Severity, kind: FindingKind, where: str, what: str) -> None:
-        self._waiting.append(self._finding(severity, kind, where, what))
+    def _add(self, severity: Severity, kind: FindingKind, where: str, what: str) -> None:
+        self._pending.append(self._finding(severity, kind, where, what))
 
     def _damaged(self, kind: FindingKind, where: str, error: Exception | str) -> None:
-        self._waiting.append(Finding(Severity.DAMAGE, kind, where, str(error)))
+        self._pending.append(Finding(Severity.DAMAGE, kind, where, str(error)))
 
     def _finding(self, severity: Severity, kind: FindingKind, where: str, what: str) -> Finding:
         return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
@@ -148,13 +148,13 @@ class ObjectLogVerifier:
                 continue
             if upto not in (None, cut.since) or cut.since >= cut.upto:
                 what = f"trims from offset {cut.since} to {cut.upto}, and the trim before it ended at {upto}"
-                self._say(Severity.DAMAGE, FindingKind.TRIM, gone.location, what)
+                self._add(Severity.DAMAGE, FindingKind.TRIM, gone.location, what)
             upto = cut.upto
             self.examined["trims"] += 1
             yield cut
         if upto not in (None, head.floor):
             what = f"names trims up to offset {upto}, and says that the log begins at {head.floor}"
-            self._say(Severity.DAMAGE, FindingKind.TRIM, "head", what)
+            self._add(Severity.DAMAGE, FindingKind.TRIM, "head", what)
 
     def _take_trimmed(self, cuts: Sequence[Cut], stock: Inventory) -> None:
         """Take note of the objects that trims are about to delete: they may be there or not."""
@@ -174,16 +174,16 @@ class ObjectLogVerifier:
         place = ListingPosition(head.floor)
         for entry in self._walk(head, place):
             for problem in place.check(entry):
-                self._say(Severity.DAMAGE, FindingKind.LISTING, entry.location, f"is listed wrongly: {problem}")
+                self._add(Severity.DAMAGE, FindingKind.LISTING, entry.location, f"is listed wrongly: {problem}")
             for severity, problem in self._writers.check(entry):
-                self._say(severity, FindingKind.WRITER, entry.location, f"is listed, and {problem}")
+                self._add(severity, FindingKind.WRITER, entry.location, f"is listed, and {problem}")
             yield entry
         if (place.offset, place.sequence) not in ((head.next_offset, head.next_sequence), (head.next_offset, None)):
             what = f"ends at offset {head.next_offset}, sequence {head.next_sequence}, and lists up to offset"
-            self._say(Severity.DAMAGE, FindingKind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
+            self._add(Severity.DAMAGE, FindingKind.LISTING, "head", f"{what} {place.offset}, sequence {place.sequence}")
         if not self._holes:
             for problem in self._writers.compare(head):
-                self._say(Severity.DAMAGE, FindingKind.WRITER, "head", f"is wrong: {problem}")
+                self._add(Severity.DAMAGE, FindingKind.WRITER, "head", f"is wrong: {problem}")
 
     def _walk(self, head: Head, place: ListingPosition) -> Iterator[Entry]:
         for level, reference in references_of(head):
@@ -207,7 +207,7 @@ class ObjectLogVerifier:
             return
         self.examined["chunks"] += 1
         for problem in check_chunk(reference, items):
-            self._say(Severity.DAMAGE, FindingKind.CHUNK, path, problem)
+            self._add(Severity.DAMAGE, FindingKind.CHUNK, path, problem)
         for item in items:
             if isinstance(item, ChunkRef):
                 yield from self._below(item, level - 1, floor, place)
@@ -220,14 +220,16 @@ class ObjectLogVerifier:
         if self._quick:
             yield from entries
             return
-        looks = (_Look(ObjectSpan(self._store, entry, entry.first, entry.next)) for entry in entries)
-        for look, _ in fetch_in_order(looks, workers=self._workers):
-            entry = look.span.entry
-            if look.problem is not None and self._log.head().floor < entry.next:  # else it was trimmed since this began
-                self._damaged(FindingKind.BATCH, entry.location, look.problem)
+        checks = (_BatchCheck(ObjectSpan(self._store, entry, entry.first, entry.next)) for entry in entries)
+        for check, _ in fetch_in_order(checks, workers=self._workers):
+            entry = check.span.entry
+            if (
+                check.problem is not None and self._log.head().floor < entry.next
+            ):  # else it was trimmed since this began
+                self._damaged(FindingKind.BATCH, entry.location, check.problem)
             yield entry
 
-    def _judged(self, compared: GenerationDifference) -> Iterator[Finding]:
+    def _compared(self, compared: GenerationDifference) -> Iterator[Finding]:
         yield from self._unlisted(compared.unlisted, compared.generation, self._listed_since)
         for sequence in compared.doubled:
             entry = self._entry(sequence)
@@ -358,7 +360,7 @@ def _first_needed(head: Head) -> int:
 
 
 @dataclass(slots=True)
-class _Look:
+class _BatchCheck:
     """One batch to be fetched and checked, in a thread of the pool; what it holds is let go of at once."""
 
     span: ObjectSpan

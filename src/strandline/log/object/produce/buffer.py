@@ -1,4 +1,4 @@
-"""What a producer holds before it is under way: queued records, and the batch being filled. Counts what is held."""
+"""Producer buffer: queued rows and the batch being filled; applies back-pressure."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why nothing more is listed: a batch failed. If records could not be put in a batch, retrying cannot help."""
+    """The failed batch that blocks all later ones. ``final``: its records are in no batch, and a retry cannot help."""
 
     reason: BaseException
     writer: UUID
@@ -75,7 +75,7 @@ class Failure:
     final: bool
 
     def held_back(self) -> ProducerFailed:
-        """What everything behind the failed batch is told."""
+        """The error of everything after the failed batch."""
         told = "open a new producer to go on" if self.final else "call retry(), or close it and open a new producer"
         error = ProducerFailed(
             f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and nothing may be listed before it: "
@@ -102,7 +102,7 @@ class _Open:
 
 
 class Buffer:
-    """Records on their way into batches, in the order of the calls, also over threads.
+    """Queues records and fills batches, in the order of the calls, across threads.
 
     Queueing a record needs no lock: ``Producer.append`` does it with what is public here. All else is done under
     ``lock``.

@@ -1,4 +1,4 @@
-"""The threads behind a producer: one closes batches in time, one lists what is uploaded; and what ends them."""
+"""Background threads of a producer: one closes batches after the linger time, one lists uploaded batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DROPPED: Final = "The producer was dropped without closing it, before this was 
 
 
 class ListingPace:
-    """For how long to leave the head to others, if there are any: about as long as a listing takes.
+    """Pause between listings while other writers list, too: about as long as a listing takes.
 
     One who lists again at once always knows the head, and wins every race; the others have to read it first, and would
     never get in. What becomes ready meanwhile is listed together, so that resting costs no throughput.
@@ -65,7 +65,7 @@ class ProducerThreads:
         for thread in self._threads:
             thread.start()
 
-    # --- what callers ask for ----------------------------------------------------------------------------------
+    # --- calls of the producer ----------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None) -> None:
         """Block until everything before this call is listed."""

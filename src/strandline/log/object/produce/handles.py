@@ -1,4 +1,4 @@
-"""Handles of appends: a group of records shares one outcome, a handle is a place within it."""
+"""Append handles: records of one batch share one outcome; a handle is an index into it."""
 
 from __future__ import annotations
 

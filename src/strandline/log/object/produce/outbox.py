@@ -1,4 +1,4 @@
-"""Finished batches on their way: uploaded side by side, listed strictly in order, kept when one of them fails."""
+"""Outbox: uploads batches in parallel, lists them strictly in order, keeps them after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single records before they are a batch: checked, queued without a lock, turned into Arrow by the page."""
+"""Rows of single records: checked, queued without a lock, encoded to Arrow page by page."""
 
 from __future__ import annotations
 

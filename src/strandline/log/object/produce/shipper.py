@@ -1,4 +1,4 @@
-"""What a producer needs of a log's format: a draft to fill, and a way to upload and to list what was filled."""
+"""Shipper contract: what a producer needs of a log format to build, upload and list batches."""
 
 from __future__ import annotations
 

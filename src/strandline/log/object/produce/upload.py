@@ -1,4 +1,4 @@
-"""Batches on their way into an own log: built of pages, uploaded, then listed. Implements the shipper's contract."""
+"""Upload path of an object log: drafts, batch objects, and their listing. Implements the shipper contract."""
 
 from __future__ import annotations
 

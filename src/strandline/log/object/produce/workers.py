@@ -1,4 +1,4 @@
-"""The threads of a producer. All are daemons: a store that hangs must not keep a program from ending."""
+"""Threads of a producer. All are daemons: a hanging store must not keep the program from exiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding frames: which file has an offset, and where in it; by the sparse index, then from header to header."""
+"""Catalog of frames: from an offset, term or time to file and byte, by the sparse index and frame headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a write-ahead log that another process writes."""
+"""Reader of a write-ahead log that another process writes."""
 
 from __future__ import annotations
 

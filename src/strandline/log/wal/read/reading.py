@@ -1,4 +1,4 @@
-"""What the writer of a log and its readers in other processes have in common: planning, and looking things up."""
+"""Read methods shared by the writer of a log and by readers in other processes."""
 
 from __future__ import annotations
 

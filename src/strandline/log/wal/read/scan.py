@@ -1,4 +1,4 @@
-"""Every frame of a file, in pieces that memory can hold, also past damage. Reads only."""
+"""Scan of all frames of a file in bounded memory, continuing past damage. Reads only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece of a plan over frames."""
+"""Span of a write-ahead log: a range of offsets in one frame."""
 
 from __future__ import annotations
 

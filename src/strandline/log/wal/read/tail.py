@@ -1,4 +1,4 @@
-"""The newest frames, held as they were appended: what most readers want costs them neither disk nor copy."""
+"""In-memory tail: the newest durable frames, served without disk reads or copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers may see: in this process by a look at memory, in others by the mark beside the log."""
+"""Watermark: the durable end of a log, in memory for this process and in the mark file for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be true of a write-ahead log, as pure checks over frames and values; :mod:`.verify` reads them."""
+"""Checks of a write-ahead log: pure functions over frames and values; :mod:`.verify` reads them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Problem(NamedTuple):
 
 @dataclass(slots=True)
 class FileFacts:
-    """What one file holds."""
+    """Facts about one file."""
 
     path: str
     first: int
@@ -63,7 +63,7 @@ class FileFacts:
 
 
 class FileCheck:
-    """Takes what a file holds, piece after piece, and finds out whether each follows the one before. Pure."""
+    """Checks the frames of a file in order: each must continue the one before. Pure."""
 
     def __init__(self, path: str, first: int, size: int, *, log_id: UUID, term: int, index: Index) -> None:
         """A file of this log that begins at ``first``, behind frames of this term."""
@@ -75,14 +75,14 @@ class FileCheck:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether there is so much wrong that more would tell nobody anything."""
+        """Whether there are so many problems that more would add nothing."""
         return len(self.facts.problems) >= MOST_PROBLEMS
 
     def take(self, found: Frame | Hole) -> None:
         """Look at the next piece."""
         if isinstance(found, Hole):
             kind = FindingKind.VERSION if found.ending is Ending.UNSUPPORTED else FindingKind.FRAME
-            self._say(found.at, found.upto, kind, found.why)
+            self._add(found.at, found.upto, kind, found.why)
             self._index.lost(found.upto)
             self._past_hole = True
         elif found.start == 0:
@@ -96,18 +96,18 @@ class FileCheck:
         try:
             owner, _ = lead_of(decode_frame(frame, facts.path).metadata, facts.path)
         except CorruptData as error:
-            self._say(0, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
+            self._add(0, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
             return
         if owner != self._log_id or info.first != facts.first + 1 or info.flags != self._salt | LEAD or info.count:
             why = f"it is a file of log {owner} that begins at offset {info.first - 1}"
-            self._say(0, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
+            self._add(0, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         self._pass(frame)
         self._index.begin(frame.end)
 
     def _follow(self, frame: Frame) -> None:
         facts, info = self.facts, frame.info
         if info.flags != self._salt or not info.count:
-            self._say(
+            self._add(
                 frame.start, frame.end, FindingKind.CONTINUITY, "the frame there is not one of this log's records"
             )
             return
@@ -119,13 +119,13 @@ class FileCheck:
             facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
         elif first > facts.next:
             why = f"it goes on at offset {first}, and {facts.next} should be there"
-            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why)
+            self._add(frame.start, frame.end, FindingKind.CONTINUITY, why)
         elif first < facts.next:
             why = f"offset {first} is there again, and {facts.next} should be there"
-            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why)
+            self._add(frame.start, frame.end, FindingKind.CONTINUITY, why)
         if info.durable > first:
             why = f"the frame of offset {first} says that everything below {info.durable} was durable before it"
-            self._say(frame.start, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
+            self._add(frame.start, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         else:
             facts.durable = max(facts.durable, info.durable)
         writers: dict[WriterId, WriterState] = {}
@@ -133,7 +133,7 @@ class FileCheck:
         try:
             append = append_of(decode_frame(frame, where).metadata, where)
         except CorruptData as error:
-            self._say(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
+            self._add(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
         else:
             if append is not None:
                 writers[append[0]] = WriterState(append[1], first, first, info.count, info.timestamp * 1000)
@@ -149,10 +149,10 @@ class FileCheck:
     def _pass(self, frame: Frame) -> None:
         facts, term = self.facts, frame.info.term
         if term < facts.term:
-            self._say(frame.start, frame.end, FindingKind.CONTINUITY, f"the term goes down from {facts.term} to {term}")
+            self._add(frame.start, frame.end, FindingKind.CONTINUITY, f"the term goes down from {facts.term} to {term}")
         facts.term = max(facts.term, term)
 
-    def _say(self, at: int, upto: int, kind: FindingKind, why: str, *, is_cut: bool = True) -> None:
+    def _add(self, at: int, upto: int, kind: FindingKind, why: str, *, is_cut: bool = True) -> None:
         self.facts.problems.append(Problem(at, upto, self.facts.next, kind, why, is_cut))
 
     def done(self, *, is_closed: bool, index_size: int | None) -> FileFacts:
@@ -164,7 +164,7 @@ class FileCheck:
 
 
 class IndexCheck:
-    """Holds the entries of an index against the frames of its file. Pure."""
+    """Compares the entries of an index with the frames of its file. Pure."""
 
     def __init__(self, index: Index) -> None:
         """An index as far as it could be read."""

@@ -1,4 +1,4 @@
-"""Repairing a log by hand: what opening does by itself, and the indexes and the slots that it leaves to somebody."""
+"""Repair on request: crash recovery, plus old indexes and unreadable slots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rewritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """What a repair does, or would do."""
+    """What a repair does, or in a dry run would do."""
 
     folder: str
     verification: WalVerification

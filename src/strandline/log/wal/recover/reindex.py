@@ -1,4 +1,4 @@
-"""Making the index of a file again from its frames."""
+"""Rebuilds the index of a file from its frames."""
 
 from __future__ import annotations
 

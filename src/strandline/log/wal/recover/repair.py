@@ -1,4 +1,4 @@
-"""Making what a crash has left fit to go on with: the torn is kept aside and cut, the doubtful is written again."""
+"""Crash recovery: keeps the torn tail aside and truncates it, rewrites frames that may be unsynced."""
 
 from __future__ import annotations
 

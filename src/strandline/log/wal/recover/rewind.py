@@ -1,8 +1,8 @@
-"""Cutting a log back to an offset: what came behind is kept in a folder of its own, and was never in this log again.
+"""Rewind: truncates a log to an offset and quarantines the tail in a folder of its own.
 
-A tail that was durable is not forgotten by removing files: the mark, indexes, later files and the frames themselves all
-tell that it was there. So what is to be done is written down first, as one small file. Until that is there nothing has
-changed; once it is, whoever opens the log finishes the rest, however often that is interrupted.
+Removing files does not suffice: mark, indexes, later files and frames all record that the tail was durable. So the
+rewind first writes its plan as one small file. Before that file exists nothing has changed; afterwards whoever opens
+the log finishes the plan, however often that is interrupted.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _is_same(one: str, other: str, *, disk: Disk) -> bool:
 
 
 def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> Rewinding:
-    """Durably write down what is to be done, behind the file that takes the place of what goes."""
+    """Durably write the plan, after the file that replaces the removed frames."""
     log_id, place = found.log_id, cut.place
     begins, is_split = place.next, to > place.next
     path = f"{folder}/{data_name(begins)}{NEW}"

@@ -1,6 +1,6 @@
-"""What is on the disk when a log is opened: how far it is whole, and what of the rest a crash may have left.
+"""Scan of a log's tail on opening: where the valid prefix ends, and which bytes behind it a crash left.
 
-Looks, and changes nothing. Only the last file is read, and of that only what its index does not vouch for.
+Reads only. Reads the last file, from its last index entry on.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Examined:
 
 @dataclass(slots=True)
 class _File:
-    """What one file tells."""
+    """Scan result of one file."""
 
     place: JournalPosition
     index: Index
@@ -111,7 +111,7 @@ def read_kept(folder: str, log_id: UUID, *, disk: Disk, clock: Clock) -> Kept:
 
 
 def examine(folder: str, *, disk: Disk, clock: Clock) -> Examined:
-    """Find out what is there. ``NotALog``, ``UnsupportedVersion``, or ``CorruptData`` with file and byte."""
+    """Scan the log. ``NotALog``, ``UnsupportedVersion``, or ``CorruptData`` with file and byte."""
     log_id = read_identity(folder, disk=disk)
     kept = read_kept(folder, log_id, disk=disk, clock=clock)
     return examine_files(folder, kept, disk=disk)
@@ -221,7 +221,7 @@ def _examine_file(folder: str, log_id: UUID, first: int, *, disk: Disk) -> _File
 
 
 class TailScan:
-    """Takes frames one after another, as long as each follows the one before."""
+    """Accepts frames in order, as long as each one continues the one before."""
 
     def __init__(self, path: str, place: JournalPosition, salt: int) -> None:
         self.behind: list[tuple[Located, Mapping[WriterId, WriterState]]] = []

@@ -1,4 +1,4 @@
-"""Verifying a write-ahead log: every byte of every file, held against everything that tells how it should be."""
+"""Verification of a write-ahead log: every byte of every file, against indexes, slots and mark."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND, COLD_FILE, COLD_F
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
 Told = Callable[[int], None]
-"""Is told how many more bytes were read."""
+"""Called with the number of bytes read since the last call."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class WalVerification(Verification):
 
 
 def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -> WalVerification:
-    """Read all of a log and say what is wrong with it. Changes nothing, takes no lock, and holds little in memory.
+    """Verify a whole log. Changes nothing, takes no lock, needs little memory.
 
     Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
     be used meanwhile: only what was durable when this began is judged, and what is pruned meanwhile is not missed.
@@ -80,7 +80,7 @@ def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -
     there = contents(folder, disk=disk)
     if FolderKind.WAL not in there.kinds and not there.is_free():
         refuse_others(there, FolderKind.WAL)
-    return _Verifier(folder, disk, clock, told or (lambda _: None)).all()
+    return _Verifier(folder, disk, clock, told or (lambda _: None)).run()
 
 
 class _Verifier:
@@ -94,7 +94,7 @@ class _Verifier:
         self._result = WalVerification(folder, Counter(files=0, frames=0, records=0, bytes=0, slots=0))
         self._indexes: list[int] = []
 
-    def all(self) -> WalVerification:
+    def run(self) -> WalVerification:
         log_id = self._identity()
         kept = None if log_id is None else self._kept(log_id)
         # The mark before the names: what is below it is in files that are there by now.
@@ -168,7 +168,7 @@ class _Verifier:
         return None
 
     def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
-        """Whatever else is in the folder."""
+        """Other files in the folder."""
         for row in rows:
             path = f"{self._folder}/{row.name}"
             of = _OF_FILE.fullmatch(row.name)
@@ -296,7 +296,7 @@ class _Verifier:
             return False
         return upto > 0 and kept.start >= upto
 
-    # --- saying it ---------------------------------------------------------------------------------------------
+    # --- findings ---------------------------------------------------------------------------------------------
 
     def _damaged(self, kind: FindingKind, path: str, text: str) -> None:
         self._result.take([Finding(Severity.DAMAGE, kind, path, text)])

@@ -1,4 +1,4 @@
-"""What is appended, checked and encoded by who appends it: nothing of it may fail later, when others wait for it."""
+"""Validation and encoding of appends, in the thread of the caller: a later failure would hit other appends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes a frame: a batch as it was encoded, or values that were appended one by one, as many as fit."""
+"""Frame contents: one batch per frame, or single values packed together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups: all appends that share one sync, and so one outcome."""
+"""Commit groups: appends that share one sync and one outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that is being written: groups become frames, frames become durable, and full files give way to new ones."""
+"""Journal: writes groups as frames to the active file, syncs them, and rolls to a new file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the folder of a write-ahead log, as far as it can be read. Changes nothing, and takes no lock."""
+"""Inspection of a write-ahead log's folder: files, slots, mark, frames. Changes nothing, takes no lock."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, sal
 from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.recover.scan_tail import examine_files, read_identity, read_kept
-from strandline.storage.clock import CLOCK, boot_id
-from strandline.storage.disk import DISK, FolderRow
+from strandline.storage.clock import CLOCK, Clock, boot_id
+from strandline.storage.disk import DISK, Disk, FolderRow
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True)
 class WalSlotRow:
-    """One slot, as it was last written."""
+    """One slot, as last written."""
 
     slot: str
     position: int
@@ -55,7 +55,7 @@ class WalSlotRow:
 
 @dataclass(frozen=True, slots=True)
 class TornPiece:
-    """What was once cut off a file."""
+    """A torn tail that was cut off a file and kept."""
 
     file: str
     size: int
@@ -63,7 +63,7 @@ class TornPiece:
 
 @dataclass(slots=True)
 class WalFolder:
-    """A log as it lies on the disk. What is None is not known."""
+    """A log on the disk. None means not known."""
 
     folder: str
     log_id: str | None
@@ -82,11 +82,6 @@ class WalFolder:
     torn: list[TornPiece] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """What could not be read, and why."""
-
-    def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        oldest = None if self.start is None else self.start + 1
-        return {**asdict(self), "oldest": oldest, "current": self.next}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +104,31 @@ class FrameRow:
     problem: str | None = None
 
 
-def look(folder: str) -> WalFolder:
-    """Everything but the frames. ``NotALog`` if there is nothing of a log."""
-    rows = DISK.scan(folder)
+def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalFolder:
+    """Everything but the frames. ``NotALog`` if no file is of a log."""
+    rows = disk.scan(folder)
     firsts = firsts_in(rows)
     problems: list[str] = []
     try:
-        log_id = _told(problems, lambda: read_identity(folder, disk=DISK))
+        log_id = _readable(problems, lambda: read_identity(folder, disk=disk))
     except NotALog as error:
         if not firsts:
             raise
         log_id = None
         problems.append(str(error))
-    kept = None if log_id is None else _told(problems, lambda: read_kept(folder, log_id, disk=DISK, clock=CLOCK))
-    mark = None if log_id is None else _mark(folder, log_id)
-    holder = read_holder(folder, disk=DISK) or None
+    kept = None if log_id is None else _readable(problems, lambda: read_kept(folder, log_id, disk=disk, clock=clock))
+    mark = None if log_id is None else _mark(folder, log_id, disk=disk)
+    holder = read_holder(folder, disk=disk) or None
     state = _state(mark, holder)
     start = mark.start if mark is not None else None if kept is None else kept.start
     end, term, published = None, None, mark is not None and state not in {"crashed", "unknown"}
     if mark is not None and published:
         end, term = mark.next, mark.term
     elif log_id is not None:
-        made_up = kept or Kept(log_id, firsts[0] if firsts else 0)
-        found = _told(problems, lambda: examine_files(folder, made_up, disk=DISK))
+        assumed = kept or Kept(log_id, firsts[0] if firsts else 0)
+        found = _readable(problems, lambda: examine_files(folder, assumed, disk=disk))
         if found is not None:
-            end, term = max(made_up.start, found.place.next), found.place.term
+            end, term = max(assumed.start, found.place.next), found.place.term
     return WalFolder(
         folder=folder,
         log_id=None if log_id is None else str(log_id),
@@ -144,15 +139,15 @@ def look(folder: str) -> WalFolder:
         state=state,
         holder=holder,
         mark=None if mark is None else {**asdict(mark), "log_id": str(mark.log_id), "boot": str(mark.boot)},
-        files=list(_files(folder, log_id, rows, firsts, end)),
+        files=list(_files(folder, log_id, rows, firsts, end, disk=disk)),
         slots=[] if kept is None else _slots(kept),
         torn=[TornPiece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
         problems=problems,
     )
 
 
-def _told(problems: list[str], read: Callable[[], T]) -> T | None:
-    """What could be read; otherwise why not is a problem among others."""
+def _readable(problems: list[str], read: Callable[[], T]) -> T | None:
+    """What ``read`` returns; None if it is damaged, and then the error is added to ``problems``."""
     try:
         return read()
     except (CorruptData, UnsupportedVersion) as error:
@@ -160,8 +155,8 @@ def _told(problems: list[str], read: Callable[[], T]) -> T | None:
         return None
 
 
-def _mark(folder: str, log_id: UUID) -> Mark | None:
-    marks = (read_mark(folder, log_id, disk=DISK) for _ in range(_LOOKS))  # one may be being written just now
+def _mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
+    marks = (read_mark(folder, log_id, disk=disk) for _ in range(_LOOKS))  # one may be being written just now
     return next((mark for mark in marks if mark is not None), None)
 
 
@@ -184,7 +179,7 @@ def _state(mark: Mark | None, holder: str | None) -> str:
 
 
 def _files(
-    folder: str, log_id: UUID | None, rows: list[FolderRow], firsts: list[int], end: int | None
+    folder: str, log_id: UUID | None, rows: list[FolderRow], firsts: list[int], end: int | None, *, disk: Disk
 ) -> Iterator[FileRow]:
     sizes = {row.name: row.size for row in rows}
     for first, following in zip(firsts, [*firsts[1:], end], strict=True):
@@ -192,7 +187,7 @@ def _files(
         checkpoints = None
         if index_name(first) in sizes:
             try:
-                data = DISK.read(f"{folder}/{index_name(first)}")
+                data = disk.read(f"{folder}/{index_name(first)}")
             except NotFound:
                 data = b""  # pruned meanwhile
             checkpoints = len(decode_index(data, new_chain(log_id or _NOBODY, first)).entries)
@@ -211,13 +206,13 @@ def _slots(kept: Kept) -> list[WalSlotRow]:
 # --- frames ------------------------------------------------------------------------------------------------------
 
 
-def frames(found: WalFolder) -> Iterator[FrameRow]:
+def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
     """Every frame of every file, in order, each byte of it checked."""
     salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))
     for file in found.files:
         path = f"{found.folder}/{file.file}"
         try:
-            for piece in walk(path, DISK.size(path), salt=salt, disk=DISK):
+            for piece in walk(path, disk.size(path), salt=salt, disk=disk):
                 yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
         except NotFound:
             continue  # pruned meanwhile

@@ -1,18 +1,17 @@
-"""What is in a spool of older versions (``NAME.logical.wal``): its frames by version, and how far it is valid."""
+"""Inspection of a spool (``NAME.logical.wal``): its frames by version, and how far it is valid."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from strandline.compat.spool.format import decode_slots
 from strandline.compat.spool.legacy_frame import LegacyFrame, LegacyScanner
 from strandline.compat.spool.migrate import SPOOL, SPOOL_SLOTS
 from strandline.errors import CorruptData, NotFound
-from strandline.storage.clock import CLOCK
-from strandline.storage.disk import DISK
+from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.disk import DISK, Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class SpoolFrame:
 
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
-    """A spool: what of it is valid, and what stops it."""
+    """A spool: its valid bytes, and why reading stops there."""
 
     spool: str
     size: int
@@ -49,14 +48,12 @@ class SpoolFile:
     """How many slots are beside it; None if there is no such file, or it cannot be read."""
     problems: tuple[str, ...] = ()
 
-    def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        return asdict(self)
 
-
-def look_at_spool(path: str, each: Callable[[SpoolFrame], None] | None = None) -> SpoolFile:
+def inspect_spool(
+    path: str, each: Callable[[SpoolFrame], None] | None = None, *, disk: Disk = DISK, clock: Clock = CLOCK
+) -> SpoolFile:
     """Read a spool up to its first damage, as every reader of spools does; ``each`` is given its frames."""
-    data = DISK.read(path)
+    data = disk.read(path)
     scanner = LegacyScanner(memoryview(data))
     versions: Counter[str] = Counter()
     lsns: list[int] = []
@@ -68,7 +65,7 @@ def look_at_spool(path: str, each: Callable[[SpoolFrame], None] | None = None) -
     slots, problems = None, []
     beside = path.removesuffix(SPOOL) + SPOOL_SLOTS
     try:
-        slots = len(decode_slots(DISK.read(beside), beside, now=CLOCK.now()))
+        slots = len(decode_slots(disk.read(beside), beside, now=clock.now()))
     except NotFound:
         pass
     except CorruptData as error:
