@@ -19,7 +19,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
-from strandline.model.json_values import natural, parse_object, text
+from strandline.model.json_values import parse_object, read_record, stamp_fields
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -111,8 +111,7 @@ class LeaseCodec:
             "epoch": lease.epoch,
             "beat": lease.beat,
             "seconds": lease.seconds,
-            "revision": state.revision,
-            "recent": [op.hex for op in state.recent],
+            **stamp_fields(state),
         }
         return json.dumps(fields, indent=1).encode() + b"\n"
 
@@ -120,16 +119,8 @@ class LeaseCodec:
         """The state in these bytes; damage is an error, never a free lease."""
         try:
             fields = _known(parse_object(data))
-            holder, seconds = fields["holder"], float(fields["seconds"])
-            lease = LeaseState(
-                holder=None if holder is None else text(holder),
-                token=UUID(hex=fields["token"]),
-                epoch=natural(fields["epoch"]),
-                beat=natural(fields["beat"]),
-                seconds=_term(seconds),
-            )
-            recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            return Stamped(lease, natural(fields["revision"]), recent)
+            lease = read_record(LeaseState, fields, seconds=_term(float(fields["seconds"])))
+            return read_record(Stamped, fields, value=lease)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptData(
                 f"The lease {where} is damaged: {error!r}. When nobody uses it any more, delete the object."

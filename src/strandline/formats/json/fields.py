@@ -1,24 +1,30 @@
-"""A small JSON object that came from elsewhere, read field by field."""
+"""A small JSON object from another process, read field by field; the error names the field that is wrong."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import fields as fields_of
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from strandline.errors import InvalidInput, StrandlineError
+from strandline.model import json_values as values
 from strandline.model.cursor import Cursor
-from strandline.model.json_values import fingerprint_of, fingerprint_text
+from strandline.model.json_values import LARGEST_NUMBER, fingerprint_of, fingerprint_text
 from strandline.model.names import is_plain_name
 
-LARGEST_NUMBER: Final = (1 << 63) - 1
+T = TypeVar("T")
+
 LARGEST_REQUEST: Final = 64 << 10
-"""What others ask for in more bytes is refused unread."""
+"""Larger requests are refused unread."""
+_LONGEST_TEXT: Final = 1 << 16
 
 
 class Fields:
-    """The fields of an object, each of which is what it is asked for as, or the error that says which is not.
+    """The fields of an object. Each method returns a field as the type that it names, or raises the given error.
+
+    A field that is missing is null. ``maybe_`` methods return None for null.
 
     >>> fields = Fields.parse(b'{"upto": 7}', "the ticket")
     >>> fields.maybe_natural("upto"), fields.flag("follow"), fields.maybe_text("since")
@@ -26,7 +32,7 @@ class Fields:
     """
 
     def __init__(self, fields: object, what: str, *, wrong: type[StrandlineError] = InvalidInput) -> None:
-        """Read ``fields``, which came as ``what``; whatever is not as it should be raises ``wrong``."""
+        """Read ``fields``; errors are of class ``wrong`` and begin with ``what``."""
         self._what = what
         self._wrong = wrong
         if not isinstance(fields, Mapping):
@@ -59,49 +65,51 @@ class Fields:
         return self._fields.get(name) is not None
 
     def only(self, *names: str) -> Fields:
-        """Itself, if it has no fields but these: one that is not known may ask for what is not done."""
+        """Itself; unknown fields are refused, since they may ask for something that is not done."""
         unknown = sorted(set(self._fields) - set(names))
         if unknown:
             raise self.refused(f"it has {str(unknown)[:200]}, and only {list(names)} are known")
         return self
 
+    def record(self, kind: type[T], **given: Any) -> T:
+        """A dataclass by its type hints, as :func:`~strandline.model.json_values.read_record` reads it."""
+        fields = {field.name: self._fields.get(field.name) for field in fields_of(kind)}  # type: ignore[arg-type]
+        for name, value in fields.items():
+            if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+                raise self.refused(f"{name!r} has more than {_LONGEST_TEXT} letters")
+        try:
+            return values.read_record(kind, fields, **given)
+        except ValueError as error:
+            raise self.refused(str(error)) from error
+
+    def _read(self, name: str, read: Callable[[object], T]) -> T:
+        try:
+            return read(self._fields.get(name))
+        except ValueError as error:
+            raise self.refused(f"{name!r}: {error}") from error
+
     def natural(self, name: str) -> int:
-        """A whole number that fits 63 bits."""
-        value = self._fields.get(name)
-        if type(value) is not int or not 0 <= value <= LARGEST_NUMBER:
-            raise self.refused(f"{name!r} is no whole number in range")
-        return value
+        """An integer from 0 on that fits 63 bits."""
+        return self._read(name, values.natural)
 
     def maybe_natural(self, name: str) -> int | None:
         """The same, or None."""
         return self.natural(name) if name in self else None
 
     def whole(self, name: str) -> int:
-        """A whole number that fits 64 bits with its sign."""
-        value = self._fields.get(name)
-        if type(value) is not int or not -LARGEST_NUMBER - 1 <= value <= LARGEST_NUMBER:
-            raise self.refused(f"{name!r} is no whole number in range")
-        return value
-
-    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
-        """A list of pairs of whole numbers that fit 63 bits."""
-        values = self._fields.get(name)
-        if not isinstance(values, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in values):  # noqa: PLR2004
-            raise self.refused(f"{name!r} is no list of pairs")
-        if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for pair in values for number in pair):
-            raise self.refused(f"{name!r} has numbers out of range")
-        return tuple((first, second) for first, second in values)
+        """A signed 64-bit integer."""
+        return self._read(name, values.whole)
 
     def seconds(self, name: str) -> float:
-        """A time that is finite and not negative."""
+        """A number that is finite and not negative."""
         value = self._fields.get(name)
-        # Not math.isfinite alone: a whole number may be too large even to ask.
+        # Not math.isfinite: an integer may be too large for a float.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_NUMBER:
             raise self.refused(f"{name!r} is no number of seconds")
         return float(value)
 
     def text(self, name: str, *, longest: int = 4096) -> str:
-        """A text that can be written as UTF-8."""
+        """A string that can be encoded as UTF-8."""
         value = self._fields.get(name)
         if not isinstance(value, str) or len(value) > longest:
             raise self.refused(f"{name!r} is no text of up to {longest} letters")
@@ -112,82 +120,54 @@ class Fields:
         return value
 
     def name(self, name: str) -> str:
-        """A plain name: of a replica, a node or a snapshot, and never a path."""
+        """A plain name of a replica, a node or a snapshot; never a path."""
         value = self.text(name)
         if not is_plain_name(value):
             raise self.refused(f"{name!r} is {value[:200]!r}, which is no plain name")
         return value
 
     def maybe_text(self, name: str, *, longest: int = 4096) -> str | None:
-        """The same, or None."""
+        """The same as :meth:`text`, or None."""
         return self.text(name, longest=longest) if name in self else None
 
     def flag(self, name: str) -> bool:
-        """True or False, and False if it is not there."""
-        value = self._fields.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.refused(f"{name!r} is neither true nor false")
-        return bool(value)
-
-    def texts(self, name: str) -> tuple[str, ...] | None:
-        """A list of texts, or None."""
-        if name not in self:
-            return None
-        values = self._fields[name]
-        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.refused(f"{name!r} is no list of texts")
-        return tuple(values)
+        """True or false; false if it is missing."""
+        return name in self and self._read(name, values.flag)
 
     def objects(self, name: str) -> list[Fields]:
         """A list of objects."""
-        values = self._fields.get(name)
-        if not isinstance(values, list):
-            raise self.refused(f"{name!r} is no list")
-        return [Fields(value, self._what, wrong=self._wrong) for value in values]
+        return [Fields(value, self._what, wrong=self._wrong) for value in self._read(name, values.items)]
 
     def object(self, name: str) -> Fields:
         """An object within it."""
         return Fields(self._fields.get(name), self._what, wrong=self._wrong)
 
     def uuid(self, name: str) -> UUID:
-        """An identifier."""
-        text = self.text(name, longest=64)
-        try:
-            return UUID(text)
-        except ValueError as error:
-            raise self.refused(f"{name!r} is no identifier") from error
+        """A UUID."""
+        return self._read(name, values.uuid)
 
     def cursor(self, name: str) -> Cursor:
-        """A cursor as its text."""
-        text = self.text(name, longest=128)
-        try:
-            cursor = Cursor.parse(text)
-        except InvalidInput as error:
-            raise self.refused(str(error).rstrip(".")) from error
-        if max(cursor.next, cursor.term) > LARGEST_NUMBER:
-            raise self.refused(f"{name!r} is out of range")
-        return cursor
-
-    def maybe_fingerprint(self, name: str) -> int | None:
-        """The fingerprint of a batch, or None."""
-        try:
-            return fingerprint_of(self._fields.get(name))
-        except ValueError as error:
-            raise self.refused(str(error)) from error
+        """A cursor as text."""
+        self.text(name, longest=128)
+        return self._read(name, values.cursor)
 
     def maybe_cursor(self, name: str) -> Cursor | None:
         """The same, or None."""
         return self.cursor(name) if name in self else None
 
+    def maybe_fingerprint(self, name: str) -> int | None:
+        """The fingerprint of a batch, or None."""
+        return self._read(name, fingerprint_of)
+
 
 def cursor_fields(cursor: Cursor) -> dict[str, Any]:
-    """A cursor as the fields that snapshots' manifests and pointers have of it."""
+    """A cursor as the fields of a snapshot's manifest or pointer."""
     fields: dict[str, Any] = {"log_id": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
     return fields if cursor.fingerprint is None else {**fields, "fingerprint": fingerprint_text(cursor.fingerprint)}
 
 
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
-    """The inverse; ``ValueError``, ``KeyError`` or ``TypeError`` for what it never wrote."""
+    """The inverse; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
     numbers = (fields["next"], fields["term"])
     if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
         raise ValueError(f"{str(numbers)[:80]} are no position and term")
@@ -195,5 +175,11 @@ def read_cursor(fields: Mapping[str, Any]) -> Cursor:
 
 
 def write_fields(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a small object."""
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    """A small object as bytes; UUIDs and cursors as text."""
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_as_text).encode()
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, UUID | Cursor):
+        return str(value)
+    raise TypeError(f"A {type(value).__name__} cannot be written as JSON.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import fields as fields_of
+from typing import TypeAlias
 
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.cursor import Cursor
@@ -60,18 +61,7 @@ Ticket: TypeAlias = ReadTicket | FeedTicket | ReportTicket | FileTicket
 
 def encode_ticket(ticket: Ticket) -> bytes:
     """The bytes of a ticket."""
-    fields: dict[str, Any]
-    match ticket:
-        case ReadTicket(since, upto, follow, columns):
-            fields = {"since": since and str(since), "upto": upto, "follow": follow, "columns": columns}
-        case FeedTicket(replica, term, since):
-            fields = {"replica": replica, "term": term, "since": str(since)}
-        case ReportTicket(replica):
-            fields = {"replica": replica}
-        case FileTicket(replica, term, snapshot, path, offset, limit):
-            fields = {"replica": replica, "term": term, "snapshot": snapshot, "path": path, "offset": offset}
-            fields["limit"] = limit
-    return write_fields(fields)
+    return write_fields({field.name: getattr(ticket, field.name) for field in fields_of(ticket)})
 
 
 def decode_ticket(data: bytes | memoryview) -> Ticket:
@@ -79,20 +69,11 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
     fields = Fields.parse(data or b"{}", "The ticket")
     if "snapshot" in fields:
         fields.only("replica", "term", "snapshot", "path", "offset", "limit")
-        return FileTicket(
-            fields.name("replica"),
-            fields.natural("term"),
-            fields.name("snapshot"),
-            fields.text("path"),
-            fields.natural("offset"),
-            fields.natural("limit"),
-        )
+        return fields.record(FileTicket, replica=fields.name("replica"), snapshot=fields.name("snapshot"))
     if "replica" in fields:
         fields.only("replica", "term", "since")
         if "term" not in fields and "since" not in fields:
             return ReportTicket(fields.name("replica"))
-        return FeedTicket(fields.name("replica"), fields.natural("term"), fields.cursor("since"))
+        return fields.record(FeedTicket, replica=fields.name("replica"))
     fields.only("since", "upto", "follow", "columns")
-    return ReadTicket(
-        fields.maybe_cursor("since"), fields.maybe_natural("upto"), fields.flag("follow"), fields.texts("columns")
-    )
+    return fields.record(ReadTicket, follow=fields.flag("follow"))

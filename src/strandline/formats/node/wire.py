@@ -15,8 +15,9 @@ from strandline import errors
 from strandline.errors import CorruptData, ExpectationFailed, StrandlineError
 from strandline.formats.arrow.block import page_checksum
 from strandline.formats.checksum import crc32c
-from strandline.formats.json.fields import LARGEST_NUMBER, Fields, write_fields
+from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.head import WriterId
+from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.node import Heartbeat
 
 _VERSION: Final = 1

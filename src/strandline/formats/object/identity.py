@@ -8,10 +8,19 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
-from strandline.model.json_values import fingerprint_of, fingerprint_text, flag, natural, parse_object, text, whole
+from strandline.model.json_values import (
+    fingerprint_of,
+    fingerprint_text,
+    natural,
+    parse_object,
+    read_record,
+    stamp_fields,
+    text,
+    whole,
+)
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
 from strandline.model.slots import Invalidation, InvalidReason, SlotState
-from strandline.model.stamp import OpId, Stamped
+from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1
 OPEN_WAL: Final = "open it with strandline.compat.WriteAheadLog.open"
@@ -89,8 +98,7 @@ class SlotCodec:
             "epoch": slot.epoch,
             "last_seen": slot.last_seen,
             "born": slot.born,
-            "revision": state.revision,
-            "recent": [op.hex for op in state.recent],
+            **stamp_fields(state),
         }
         if slot.invalid is not None:
             fields["invalid"] = {"reason": str(slot.invalid.reason), "at": slot.invalid.at}
@@ -110,29 +118,28 @@ class SlotCodec:
         """The state in these bytes; damage is an error, never "no slot"."""
         fields = _parsed(data, where)
         try:
-            holder, gone, expires = fields["holder"], fields.get("invalid"), fields.get("expires")
-            suspected = fields.get("suspected")
-            slot = SlotState(
+            gone = fields.get("invalid")
+            slot = read_record(
+                SlotState,
+                fields,
+                optional=("dropped", "born", "hot"),
                 name=text(fields["id"]),
-                position=natural(fields["position"]),
-                holder=None if holder is None else text(holder),
-                epoch=natural(fields["epoch"]),
                 last_seen=whole(fields["last_seen"]),
                 invalid=None if gone is None else Invalidation(InvalidReason(gone["reason"]), whole(gone["at"])),
-                expires=None if expires is None else whole(expires),
-                dropped=flag(fields.get("dropped", False)),
-                born=natural(fields.get("born", 0)),
-                hot=flag(fields.get("hot", False)),
-                suspected=None if suspected is None else whole(suspected),
+                expires=_maybe_whole(fields.get("expires")),
+                suspected=_maybe_whole(fields.get("suspected")),
                 fingerprint=fingerprint_of(fields.get("fingerprint")),
             )
-            recent = tuple(OpId(UUID(hex=op)) for op in fields["recent"])
-            state = Stamped(slot, natural(fields["revision"]), recent)
+            state = read_record(Stamped, fields, value=slot)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise CorruptData(f"{where} is damaged: {error!r}. Restore the object.") from error
         if slot.name != self._name:
             raise CorruptData(f"{where} is damaged: it describes slot {slot.name!r}. Restore the object.")
         return state
+
+
+def _maybe_whole(value: object) -> int | None:
+    return None if value is None else whole(value)
 
 
 def _json(fields: dict[str, Any]) -> bytes:

@@ -143,13 +143,9 @@ class SegmentFacts:
         version = fields.natural("version")
         if version > VERSION:
             raise _too_new(where, version)
-        facts = cls(
+        facts = fields.record(
+            cls,
             log_id=fields.uuid("log"),
-            partition=fields.natural("partition"),
-            segment=fields.uuid("segment"),
-            start=fields.natural("start"),
-            end=fields.natural("end"),
-            terms=fields.pairs("terms"),
             max_timestamp=fields.whole("max_timestamp"),
             fingerprint=fields.maybe_fingerprint("fingerprint"),
         )

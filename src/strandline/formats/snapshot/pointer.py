@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any, Final
-from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.json.fields import cursor_fields, read_cursor
-from strandline.model.artifacts import Artifact, Pointer, Superseded
-from strandline.model.json_values import natural, parse_object
-from strandline.model.stamp import OpId, Stamped
+from strandline.model.artifacts import Artifact, Pointer
+from strandline.model.json_values import natural, parse_object, read_record, stamp_fields
+from strandline.model.stamp import Stamped
 
 VERSION: Final = 1
 
@@ -25,15 +25,15 @@ class PointerCodec:
     def encode(self, state: Stamped[Pointer]) -> bytes:
         """The bytes of a state."""
         pointer = state.value
+        current = pointer.current
         fields = {
             "kind": "strandline-snapshot-pointer",
             "version": VERSION,
             "generation": pointer.generation,
             "min_generation": pointer.min_generation,
-            "current": None if pointer.current is None else _fields(pointer.current),
-            "superseded": [{"location": gone.location, "at": gone.at} for gone in pointer.superseded],
-            "revision": state.revision,
-            "recent": [op.hex for op in state.recent],
+            "current": None if current is None else {**asdict(current), "cursor": cursor_fields(current.cursor)},
+            "superseded": list(map(asdict, pointer.superseded)),
+            **stamp_fields(state),
         }
         return json.dumps(fields, indent=1).encode() + b"\n"
 
@@ -54,48 +54,23 @@ class PointerCodec:
         raise CorruptData(f"{where} is damaged: {str(kind)[:80]!r} points at no snapshot. Restore the object.")
 
 
-def _fields(artifact: Artifact) -> dict[str, Any]:
-    cursor = artifact.cursor
-    return {
-        "location": artifact.location,
-        "cursor": cursor_fields(cursor),
-        "kind": artifact.kind,
-        "kind_version": artifact.kind_version,
-        "size": artifact.size,
-        "part": artifact.part,
-        "sha256": artifact.sha256,
-        "published": artifact.published,
-    }
-
-
 def _state(fields: dict[str, Any]) -> Stamped[Pointer]:
-    current = fields["current"]
-    pointer = Pointer(
-        generation=natural(fields["generation"]),
-        min_generation=natural(fields["min_generation"]),
-        current=None if current is None else _artifact(current),
-        superseded=tuple(Superseded(_location(row["location"]), natural(row["at"])) for row in fields["superseded"]),
-    )
-    return Stamped(pointer, natural(fields["revision"]), tuple(OpId(UUID(hex=op)) for op in fields["recent"]))
+    found = fields["current"]
+    current = None if found is None else _artifact(found)
+    pointer = read_record(Pointer, fields, current=current)
+    for row in pointer.superseded:
+        _check(_LOCATION, row.location)
+    return read_record(Stamped, fields, value=pointer)
 
 
 def _artifact(fields: dict[str, Any]) -> Artifact:
-    cursor, kind, sha256 = fields["cursor"], fields["kind"], fields["sha256"]
-    if not isinstance(kind, str) or not isinstance(sha256, str) or not _HASH.fullmatch(sha256):
-        raise ValueError("its kind or its hash is none")
-    return Artifact(
-        location=_location(fields["location"]),
-        cursor=read_cursor(cursor),
-        kind=kind,
-        kind_version=natural(fields["kind_version"]),
-        size=natural(fields["size"]),
-        part=max(1, natural(fields["part"])),
-        sha256=sha256,
-        published=natural(fields["published"]),
-    )
+    cursor, part = read_cursor(fields["cursor"]), max(1, natural(fields["part"]))
+    artifact = read_record(Artifact, fields, cursor=cursor, part=part)
+    _check(_LOCATION, artifact.location)
+    _check(_HASH, artifact.sha256)
+    return artifact
 
 
-def _location(text: object) -> str:
-    if not isinstance(text, str) or not _LOCATION.fullmatch(text):
-        raise ValueError(f"{str(text)[:80]!r} cannot be a payload")
-    return text
+def _check(pattern: re.Pattern[str], found: str) -> None:
+    if not pattern.fullmatch(found):
+        raise ValueError(f"{found[:80]!r} is no payload or hash")

@@ -16,7 +16,7 @@ from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.wal.slots import slot_fields, slots_of
 from strandline.model.head import WriterId, WriterState
-from strandline.model.json_values import natural, parse_json, parse_object, text, whole
+from strandline.model.json_values import natural, parse_json, parse_object, read_record, text, whole
 from strandline.model.slots import SlotState
 
 KIND: Final = "strandline-wal"
@@ -123,10 +123,8 @@ def decode_rewinding(data: bytes, where: str) -> Rewinding:
     """What is to be finished, or ``CorruptData``."""
     try:
         fields = decode_checked(data, _REWIND_KIND, FORMAT_VERSION)
-        log_id, quarantine = UUID(text(fields.pop("log_id"))), text(fields.pop("quarantine"))
-        numbers = {name: natural(value) for name, value in fields.items()}
-        return Rewinding(log_id=log_id, quarantine=quarantine, **numbers)
-    except (KeyError, ValueError, TypeError) as error:
+        return read_record(Rewinding, fields)
+    except (KeyError, ValueError) as error:
         raise CorruptData(
             f"{where} is damaged: {str(error)[:200]}. It says how the log is being cut, so that nothing is done "
             "without it: restore the file, or the log from a backup."

@@ -35,48 +35,23 @@ def answer(data: bytes | memoryview, url: str) -> Fields:
 
 def write_topology(topology: Topology) -> bytes:
     """A topology."""
-    return write_fields(_topology_fields(topology))
-
-
-def _topology_fields(topology: Topology) -> dict[str, Any]:
-    return {**asdict(topology), "log_id": str(topology.log_id)}
+    return write_fields(asdict(topology))
 
 
 def read_topology(fields: Fields) -> Topology:
     """And back."""
-    return Topology(
-        log_id=fields.uuid("log_id"),
-        primary=fields.name("primary"),
-        term=fields.natural("term"),
-        term_start=fields.natural("term_start"),
-        epoch=fields.natural("epoch"),
-        policy=fields.text("policy", longest=1 << 16),
-        durable=fields.natural("durable"),
-        committed=fields.natural("committed"),
-        members=tuple(_member(member) for member in fields.objects("members")),
-        first=fields.natural("first"),
-    )
+    members = tuple(map(_member, fields.objects("members")))
+    return fields.record(Topology, primary=fields.name("primary"), members=members)
 
 
 def _member(fields: Fields) -> Member:
-    return Member(
-        name=fields.name("name"),
-        region=fields.maybe_text("region"),
-        sent=fields.natural("sent"),
-        applied=fields.maybe_natural("applied"),
-        durable=fields.maybe_natural("durable"),
-        apply_errors=fields.natural("apply_errors"),
-        divergences=fields.natural("divergences"),
-        connected_at=fields.natural("connected_at"),
-        last_seen=fields.natural("last_seen"),
-        bootstrapping=fields.flag("bootstrapping"),
-        healthy=fields.flag("healthy"),
-    )
+    flags = {name: fields.flag(name) for name in ("bootstrapping", "healthy")}
+    return fields.record(Member, name=fields.name("name"), **flags)
 
 
 def write_registration(registration: Registration) -> bytes:
     """The answer to a replica that registers."""
-    return write_fields({"topology": _topology_fields(registration.topology), "position": registration.position})
+    return write_fields(asdict(registration))
 
 
 def read_registration(fields: Fields) -> Registration:
@@ -114,14 +89,7 @@ def write_report(report: ElectionReport) -> bytes:
 
 def read_report(fields: Fields) -> ElectionReport:
     """And back."""
-    return ElectionReport(
-        name=fields.name("name"),
-        term=fields.natural("term"),
-        adopted=fields.natural("adopted"),
-        durable=fields.natural("durable"),
-        committed=fields.natural("committed"),
-        unhealthy=fields.maybe_text("unhealthy"),
-    )
+    return fields.record(ElectionReport, name=fields.name("name"))
 
 
 def write_status(status: NodeStatus) -> bytes:
@@ -131,16 +99,7 @@ def write_status(status: NodeStatus) -> bytes:
 
 def read_status(fields: Fields) -> NodeStatus:
     """And back."""
-    return NodeStatus(
-        name=fields.name("name"),
-        condition=fields.text("condition"),
-        trouble=fields.maybe_text("trouble", longest=1 << 16),
-        term=fields.natural("term"),
-        primary=fields.text("primary"),
-        position=fields.maybe_cursor("position"),
-        committed=fields.maybe_natural("committed"),
-        divergences=fields.natural("divergences"),
-    )
+    return fields.record(NodeStatus, name=fields.name("name"))
 
 
 def write_bounds(start: Cursor, bounds: Bounds) -> bytes:
