@@ -8,10 +8,10 @@ import pytest
 
 from strandline.storage.store import ObjectStore
 from strandline.testing.cells import CellContract
-from strandline.testing.stores import StoreContract
+from strandline.testing.stores import ObjectStoreContract
 
 
-class TestStoreOnS3(StoreContract):
+class TestStoreOnS3(ObjectStoreContract):
     nests = False  # this server keeps objects in a file system; Amazon's has no such limit
     increments = 400
     many = 1100  # more than one of the server's pages
@@ -21,10 +21,10 @@ class TestStoreOnS3(StoreContract):
         return s3_place()
 
 
-class TestStoreOnAzure(StoreContract):
+class TestStoreOnAzure(ObjectStoreContract):
     increments = 200
     many = 1100
-    names = tuple(name for name in StoreContract.names if "\\" not in name)  # Azure takes a backslash for a slash
+    names = tuple(name for name in ObjectStoreContract.names if "\\" not in name)  # Azure takes a backslash for a slash
 
     @pytest.fixture
     def store(self, azure_place: Callable[[], ObjectStore]) -> ObjectStore:

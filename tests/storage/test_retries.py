@@ -22,7 +22,7 @@ from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults, FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.stores import StoreContract, content, paths
+from strandline.testing.stores import ObjectStoreContract, content, paths
 
 CALLS = {
     "get": lambda store: store.get("a"),
@@ -50,7 +50,7 @@ def store(line: FaultyStore, clock: ManualClock) -> RetryingStore:
     return RetryingStore(line, backoff=Backoff(attempts=5), clock=clock, chance=SeededChance(1))
 
 
-class TestRetryingStoreOnABadLine(StoreContract):
+class TestRetryingStoreOnABadLine(ObjectStoreContract):
     """With retries, a store that fails often before it does anything is a store like any other."""
 
     picklable = False

@@ -22,7 +22,7 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.disks import DiskAction, FullDisk, RecordingDisk
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from strandline.testing.stores import StoreContract, content, paths
+from strandline.testing.stores import ObjectStoreContract, content, paths
 from tests.storage.programs import run_python
 
 
@@ -44,7 +44,7 @@ def test_an_object_larger_than_any_that_is_read_whole_is_refused_unread(
 
 
 @pytest.mark.matrix
-class TestPlainStore(StoreContract):
+class TestPlainStore(ObjectStoreContract):
     picklable = False
 
     @pytest.fixture
@@ -52,7 +52,7 @@ class TestPlainStore(StoreContract):
         return PlainStore()
 
 
-class TestMemoryStore(StoreContract):
+class TestMemoryStore(ObjectStoreContract):
     picklable = False
 
     @pytest.fixture
@@ -60,7 +60,7 @@ class TestMemoryStore(StoreContract):
         return ObstoreStore("memory://contract", client=MemoryStore())
 
 
-class TestLocalStore(StoreContract):
+class TestLocalStore(ObjectStoreContract):
     nests = False
     increments = 1000
 
@@ -70,7 +70,7 @@ class TestLocalStore(StoreContract):
 
 
 @pytest.mark.matrix
-class TestFaultyStoreWithoutFaults(StoreContract):
+class TestFaultyStoreWithoutFaults(ObjectStoreContract):
     picklable = False
 
     @pytest.fixture
@@ -78,7 +78,7 @@ class TestFaultyStoreWithoutFaults(StoreContract):
         return FaultyStore(PlainStore())
 
 
-class TestOpenedStore(StoreContract):
+class TestOpenedStore(ObjectStoreContract):
     """What users get: the local store as ``open_store`` opens it, with retries around it."""
 
     nests = False

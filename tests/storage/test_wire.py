@@ -28,7 +28,7 @@ from strandline.testing.cells import JsonCodec, Operations, increment
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults
 from strandline.testing.histories import play
-from strandline.testing.stores import StoreContract, content, paths, together
+from strandline.testing.stores import ObjectStoreContract, content, paths, together
 from tests.cases import some
 from tests.proxy import Fault, FaultyProxy, Weather, answer, hang, reset
 from tests.servers import BUCKET, S3Server, Server, fresh_prefix
@@ -362,7 +362,7 @@ class TestOneRequest:
         assert [seen.method for seen in line.seen] == ["GET", "GET", "GET"]
 
 
-class TestStoreInAStorm(StoreContract):
+class TestStoreInAStorm(ObjectStoreContract):
     """With retries, a bad line to a real server is a line like any other: for all that may be repeated."""
 
     nests = False

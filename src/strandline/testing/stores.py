@@ -39,7 +39,7 @@ def together(*tasks: Callable[[], None]) -> None:
             done.result()
 
 
-class StoreContract:
+class ObjectStoreContract:
     """Every sentence of :class:`~strandline.storage.store.ObjectStore`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``store``: an empty store for each test.

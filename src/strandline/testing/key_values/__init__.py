@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from strandline.testing.key_values.owner import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
-from strandline.testing.key_values.reading import ReadingContract
+from strandline.testing.key_values.reading import KeyValueReadContract
 from strandline.testing.key_values.resuming import ResumingContract
 from strandline.testing.key_values.watching import WatchingContract
 
 
-class KeyValueContract(ReadingContract, WatchingContract, ResumingContract):
+class KeyValueContract(KeyValueReadContract, WatchingContract, ResumingContract):
     """Every sentence of :mod:`strandline.kv.contract`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``kv``, an empty key-value store for each test, and the methods of

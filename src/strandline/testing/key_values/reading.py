@@ -28,7 +28,7 @@ from strandline.testing.key_values.owner import (
 from strandline.testing.stores import together
 
 
-class ReadingContract(KeyValueOwner):
+class KeyValueReadContract(KeyValueOwner):
     """Every sentence about readers and writers, as a test."""
 
     # --- reading and writing --------------------------------------------------------------------------------

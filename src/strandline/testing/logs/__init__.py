@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from strandline.testing.logs.appending import AppendingContract
 from strandline.testing.logs.parts import append, content, fetched, records, writer_named
-from strandline.testing.logs.reading import ReadingContract
+from strandline.testing.logs.reading import LogReadContract
 from strandline.testing.slots import SlotContract
 
 
-class LogContract(AppendingContract, ReadingContract, SlotContract):
+class LogContract(AppendingContract, LogReadContract, SlotContract):
     """Every sentence of :class:`~strandline.log.contract.Log`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``log``, an empty log for each test, and the two methods of

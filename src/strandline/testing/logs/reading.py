@@ -28,7 +28,7 @@ from strandline.testing.logs.parts import SOON, append, fetched
 from strandline.testing.slots import LogOwner
 
 
-class ReadingContract(LogOwner):
+class LogReadContract(LogOwner):
     """Planning, fetching, waiting, and cursors that cannot be served."""
 
     picklable: ClassVar[bool] = True

@@ -17,10 +17,10 @@ from strandline.testing.faulty import FaultyStore
 from strandline.testing.queues.acking import AckingContract
 from strandline.testing.queues.places import QueuePlace, at_once, first_to_come, values
 from strandline.testing.queues.poison import PoisonContract
-from strandline.testing.queues.reading import ReadingContract
+from strandline.testing.queues.reading import QueueReadContract
 
 
-class QueueContract(ReadingContract, AckingContract, PoisonContract):
+class QueueContract(QueueReadContract, AckingContract, PoisonContract):
     """Every sentence about the queue face, as a test.
 
     A subclass named ``Test...`` defines the fixture ``place``, an empty queue.

@@ -43,7 +43,7 @@ class _ProducingClock(ManualClock):
             self._place.produce(b"late")
 
 
-class ReadingContract(QueueFixtures):
+class QueueReadContract(QueueFixtures):
     """Everything that moves the read cursor, or must not."""
 
     # --- next_batch -----------------------------------------------------------------------------------------
