@@ -98,7 +98,7 @@ def test_a_follower_that_has_an_end_comes_to_it(node, client):
         (b'{"upto": 9223372036854775808}', "'upto': .* is no whole number"),
         (b'{"folow": true}', "folow"),
         (b'{"columns": ["nope"]}', "no column"),
-        (b'{"replica": "r", "since": ""}', "'term' is no whole number"),
+        (b'{"replica": "r", "since": ""}', "'term': None is no whole number"),
         (b'{"replica": "r"}', "for an exchange"),
     ],
 )
