@@ -97,7 +97,7 @@ def test_made_up_records_are_the_same_for_the_same_seed(run: Run, log: str) -> N
         "bytes": json.loads(done.stdout)["bytes"],
         "seconds": json.loads(done.stdout)["seconds"],
         "records_per_second": json.loads(done.stdout)["records_per_second"],
-        "next_offset": 25_000,
+        "next": 25_000,
         "interrupted": False,
     }
     found = [(row["key"], row["value"]) for row in records(log)]
@@ -112,7 +112,7 @@ def test_made_up_records_are_the_same_for_the_same_seed(run: Run, log: str) -> N
 
 def test_nothing_to_append_is_said(run: Run, log: str) -> None:
     assert "nothing was appended" in run("produce", log, "--create", given="").stdout
-    assert json.loads(run("produce", log, "--json", given="").stdout)["next_offset"] is None
+    assert json.loads(run("produce", log, "--json", given="").stdout)["next"] is None
 
 
 def fill(url: str, count: int) -> None:

@@ -29,7 +29,7 @@ def test_a_queue_is_copied_once_and_left_as_it_is(run: Run, log: str) -> None:
     assert (queue.bounds().count, queue.manifest().epoch) == (5, 0)
     fill_queue(log, 2)
     again = json.loads(run("upgrade", log, target, "--json").stdout)
-    assert (again["batches"], again["records"], again["next_sequence"], again["next_offset"]) == (2, 2, 7, 7)
+    assert (again["batches"], again["records"], again["next_sequence"], again["next"]) == (2, 2, 7, 7)
     assert run("upgrade", log, target).stdout.startswith("There was nothing to copy")
 
 

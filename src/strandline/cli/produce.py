@@ -164,7 +164,7 @@ def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
                 "bytes": tally.bytes,
                 "seconds": round(took, 3),
                 "records_per_second": round(rate),
-                "next_offset": end,
+                "next": end,
                 "interrupted": stopped,
             }
         )

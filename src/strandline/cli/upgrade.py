@@ -82,7 +82,7 @@ def upgrade(
                 "missed": done.missed,
                 "empty": done.empty,
                 "next_sequence": done.next,
-                "next_offset": target.bounds().next,
+                "next": target.bounds().next,
                 "acknowledged": acknowledge,
             }
         )

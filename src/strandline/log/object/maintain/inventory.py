@@ -96,10 +96,8 @@ class Inventory:
 
     def __init__(self, store: ObjectStore) -> None:
         """Take stock of a log's batch objects; nothing is read yet."""
-        self.objects = 0
-        """How many were seen so far."""
         self.strangers: list[str] = []
-        """Names among them that are not ours."""
+        """Names of objects that are not batch objects of the log."""
         self._store = store
         self._listed: dict[int, Names] = {}
         self._latest = 0
@@ -158,7 +156,6 @@ class Inventory:
                     names = None
                 names = names or Names(generation)
                 names.add(identifier, self._ahead.size)
-            self.objects += 1
             self._ahead = next(self._stored, None)
         if names is not None:
             yield names
