@@ -264,7 +264,7 @@ class TestOverFlight:
             primary.append(records(b"before"), policy=AckN(1), timeout=SOON).ensure()
             disk.hold()
             appending = pool.submit(primary.append, records(b"a"), policy=AckN(1), timeout=SOON)
-            until(lambda: b.position.next == 1 and b.replica._follower.log._arrived)
+            until(lambda: b.position.next == 1 and b.replica._follower.log._received)
             assert primary.log.bounds().next == b.position.next == 1
             assert primary.registry.replica("b").sent == 2
             disk.release()
