@@ -1,4 +1,4 @@
-"""The demo's parts that need no Spark: the changes, the truth, the plots and the page."""
+"""The demo's parts that need no Spark: the changes, the truth and the report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import pytest
 
 import strandline as sl
 from strandline.cli.demo import command
-from strandline.cli.demo.children import Family, failure_in
 from strandline.cli.demo.generator import Change, Shape, changes, producer_of
-from strandline.cli.demo.plot import Band, Mark, Series, line_plot
+from strandline.cli.demo.processes import ProcessGroup, failure_in
 from strandline.cli.demo.producer import table
-from strandline.cli.demo.report import page
-from strandline.cli.demo.story import Event, Results, Sample, Story
+from strandline.cli.demo.report import page, sparkline
+from strandline.cli.demo.result import DemoEvent, DemoResult, Sample
 from strandline.cli.demo.truth import (
+    Comparison,
     HistoryDifference,
     StateDifference,
     Truth,
@@ -186,29 +186,29 @@ def test_a_value_that_moved_between_key_and_value_is_found_out() -> None:
 # --- the page --------------------------------------------------------------------------------------------------
 
 
-def told() -> Story:
+def finished() -> DemoResult:
     state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
     history = HistoryDifference(rows=1000, lost=0, doubled=0, disordered=0)
-    story = Story(Shape(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
-    story.samples = [
+    result = DemoResult(Shape(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
+    result.samples = [
         Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
         for t in range(12)
     ]
-    story.events = [
-        Event(0.0, "start", "it <starts> & runs"),
-        Event(1.0, "up", "Spark is up"),
-        Event(4.0, "kill", "SIGKILL"),
-        Event(4.1, "checkpoint", "both checkpoints are deleted"),
-        Event(5.5, "up", "Spark is up again"),
-        Event(6.0, "join", "one joins late"),
-        Event(11.0, "done", "done"),
+    result.events = [
+        DemoEvent(0.0, "start", "it <starts> & runs"),
+        DemoEvent(1.0, "up", "Spark is up"),
+        DemoEvent(4.0, "kill", "SIGKILL"),
+        DemoEvent(4.1, "checkpoint", "both checkpoints are deleted"),
+        DemoEvent(5.5, "up", "Spark is up again"),
+        DemoEvent(6.0, "join", "one joins late"),
+        DemoEvent(11.0, "done", "done"),
     ]
     slot = SlotLagRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
-    story.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
+    result.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
     wrong = replace(state, missing=12345, different=7)
     lossy = HistoryDifference(rows=900, lost=54321, doubled=17, disordered=3)
-    story.results = Results(90, state, history, lossy, wrong)
-    return story
+    result.compared = Comparison(90, state, history, lossy, wrong)
+    return result
 
 
 def parsed(text: str) -> ET.Element:
@@ -216,46 +216,44 @@ def parsed(text: str) -> ET.Element:
 
 
 def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
-    root = parsed(page(told()))
+    root = parsed(page(finished()))
     text = "".join(root.itertext())
     for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor", "4.5%"):
         assert expected in text
-    plots = root.findall(".//{http://www.w3.org/2000/svg}svg")
-    assert len(plots) == 2
-    assert "SIGKILL, checkpoints deleted" in "".join(plots[0].itertext())
-    assert len(plots[0].findall(".//{http://www.w3.org/2000/svg}rect")) == 2  # Spark was down twice
+    assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in text
+    assert "both checkpoints are deleted" in text
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
-    text = page(told())
+    text = page(finished())
     assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(|\bsrc=|\bhref=", text)
-    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
-    assert "prefers-color-scheme: dark" in text
+    assert not re.findall(r"https?://[^\s\"']+", text)
+    assert "color-scheme: light dark" in text
 
 
 def test_a_wrong_result_is_called_wrong() -> None:
-    story = told()
-    assert story.results is not None
-    story.results = replace(story.results, orders=replace(story.results.orders, doubled=1))
-    assert "WRONG" in "".join(parsed(page(story)).itertext())
-    assert story.fields()["verdict"] == "WRONG"
+    result = finished()
+    assert result.compared is not None
+    result.compared = replace(result.compared, orders=replace(result.compared.orders, doubled=1))
+    assert "WRONG" in "".join(parsed(page(result)).itertext())
+    assert result.fields()["verdict"] == "WRONG"
 
 
 def test_a_twin_that_is_right_by_chance_is_said_to_be() -> None:
-    story = told()
-    assert story.results is not None
-    story.results = replace(story.results, naive=story.results.history, naive_state=story.results.orders)
-    assert "happens to be right" in page(story)
-    assert story.fields()["naive_wrong"] is False
+    result = finished()
+    assert result.compared is not None
+    result.compared = replace(result.compared, naive=result.compared.history, naive_state=result.compared.orders)
+    assert "happens to be right" in page(result)
+    assert result.fields()["naive_wrong"] is False
 
 
 @pytest.mark.parametrize(("doubled", "status"), [(0, 0), (1, 1)])
 def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, doubled: int, status: int
 ) -> None:
-    story = told()
-    story.results = replace(story.outcome, orders=replace(story.outcome.orders, doubled=doubled))
-    monkeypatch.setattr(command, "_play", lambda *_, **__: story)
+    result = finished()
+    result.compared = replace(result.comparison, orders=replace(result.comparison.orders, doubled=doubled))
+    monkeypatch.setattr(command, "_run", lambda *_, **__: result)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     done = run("demo")
     assert done.exit_code == status, done.output
@@ -279,20 +277,23 @@ def test_the_demo_writes_through_no_link_that_somebody_put_beside_its_folder(
         Path(f"{home}.html").symlink_to(mine)  # by somebody who watches the folder of temporary files
         return home
 
-    monkeypatch.setattr(command, "_play", lambda *_, **__: told())
+    monkeypatch.setattr(command, "_run", lambda *_, **__: finished())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(tempfile, "mkdtemp", watched)
     assert run("demo").exit_code == 0
     assert mine.read_text() == "mine"
 
 
-def test_a_story_is_json() -> None:
-    assert json.loads(json.dumps(told().fields()))["results"]["naive"]["lost"] == 54321
+def test_a_result_is_json() -> None:
+    assert json.loads(json.dumps(finished().fields()))["results"]["naive"]["lost"] == 54321
 
 
-def test_an_empty_plot_is_still_a_plot() -> None:
-    svg = ET.fromstring(line_plot("t", [Series("a", "ours", [])], marks=[Mark(1, "<m>", "kill")], bands=[Band(0, 1)]))
-    assert "<m>" in "".join(svg.itertext())
+def test_a_sparkline_of_many_samples_keeps_its_width_and_its_peak() -> None:
+    assert sparkline([]) == " at most 0"
+    drawn = sparkline([0] * 500 + [7] + [0] * 500, width=80)
+    assert drawn.endswith("▁ at most 7")
+    assert drawn.count("█") == 1
+    assert len(drawn.split()[0]) <= 80
 
 
 # --- what went wrong -----------------------------------------------------------------------------------------------
@@ -329,12 +330,12 @@ def test_a_process_that_failed_tells_its_error_and_no_line_of_a_trace(printed: s
 def test_a_child_that_fails_says_why_in_one_sentence_and_where_all_it_printed_is(tmp_path: Path) -> None:
     module = tmp_path / "fails.py"
     module.write_text(f"import sys\nsys.stderr.write({JAVA!r})\nsys.exit(3)\n")
-    with Family() as family, pytest.MonkeyPatch.context() as patch:
+    with ProcessGroup() as processes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-        child = family.start("spark", "fails", [], tmp_path / "spark.txt")
+        child = processes.start("spark", "fails", [], tmp_path / "spark.txt")
         child._process.wait(30)
         with pytest.raises(StrandlineError) as failed:
-            family.check()
+            processes.check()
     assert str(failed.value) == (
         "The demo's process 'spark' ended with status 3: Caused by: java.io.IOException: No space left on device. "
         f"All that it printed is in {tmp_path / 'spark.txt'}."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 import strandline as sl
-from strandline.cli.demo.places import on_a_leash
+from strandline.cli.demo.folder import exit_with_parent
 
 
 def main(url: str, table: str, mode: str, slot: str, until: int) -> None:
-    """Follow the log into a Delta table, from the beginning up to an offset."""
-    on_a_leash()
+    """Follow the log from its beginning into a Delta table, up to an offset."""
+    exit_with_parent()
     sink = sl.DeltaSink(table, mode="append" if mode == "append" else "latest")
     sl.follow(sl.open(url), sink, slot=slot, start="beginning", until=until)
 

@@ -1,7 +1,6 @@
-"""One producer process of the demo: ``python -m strandline.cli.demo.producer HOME SHAPE INDEX RATE``.
+"""One producer process of the demo: ``python -m strandline.cli.demo.producer LOG SHAPE INDEX RATE``.
 
-It goes at a steady pace, and no further than its parent allows: lines on standard input say how many of its changes
-it may have appended.
+It appends at a steady rate, up to the limit that its parent sets: each line on standard input is a count of changes.
 """
 
 from __future__ import annotations
@@ -11,36 +10,35 @@ import sys
 import threading
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 import strandline as sl
+from strandline.cli.demo.folder import exit_with_parent
 from strandline.cli.demo.generator import Change, Shape, changes
-from strandline.cli.demo.places import Places, on_a_leash
 
 _TICK: Final = 0.1
 
 
-class Pace:
-    """Lets changes through at a rate, up to what is allowed. After a halt it does not hurry to catch up."""
+class RateLimit:
+    """A rate limit below a total. After a pause it does not catch up."""
 
     def __init__(self, rate: float) -> None:
-        """So many changes a second; at first none are allowed."""
+        """``rate`` changes a second; none until :meth:`allow`."""
         self._rate = rate
         self._allowed = 0
         self._changed = threading.Condition()
         self._next = time.monotonic()
 
     def allow(self, line: str) -> None:
-        """A line from the parent: how many changes in all."""
+        """Set the total, a line from the parent."""
         with self._changed:
             self._allowed = int(line)
             self._changed.notify_all()
 
     def wait(self, done: int, more: int) -> None:
-        """Block until so many more may be appended."""
+        """Block until ``more`` changes may be appended after ``done``."""
         with self._changed:
             self._changed.wait_for(lambda: self._allowed >= done + more)
         now = time.monotonic()
@@ -50,7 +48,7 @@ class Pace:
 
 
 def table(part: list[Change]) -> pa.Table:
-    """Changes as a batch to append."""
+    """Changes as an Arrow table."""
     return pa.table(
         {
             "op": pa.array([sl.Op.DELETE if value is None else sl.Op.PUT for _, value in part], pa.int8()),
@@ -60,16 +58,16 @@ def table(part: list[Change]) -> pa.Table:
     )
 
 
-def main(home: str, shape: Shape, index: int, rate: float) -> None:
+def main(url: str, shape: Shape, index: int, rate: float) -> None:
     """Append all changes of one producer."""
-    pace = Pace(rate)
-    on_a_leash(pace.allow)
+    limit = RateLimit(rate)
+    exit_with_parent(limit.allow)
     stream = changes(shape, index)
     at_once = max(1, int(rate * _TICK))
     done = 0
-    with sl.open(Places(Path(home)).log).producer(linger=0.2) as producer:
+    with sl.open(url).producer(linger=0.2) as producer:
         while part := list(islice(stream, at_once)):
-            pace.wait(done, len(part))
+            limit.wait(done, len(part))
             producer.append_batch(table(part))
             done += len(part)
 

@@ -1,13 +1,17 @@
-"""What must come out, computed without the log: plain dicts over the generator, and plain looks at what was stored."""
+"""The expected tables, computed from the generator without the log, and the comparison with the stored tables."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from strandline.cli.demo.folder import DemoFolder
 from strandline.cli.demo.generator import Change, Shape, changes, producer_of
+from strandline.model.records import Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +28,17 @@ def truth(shape: Shape) -> Truth:
     latest: dict[bytes, bytes] = {}
     digests = []
     for producer in range(shape.producers):
-        digest = hashlib.sha256()
-        for key, value in changes(shape, producer):
-            _feed(digest, key, value)
-            if value is None:
-                latest.pop(key, None)
-            else:
-                latest[key] = value
-        digests.append(digest.hexdigest())
+        made = list(changes(shape, producer))
+        latest |= folded(made)  # producers share no key
+        digests.append(_digest(made))
     return Truth(shape.records, latest, tuple(digests))
+
+
+def _digest(made: Iterable[Change]) -> str:
+    digest = hashlib.sha256()
+    for key, value in made:
+        _feed(digest, key, value)
+    return digest.hexdigest()
 
 
 def _feed(digest: hashlib._Hash, key: bytes, value: bytes | None) -> None:
@@ -42,7 +48,7 @@ def _feed(digest: hashlib._Hash, key: bytes, value: bytes | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StateDifference:
-    """A table of the latest values against the truth, in keys; ``doubled`` are rows of a key beyond its first."""
+    """Differences of a table of latest values, in keys; ``doubled`` counts rows of a key beyond its first."""
 
     rows: int
     missing: int
@@ -52,12 +58,12 @@ class StateDifference:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the table equals the truth."""
         return not (self.missing or self.extra or self.different or self.doubled)
 
 
 def compare_state(keys: Sequence[bytes], values: Sequence[bytes], expected: Truth) -> StateDifference:
-    """Rows of a table of the latest values against the truth.
+    """Compare the rows of a table of latest values.
 
     >>> expected = Truth(3, {b"a": b"1", b"b": b"2"}, ())
     >>> compare_state([b"a", b"a", b"c"], [b"0", b"0", b"3"], expected)
@@ -76,7 +82,7 @@ def compare_state(keys: Sequence[bytes], values: Sequence[bytes], expected: Trut
 
 @dataclass(frozen=True, slots=True)
 class HistoryDifference:
-    """A table of all changes against the truth, by offset; ``disordered`` are producers whose changes differ."""
+    """Differences of a table of all changes, by offset; ``disordered`` counts producers whose changes differ."""
 
     rows: int
     lost: int
@@ -85,12 +91,12 @@ class HistoryDifference:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the table equals the truth."""
         return not (self.lost or self.doubled or self.disordered)
 
 
 def compare_history(offsets: Iterable[int], stored: Iterable[Change], expected: Truth) -> HistoryDifference:
-    """Rows of a table of all changes, ordered by offset, against the truth: each offset once, each change in order."""
+    """Compare a table of all changes, ordered by offset: each offset once, each producer's changes in order."""
     counts = Counter(offsets)
     rows = counts.total()
     digests = [hashlib.sha256() for _ in expected.digests]
@@ -105,7 +111,7 @@ def compare_history(offsets: Iterable[int], stored: Iterable[Change], expected: 
 
 
 def folded(stored: Iterable[Change]) -> dict[bytes, bytes]:
-    """The latest value of each key, from changes in order: what a view over a table of changes would show."""
+    """The latest value of each key, from changes in order."""
     latest: dict[bytes, bytes] = {}
     for key, value in stored:
         if value is None:
@@ -113,3 +119,51 @@ def folded(stored: Iterable[Change]) -> dict[bytes, bytes]:
         else:
             latest[key] = value
     return latest
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The tables against the truth. ``naive_state`` is the latest value of each key in the naive table."""
+
+    keys: int
+    orders: StateDifference
+    history: HistoryDifference
+    naive: HistoryDifference
+    naive_state: StateDifference
+
+    @property
+    def exact(self) -> bool:
+        """Whether both tables that follow the log equal the truth."""
+        return self.orders.exact and self.history.exact
+
+    @property
+    def naive_exact(self) -> bool:
+        """Whether the naive table equals the truth by chance."""
+        return self.naive.exact and self.naive_state.exact
+
+
+def compare(folder: DemoFolder, expected: Truth) -> Comparison:
+    """Read all tables with ``deltalake`` alone and compare them with the truth."""
+    orders = _rows(folder.orders, "key", "value").to_pydict()
+    history = _rows(folder.history, "offset", "op", "key", "value").sort_by("offset")
+    naive = _rows(folder.naive, "offset", "op", "key", "value").sort_by("offset")
+    latest = folded(_changes(naive))
+    return Comparison(
+        keys=len(expected.latest),
+        orders=compare_state(orders["key"], orders["value"], expected),
+        history=compare_history(history["offset"].to_pylist(), _changes(history), expected),
+        naive=compare_history(naive["offset"].to_pylist(), _changes(naive), expected),
+        naive_state=compare_state(list(latest), list(latest.values()), expected),
+    )
+
+
+def _rows(table: str, *columns: str) -> pa.Table:
+    from deltalake import DeltaTable
+
+    return DeltaTable(table).to_pyarrow_table(columns=list(columns))
+
+
+def _changes(table: pa.Table) -> Iterator[Change]:
+    columns = (table[name].to_pylist() for name in ("op", "key", "value"))
+    for op, key, value in zip(*columns, strict=True):
+        yield key, value if op == Op.PUT else None

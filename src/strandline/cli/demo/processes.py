@@ -1,4 +1,4 @@
-"""The demo's processes: each in a session of its own, so that it can be ended whole; all end with their parent."""
+"""The demo's processes: each has its own session, so that it is killed with all its children."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import IO, Final, Self, cast
 
 from strandline.errors import StrandlineError
 
@@ -23,8 +22,8 @@ _ERROR: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w$]*(\.[\w$]+)*(Error|Exce
 _ERROR_NAME: Final = re.compile(r"^strandline\.errors\.\w+: ")
 
 
-class Child:
-    """A Python module run as a process. Its output goes to a file; its standard input is its leash."""
+class Process:
+    """A Python module run as a process. It writes to a file, and ends when its standard input is closed."""
 
     def __init__(self, name: str, module: str, arguments: list[str], output: Path) -> None:
         """Start it."""
@@ -38,38 +37,31 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also that of its session."""
-        return self._process.pid
+        self._stdin = cast("IO[bytes]", self._process.stdin)
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it has not ended."""
         return self._process.poll() is None
 
-    def tell(self, line: str) -> None:
-        """Write a line to its standard input; a child that has ended hears nothing."""
-        leash = self._process.stdin
-        if leash is not None:
-            with contextlib.suppress(BrokenPipeError):
-                leash.write(f"{line}\n".encode())
-                leash.flush()
+    def send(self, line: str) -> None:
+        """Write a line to its standard input; ignored if it has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(f"{line}\n".encode())
+            self._stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything it has started; returns when it is gone."""
-        if self.running:  # the number of a process that has ended may be another's by now
-            for group in {self.pid, *_groups_of_session(self.pid)}:
+        """Send SIGKILL to the whole session and wait for the process to end."""
+        if self.running:  # the id of an ended process may belong to another one
+            for group in {self._process.pid, *_groups_of_session(self._process.pid)}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
             self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
 
     def check(self) -> None:
-        """Raise what it said last if it has failed."""
+        """Raise its last error if it has failed."""
         code = self._process.poll()
         if code not in (None, 0):
             why = failure_in(self._output.read_text(errors="replace"))
@@ -80,7 +72,7 @@ class Child:
 
 
 def failure_in(printed: str) -> str:
-    """What a process that failed says of why, in one sentence: its last error, and no line of a trace."""
+    """The last error in a process's output, as one sentence without a stack trace."""
     lines = [line.rstrip() for line in printed.splitlines() if line.strip() and not _TRACE.match(line)]
     errors = [line for line in lines if _ERROR.match(line)]
     own = [line for line in errors if _ERROR_NAME.match(line)]
@@ -90,7 +82,7 @@ def failure_in(printed: str) -> str:
 
 
 def _groups_of_session(session: int) -> set[int]:
-    """The process groups of a session. Spark's Python workers leave their parent's group, but not its session."""
+    """The process groups of a session: Spark's Python workers leave their parent's group, but not its session."""
     groups = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):  # elsewhere than on Linux, workers end when their driver is gone
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -100,33 +92,32 @@ def _groups_of_session(session: int) -> set[int]:
     return groups
 
 
-class Family:
-    """All processes of one demo; leaving it, for whatever reason, ends those that still run."""
+class ProcessGroup:
+    """The processes of one demo. Leaving the block kills those that still run."""
 
     def __init__(self) -> None:
-        """Nobody yet."""
-        self._children: list[Child] = []
+        """An empty group."""
+        self._processes: list[Process] = []
 
-    def start(self, name: str, module: str, arguments: list[str], output: Path) -> Child:
+    def start(self, name: str, module: str, arguments: list[str], output: Path) -> Process:
         """Start a module as a process."""
-        child = Child(name, module, arguments, output)
-        self._children.append(child)
-        return child
+        process = Process(name, module, arguments, output)
+        self._processes.append(process)
+        return process
 
-    def forget(self, child: Child) -> None:
-        """This one was ended on purpose."""
-        self._children.remove(child)
+    def kill(self, process: Process) -> None:
+        """Kill a process, which is no failure."""
+        process.kill()
+        self._processes.remove(process)
 
     def check(self) -> None:
-        """Raise if one of them has failed."""
-        for child in self._children:
-            child.check()
+        """Raise the error of a process that has failed."""
+        for process in self._processes:
+            process.check()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for child in self._children:
-            child.kill()
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
