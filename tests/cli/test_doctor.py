@@ -12,7 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.doctor import command, machine, place
-from strandline.cli.doctor.lines import Line, Status
+from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import Requirement
 from strandline.cli.doctor.place import RACERS, Place, disk_line, log_lines
 from strandline.errors import StorageError, TransientStorageError
@@ -33,8 +33,8 @@ def said(store: PlainStore | FaultyStore, **options) -> dict[str, Line]:
     return {line.what: line for line in Place(store, **options).lines()}
 
 
-def statuses(lines: dict[str, Line]) -> dict[str, Status]:
-    return {what: line.status for what, line in lines.items() if line.status is not Status.OK}
+def statuses(lines: dict[str, Line]) -> dict[str, CheckStatus]:
+    return {what: line.status for what, line in lines.items() if line.status is not CheckStatus.OK}
 
 
 def test_a_good_store_is_well_and_is_left_as_it_was():
@@ -147,7 +147,7 @@ RACES = {"race to create", "race to replace"}
 )
 def test_a_store_that_breaks_a_promise_is_found_out(twin: Callable[[], PlainStore], problems: set[str]):
     lines = said(twin())
-    assert {what for what, status in statuses(lines).items() if status is Status.PROBLEM} == problems
+    assert {what for what, status in statuses(lines).items() if status is CheckStatus.PROBLEM} == problems
     for what in problems - {"list", "delete"}:
         assert "keep no log here" in lines[what].said
 
@@ -160,7 +160,7 @@ def test_a_store_that_permits_no_writing_is_a_problem_and_nothing_else_is_tried(
     store = FaultyStore(PlainStore())
     store.fail_next("put", error=StorageError("The store did not let us in: check the credentials."))
     lines = said(store)
-    assert statuses(lines) == {"write": Status.PROBLEM}
+    assert statuses(lines) == {"write": CheckStatus.PROBLEM}
     assert list(lines) == ["write"]
     assert "check the credentials" in lines["write"].said
 
@@ -170,7 +170,7 @@ def test_what_is_not_permitted_is_a_problem_and_the_rest_is_still_tried(name):
     store = FaultyStore(PlainStore())
     store.fail_next(name, error=StorageError("The store did not let us in."))
     lines = said(store)
-    assert list(statuses(lines).values()) == [Status.PROBLEM]
+    assert list(statuses(lines).values()) == [CheckStatus.PROBLEM]
     assert len(lines) == 9
 
 
@@ -178,27 +178,27 @@ def test_what_may_not_be_deleted_is_left_and_said():
     store = FaultyStore(PlainStore())
     store.fail_next("delete", times=99, error=StorageError("Deleting is not permitted."))
     lines = said(store)
-    assert statuses(lines) == {"delete": Status.PROBLEM, "cleaning up": Status.WARNING}
+    assert statuses(lines) == {"delete": CheckStatus.PROBLEM, "cleaning up": CheckStatus.WARNING}
 
 
 def test_a_store_that_fails_for_a_moment_is_not_judged():
     store = FaultyStore(PlainStore())
     store.fail_next("put_if", error=TransientStorageError("The store is away."))
     lines = said(store)
-    assert statuses(lines) == {CREATE: Status.WARNING}
+    assert statuses(lines) == {CREATE: CheckStatus.WARNING}
     assert "could not be found out" in lines[CREATE].said
 
 
 @pytest.mark.parametrize(
     ("off", "status", "which"),
     [
-        (0, Status.OK, "within"),
-        (4, Status.OK, "off"),
-        (90, Status.WARNING, "behind"),
-        (-90, Status.WARNING, "ahead of"),
+        (0, CheckStatus.OK, "within"),
+        (4, CheckStatus.OK, "off"),
+        (90, CheckStatus.WARNING, "behind"),
+        (-90, CheckStatus.WARNING, "ahead of"),
     ],
 )
-def test_a_clock_that_is_far_off_the_store_s_is_a_warning(off: int, status: Status, which: str):
+def test_a_clock_that_is_far_off_the_store_s_is_a_warning(off: int, status: CheckStatus, which: str):
     ours = ManualClock()
     theirs = ManualClock(now=ours.now() + off * 1_000_000 + 1)
     line = said(PlainStore(clock=theirs), clock=ours)["clock"]
@@ -221,22 +221,22 @@ def log_said(store: PlainStore, clock: ManualClock) -> dict[str, Line]:
 
 def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
     clock, store = ManualClock(), PlainStore()
-    assert log_said(store, clock)["log"] == Line(Status.OK, "log", f"there is none at {store.url} yet")
+    assert log_said(store, clock)["log"] == Line(CheckStatus.OK, "log", f"there is none at {store.url} yet")
     log = open_log(store, create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
     append(log, b"a", number=0)
     log.create_slot("billing", 0)
     assert statuses(log_said(store, clock)) == {}
     clock.advance(2 * 86400)
-    assert statuses(log_said(store, clock)) == {"collection": Status.WARNING}
+    assert statuses(log_said(store, clock)) == {"collection": CheckStatus.WARNING}
     for _ in range(2):
         log.trim()
         clock.advance(31)
     log.trim()
     lines = log_said(store, clock)
-    assert statuses(lines) == {"slots": Status.WARNING}
+    assert statuses(lines) == {"slots": CheckStatus.WARNING}
     assert "'billing'" in lines["slots"].said
     store.put("head", b"")
-    assert statuses(log_said(store, clock)) == {"log": Status.PROBLEM}
+    assert statuses(log_said(store, clock)) == {"log": CheckStatus.PROBLEM}
 
 
 def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much():
@@ -248,15 +248,19 @@ def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much
     log.trim()
     clock.set_wall(clock.now() - 365 * 86400 * 1_000_000)
     told = [line for line in log_lines(store, clock=clock) if line.what == "times"]
-    assert {line.status for line in told} == {Status.WARNING}
+    assert {line.status for line in told} == {CheckStatus.WARNING}
     assert all("365 d ahead of this machine's clock" in line.said for line in told)
     assert ["a collector's" in told[0].said, "a producer's" in told[1].said, "Slot 'billing'" in told[2].said] == [
         True
     ] * 3
 
 
-@pytest.mark.parametrize(("free", "status"), [(1 << 40, Status.OK), (1 << 29, Status.WARNING), (1, Status.PROBLEM)])
-def test_a_disk_that_is_nearly_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: Status):
+@pytest.mark.parametrize(
+    ("free", "status"), [(1 << 40, CheckStatus.OK), (1 << 29, CheckStatus.WARNING), (1, CheckStatus.PROBLEM)]
+)
+def test_a_disk_that_is_nearly_full_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: CheckStatus
+):
     usage = place.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(place.shutil, "disk_usage", lambda _: usage._replace(free=free))
     line = disk_line(f"file://{tmp_path}/not/there/yet")
@@ -274,24 +278,24 @@ GONE = Requirement("no-such-package-anywhere", "", "delta")
 
 
 def test_packages_that_are_missing_or_of_another_version_are_a_problem():
-    assert machine.packages([HERE]).status is Status.OK
+    assert machine.packages([HERE]).status is CheckStatus.OK
     for wrong in (OLD, GONE):
         line = machine.packages([HERE, wrong])
-        assert line.status is Status.PROBLEM
+        assert line.status is CheckStatus.PROBLEM
         assert wrong.name in line.said
 
 
 @pytest.mark.parametrize(
     ("needed", "status", "told"),
     [
-        ([HERE], Status.OK, "pyarrow"),
-        ([GONE], Status.OK, "pip install 'strandline[delta]'"),
-        ([HERE, GONE], Status.WARNING, "no-such-package-anywhere"),
-        ([OLD], Status.WARNING, "needs <2"),
+        ([HERE], CheckStatus.OK, "pyarrow"),
+        ([GONE], CheckStatus.OK, "pip install 'strandline[delta]'"),
+        ([HERE, GONE], CheckStatus.WARNING, "no-such-package-anywhere"),
+        ([OLD], CheckStatus.WARNING, "needs <2"),
     ],
 )
 def test_an_extra_may_be_there_or_not_and_half_of_one_is_a_warning(
-    needed: list[Requirement], status: Status, told: str
+    needed: list[Requirement], status: CheckStatus, told: str
 ):
     line = machine.of_extra("delta", "Delta tables", needed)
     assert line.status is status
@@ -307,14 +311,14 @@ def test_what_the_package_needs_is_read_from_its_own_description():
 @pytest.mark.parametrize(
     ("printed", "status", "told"),
     [
-        ('openjdk version "17.0.9" 2023-10-17', Status.OK, "17 at"),
-        ('openjdk version "21" 2023-09-19', Status.OK, "21 at"),
-        ('java version "1.8.0_381"', Status.PROBLEM, "Spark needs 17 or 21"),
-        ("nothing of the kind", Status.PROBLEM, "does not say its version"),
+        ('openjdk version "17.0.9" 2023-10-17', CheckStatus.OK, "17 at"),
+        ('openjdk version "21" 2023-09-19', CheckStatus.OK, "21 at"),
+        ('java version "1.8.0_381"', CheckStatus.PROBLEM, "Spark needs 17 or 21"),
+        ("nothing of the kind", CheckStatus.PROBLEM, "does not say its version"),
     ],
 )
 def test_java_has_to_be_one_that_spark_runs_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, status: Status, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, status: CheckStatus, told: str
 ):
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
@@ -328,8 +332,8 @@ def test_java_has_to_be_one_that_spark_runs_on(
 
 def test_a_missing_java_is_a_problem_only_where_spark_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert machine.java(wanted=True).status is Status.PROBLEM
-    assert machine.java(wanted=False).status is Status.OK
+    assert machine.java(wanted=True).status is CheckStatus.PROBLEM
+    assert machine.java(wanted=False).status is CheckStatus.OK
 
 
 # --- the command -----------------------------------------------------------------------------------------------
@@ -337,7 +341,7 @@ def test_a_missing_java_is_a_problem_only_where_spark_is_installed(tmp_path: Pat
 
 @pytest.fixture
 def _healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "machine", lambda: iter([Line(Status.OK, "Python", "fine")]))
+    monkeypatch.setattr(command, "machine", lambda: iter([Line(CheckStatus.OK, "Python", "fine")]))
 
 
 @pytest.mark.usefixtures("_healthy")
@@ -362,7 +366,7 @@ def test_a_log_is_as_it_was_after_the_doctor_has_been(run: Run, log: str) -> Non
 def test_a_problem_ends_with_status_1_and_a_warning_does_not(
     run: Run, monkeypatch: pytest.MonkeyPatch, status: str, code: int
 ) -> None:
-    found = [Line(Status.OK, "Python", "fine"), Line(Status(status), "Java", "Do something.")]
+    found = [Line(CheckStatus.OK, "Python", "fine"), Line(CheckStatus(status), "Java", "Do something.")]
     monkeypatch.setattr(command, "machine", lambda: iter(found))
     done = run("doctor", "--json")
     assert done.exit_code == code

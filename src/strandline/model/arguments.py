@@ -34,7 +34,7 @@ LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
 
 
-class Kind(NamedTuple):
+class ArgumentKind(NamedTuple):
     """What an argument may be: whether a value is that, and how a sentence says it."""
 
     admits: Callable[[Any], bool]
@@ -58,26 +58,28 @@ def _either(names: Iterable[str]) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
-def whole(least: int = 0, most: int = LARGEST_NUMBER) -> Kind:
+def whole(least: int = 0, most: int = LARGEST_NUMBER) -> ArgumentKind:
     """Whole numbers within these bounds; no truth values."""
 
     def admits(value: Any) -> bool:
         return isinstance(value, int) and value is not True and value is not False and least <= value <= most
 
-    return Kind(admits, f"a whole number from {least} up to {most}")
+    return ArgumentKind(admits, f"a whole number from {least} up to {most}")
 
 
-def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = None) -> Kind:
+def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = None) -> ArgumentKind:
     """Times in seconds within these bounds: no truth value, not NaN."""
 
     def admits(value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and least <= value <= most and (above is None or value > above)
 
-    return Kind(admits, f"a number of seconds {f'from {least}' if above is None else f'above {above}'} up to {most}")
+    return ArgumentKind(
+        admits, f"a number of seconds {f'from {least}' if above is None else f'above {above}'} up to {most}"
+    )
 
 
-def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = False) -> Kind:
+def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = False) -> ArgumentKind:
     """Texts of so many characters that can be written as UTF-8."""
 
     def admits(value: Any) -> bool:
@@ -85,27 +87,27 @@ def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = F
         return is_so_long and _is_writable(value)
 
     lengths = ("" if most is None else f" of up to {most} characters") + (" that is not empty" if least else "")
-    return Kind(admits, f"text{lengths}", is_secret)
+    return ArgumentKind(admits, f"text{lengths}", is_secret)
 
 
-def anything(told: str) -> Kind:
+def anything(told: str) -> ArgumentKind:
     """Whatever it is: the call itself says what it cannot take."""
-    return Kind(lambda _: True, told)
+    return ArgumentKind(lambda _: True, told)
 
 
-def one_of(*values: object) -> Kind:
+def one_of(*values: object) -> ArgumentKind:
     """Exactly one of these."""
     kinds = tuple(type(value) for value in values)
-    return Kind(lambda value: type(value) in kinds and value in values, _either(map(repr, values)))
+    return ArgumentKind(lambda value: type(value) in kinds and value in values, _either(map(repr, values)))
 
 
-def instance(kind: type) -> Kind:
+def instance(kind: type) -> ArgumentKind:
     """Instances of a class; of a protocol, whatever has one of its methods and is nothing of Python's own.
 
     A caller may leave out what is never asked of his: a reader that only lists is enough for a resync.
     """
     if not getattr(kind, "_is_protocol", False):
-        return Kind(lambda value: isinstance(value, kind), _a(kind.__name__))
+        return ArgumentKind(lambda value: isinstance(value, kind), _a(kind.__name__))
     bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if name[0] != "_"}
 
@@ -116,7 +118,7 @@ def instance(kind: type) -> Kind:
         is_proxy = hasattr(own, "__getattr__")
         return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
 
-    return Kind(admits, _a(kind.__name__))
+    return ArgumentKind(admits, _a(kind.__name__))
 
 
 Positive = Annotated[int, whole(1)]
@@ -129,20 +131,20 @@ Named = Annotated[str, text(1)]
 Prose = Annotated[str, text(most=None)]
 Secret = Annotated[str, text(is_secret=True)]
 
-_PLAIN: Final[dict[Any, Kind]] = {
+_PLAIN: Final[dict[Any, ArgumentKind]] = {
     NoneType: one_of(None),
     bool: one_of(True, False),
     int: whole(),
     float: seconds(),
     str: text(),
-    bytes: Kind(lambda value: isinstance(value, bytes | bytearray | memoryview), "bytes"),
-    PathLike: Kind(lambda value: isinstance(value, PathLike), "a path object"),
-    Callable: Kind(callable, "a function"),
-    type: Kind(inspect.isclass, "a class"),
+    bytes: ArgumentKind(lambda value: isinstance(value, bytes | bytearray | memoryview), "bytes"),
+    PathLike: ArgumentKind(lambda value: isinstance(value, PathLike), "a path object"),
+    Callable: ArgumentKind(callable, "a function"),
+    type: ArgumentKind(inspect.isclass, "a class"),
 }
 
 
-def kind_of(hint: Any) -> Kind | None:  # noqa: PLR0911 - one answer for each form of an annotation
+def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for each form of an annotation
     """What an annotation admits; None for anything at all.
 
     >>> kind_of(Literal["now"] | int | None).told
@@ -154,7 +156,9 @@ def kind_of(hint: Any) -> Kind | None:  # noqa: PLR0911 - one answer for each fo
     if (plain := _PLAIN.get(NoneType if hint is None else origin or hint)) is not None:
         return plain
     if origin is Annotated:
-        return next((extra for extra in hint.__metadata__ if isinstance(extra, Kind)), None) or kind_of(parameters[0])
+        return next((extra for extra in hint.__metadata__ if isinstance(extra, ArgumentKind)), None) or kind_of(
+            parameters[0]
+        )
     if origin is Literal:
         return one_of(*parameters)
     if origin in (Union, UnionType):
@@ -164,7 +168,7 @@ def kind_of(hint: Any) -> Kind | None:  # noqa: PLR0911 - one answer for each fo
     return instance(hint) if isinstance(hint, type) and hint not in (object, Any) else None
 
 
-def _union(kinds: Sequence[Kind | None]) -> Kind | None:
+def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return None
@@ -176,22 +180,26 @@ def _union(kinds: Sequence[Kind | None]) -> Kind | None:
                 return True
         return False
 
-    return Kind(
+    return ArgumentKind(
         admits,
         _either(kind.told.replace(" or ", ", ") for kind in known),
         any(kind.is_secret for kind in known),
     )
 
 
-def _container(origin: type, parameters: tuple[Any, ...]) -> Kind:
+def _container(origin: type, parameters: tuple[Any, ...]) -> ArgumentKind:
     if origin is tuple and Ellipsis not in parameters:
         kinds = [kind_of(parameter) for parameter in parameters]
         told = f"a tuple of {' and '.join(map(_told, kinds))}"
-        return Kind(lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), told)
+        return ArgumentKind(
+            lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), told
+        )
     if origin is Mapping:
         items = [kind_of(Prose if parameter is str else parameter) for parameter in parameters]
         told = f"a mapping of {' to '.join(map(_told, items))}"
-        return Kind(lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), told)
+        return ArgumentKind(
+            lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), told
+        )
     if not issubclass(origin, Iterable):
         return instance(origin)
     names = kind_of(str) if parameters == (str,) else None
@@ -200,14 +208,14 @@ def _container(origin: type, parameters: tuple[Any, ...]) -> Kind:
         is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
         return is_one and (names is None or all(map(names.admits, value)))
 
-    return Kind(admits, f"{_a(origin.__name__.lower())} of {_told(names)}")
+    return ArgumentKind(admits, f"{_a(origin.__name__.lower())} of {_told(names)}")
 
 
-def _told(kind: Kind | None) -> str:
+def _told(kind: ArgumentKind | None) -> str:
     return "values" if kind is None else kind.told
 
 
-def _all(kinds: Iterable[Kind | None], values: Iterable[Any]) -> bool:
+def _all(kinds: Iterable[ArgumentKind | None], values: Iterable[Any]) -> bool:
     return all(kind is None or kind.admits(value) for kind, value in zip(kinds, values, strict=True))
 
 
@@ -250,8 +258,8 @@ def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = (
 
 
 def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-    kinds: dict[str, Kind] = {}
-    positional: list[tuple[str, Kind | None]] = []
+    kinds: dict[str, ArgumentKind] = {}
+    positional: list[tuple[str, ArgumentKind | None]] = []
     is_known = False
 
     @functools.wraps(call)
@@ -271,7 +279,9 @@ def _checked(call: Callable[..., Any], name: str) -> Callable[..., Any]:
     return at_the_door
 
 
-def _learn(call: Callable[..., Any], kinds: dict[str, Kind], positional: list[tuple[str, Kind | None]]) -> None:
+def _learn(
+    call: Callable[..., Any], kinds: dict[str, ArgumentKind], positional: list[tuple[str, ArgumentKind | None]]
+) -> None:
     hints = inspect.get_annotations(inspect.unwrap(call), eval_str=True)
     found = []
     for parameter in inspect.signature(call).parameters.values():

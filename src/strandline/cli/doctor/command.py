@@ -14,14 +14,14 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
-from strandline.cli.doctor.lines import Line, Status
+from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
 from strandline.cli.targets import local_folder
 from strandline.storage.urls import open_store
 
-_STYLES: Final = {Status.OK: "green", Status.WARNING: "bold yellow", Status.PROBLEM: "bold red"}
-_WORST_FIRST: Final = (Status.PROBLEM, Status.WARNING, Status.OK)
+_STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARNING: "bold yellow", CheckStatus.PROBLEM: "bold red"}
+_WORST_FIRST: Final = (CheckStatus.PROBLEM, CheckStatus.WARNING, CheckStatus.OK)
 
 
 @guarded
@@ -53,7 +53,7 @@ def doctor(
     worst = next(status for status in _WORST_FIRST if status in {line.status for line in found})
     if json:
         show.document({"status": worst, "lines": [asdict(line) for line in found]})
-    if worst is Status.PROBLEM:
+    if worst is CheckStatus.PROBLEM:
         raise typer.Exit(1)
 
 

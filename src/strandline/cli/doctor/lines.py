@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """How something is."""
 
     OK = "ok"
@@ -18,21 +18,21 @@ class Status(StrEnum):
 class Line:
     """One thing that was looked at, how it is, and one sentence: what was found, and what to do if it is not well."""
 
-    status: Status
+    status: CheckStatus
     what: str
     said: str
 
 
 def ok(what: str, said: str) -> Line:
     """It is well."""
-    return Line(Status.OK, what, said)
+    return Line(CheckStatus.OK, what, said)
 
 
 def warning(what: str, said: str) -> Line:
     """It works, and somebody should look at it."""
-    return Line(Status.WARNING, what, said)
+    return Line(CheckStatus.WARNING, what, said)
 
 
 def problem(what: str, said: str) -> Line:
     """It does not work, or cannot be relied on."""
-    return Line(Status.PROBLEM, what, said)
+    return Line(CheckStatus.PROBLEM, what, said)

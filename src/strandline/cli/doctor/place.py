@@ -11,7 +11,7 @@ from threading import Barrier
 from typing import Final
 
 from strandline.cli import output as show
-from strandline.cli.doctor.lines import Line, Status, ok, problem, warning
+from strandline.cli.doctor.lines import CheckStatus, Line, ok, problem, warning
 from strandline.cli.targets import is_free, local_folder, need
 from strandline.cli.targets import look as look_into
 from strandline.errors import (
@@ -71,7 +71,7 @@ class Place:
             for what, look in looks:
                 line = self._tried(what, look)
                 yield line
-                if what == "write" and line.status is Status.PROBLEM:
+                if what == "write" and line.status is CheckStatus.PROBLEM:
                     return  # the rest would only say the same
         finally:
             left = self._clean()

@@ -107,14 +107,14 @@ def damaged(error: Exception, where: str) -> CorruptData:
     return CorruptData(f"{where} is damaged: {(str(error).splitlines() or [repr(error)])[0][:200]}.")
 
 
-class Announced(NamedTuple):
+class BatchHeader(NamedTuple):
     """What the header of a record batch says of it."""
 
     rows: int
     is_compressed: bool
 
 
-def announced(message: pa.Message, where: str) -> Announced:
+def announced(message: pa.Message, where: str) -> BatchHeader:
     """What a record batch says of itself; ``CorruptData`` if that makes no sense. Reads the header alone."""
     try:
         return _announced(*_batch_header(message), where)
@@ -127,12 +127,12 @@ def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
     return table, follow(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
 
 
-def _announced(table: memoryview, batch: int, where: str) -> Announced:
+def _announced(table: memoryview, batch: int, where: str) -> BatchHeader:
     length = find_field(table, batch, _BATCH_LENGTH)
     rows = 0 if length is None else read_number(table, length, "q")
     if rows < 0:
         raise CorruptData(f"{where} is damaged: it announces {rows} records.")
-    return Announced(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None)
+    return BatchHeader(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None)
 
 
 def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:

@@ -170,7 +170,7 @@ class ByteRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """A row group: what can be read by itself. All of its records are of one term."""
 
     number: int
@@ -210,12 +210,12 @@ class SegmentTail:
     def __len__(self) -> int:
         return len(self._firsts)
 
-    def group(self, number: int) -> Group:
+    def group(self, number: int) -> RowGroup:
         """One row group."""
         first = self._firsts[number]
         last = number + 1 == len(self._firsts)
         terms = self.facts.terms
-        return Group(
+        return RowGroup(
             number,
             first,
             self.facts.end + 1 if last else self._firsts[number + 1],

@@ -16,7 +16,7 @@ from strandline.formats.checksum import crc32c
 from strandline.formats.segment.file import (
     LISTED,
     ByteRange,
-    Group,
+    RowGroup,
     Seal,
     SegmentFacts,
     SegmentTail,
@@ -143,7 +143,7 @@ def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
     return tail.facts
 
 
-def _check_group(store: ObjectStore, path: str, tail: SegmentTail, group: Group) -> None:
+def _check_group(store: ObjectStore, path: str, tail: SegmentTail, group: RowGroup) -> None:
     names = [*READ_SCHEMA.names, LISTED]
     first = group.first
     for batch in decode_group(tail, group.number, names, _fetch(store, path, tail.ranges(group.number, names))):
