@@ -129,13 +129,13 @@ from strandline.node.flight.json_messages import (
 from strandline.node.flight.security import Tokens
 from strandline.node.messages import (
     Commit,
+    ElectionReport,
     Member,
+    NodeStatus,
     NotRequired,
     Reached,
     Registration,
-    Report,
     Rewind,
-    Status,
     TimedOut,
     Topology,
 )
@@ -487,8 +487,8 @@ _ANSWERS: dict[str, tuple[Any, ...]] = {
         read_resume,
         *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
     ),
-    "report": (read_report, write_report(Report("a", 1, 1, 5, 4, "it is ill"))),
-    "status": (read_status, write_status(Status("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
+    "report": (read_report, write_report(ElectionReport("a", 1, 1, 5, 4, "it is ill"))),
+    "status": (read_status, write_status(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
     "commit": (
         read_commit,
         *(

@@ -163,12 +163,12 @@ BROKEN = {
     "drop the failed batch": (
         {"engine": twins.DropsTheFailedBatch, "budget": Budget(writes=2, failures=1), "at_rest": False},
         "holds something else than the source did there",
-        "Store Range",
+        "StoreBatch AppliedRange",
     ),
     "put the failed batch behind": (
         {"engine": twins.PutsTheFailedBatchBehind, "budget": Budget(writes=2, failures=1)},
         "holds something else than the source did there",
-        "Store Range",
+        "StoreBatch AppliedRange",
     ),
     "resume from memory": (
         {"watch": twins.ResumesFromMemory, "budget": Budget(writes=2, crashes=1)},
@@ -193,17 +193,17 @@ BROKEN = {
     "no sweep": (
         {"engine": twins.DoesNotSweep, "budget": Budget(writes=2, trims=1)},
         "holds something else than the source did there",
-        "Store EndResync",
+        "StoreBatch EndResync",
     ),
     "removals are not applied": (
         {"engine": twins.AppliesNoRemovals, "budget": Budget(writes=1, trims=1)},
         "what apply holds is not in step with the source",
-        "Report",
+        "ReportCursor",
     ),
     "a resync is ended twice": (
         {"watch": twins.EndsAResyncTwice, "budget": Budget(writes=1, trims=1, failures=1)},
         "The store refuses a write",
-        "Store EndResync",
+        "StoreBatch EndResync",
     ),
     "the flag is not durable": (
         {"store": twins.KeepsTheFlagInMemory, "budget": Budget(writes=1, trims=1, crashes=1)},
