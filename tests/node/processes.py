@@ -285,7 +285,7 @@ class ClusterOfProcesses:
         return self.leader()
 
     def _knows(self, name: str) -> set[str]:
-        home = self.node_folder(name)
+        home = self.node_state(name)
         return {name, home.primary, *(peer.name for peer in home.peers)}
 
     def kill(self, *names: str) -> None:
@@ -397,14 +397,14 @@ class ClusterOfProcesses:
 
         self.until(look, "all agree")
 
-    def home(self, name: str) -> NodeState:
+    def node_state(self, name: str) -> NodeState:
         """What a node remembers."""
         path = self.folder / name / "node.json"
         return decode_node(path.read_bytes(), str(path))
 
     def data(self, name: str) -> str:
         """The folder of a node's copy of the log."""
-        return str(self.folder / name / f"data-{self.node_folder(name).generation:08d}")
+        return str(self.folder / name / f"data-{self.node_state(name).generation:08d}")
 
     def quarantine(self, name: str) -> list[Path]:
         """What a node has set aside."""

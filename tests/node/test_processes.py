@@ -133,7 +133,7 @@ def test_replicas_that_are_killed_while_they_apply_lose_nothing_and_need_no_boot
                 recorder.more(20)  # the other one and the primary are enough
             cluster.start(victim)
     check(cluster, recorder)
-    assert {cluster.node_folder(name).generation for name in cluster.names} == {1}
+    assert {cluster.node_state(name).generation for name in cluster.names} == {1}
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
@@ -193,7 +193,7 @@ class TestBootstrap:
         # more than the snapshot is sent in a bootstrap that nothing disturbs, too.
         sent = line.passed["down"] - before
         assert sent < self.SIZE - had + self.SPOILED + self.BATCH + MIB
-        assert cluster.node_folder("b").generation == 1
+        assert cluster.node_state("b").generation == 1
 
     def test_a_piece_that_does_not_arrive_as_it_was_sent_is_brought_over_again(self, pair):
         cluster, recorder = pair
@@ -341,7 +341,7 @@ class TestACopyThatDiverged:
         cluster.settled()
         assert cluster.status("b").trouble is None
         check(cluster, recorder)
-        assert cluster.node_folder("b").generation == 2
+        assert cluster.node_state("b").generation == 2
 
 
 class TestWallClocksThatJump:
@@ -370,7 +370,7 @@ class TestWallClocksThatJump:
         assert cluster.leader() == leader
         assert cluster.status(leader).term == 1
         check(cluster, recorder)
-        assert {cluster.node_folder(name).generation for name in cluster.names} == {1}
+        assert {cluster.node_state(name).generation for name in cluster.names} == {1}
 
     def test_do_not_take_a_silent_replica_for_idle_which_goes_on_from_its_copy_and_lacks_nothing(self, start):
         cluster = start(names="ab", policy="local", max_idle=3600)
@@ -394,7 +394,7 @@ class TestWallClocksThatJump:
             cluster.settled()
             recorder.more()
         assert not cluster.logged(leader, "(idle-timeout)")
-        assert cluster.node_folder("b").generation == 1, "it has not bootstrapped again"
+        assert cluster.node_state("b").generation == 1, "it has not bootstrapped again"
         check(cluster, recorder)
 
 
