@@ -172,6 +172,19 @@ class TestFollowing:
         assert behind(since, log.plan(since)[-1]) == Cursor(log.log_id, 2, 4)
 
 
+def test_the_term_before_the_start_is_known_though_its_file_goes_while_it_is_looked_up(tmp_path, monkeypatch):
+    with opened(tmp_path / "log") as log:
+        grow(log, [2] * 5)
+        catalog, frames = log._catalog, log._catalog.frames
+
+        def trimmed_first(*range_: int) -> object:
+            log.trim(5)
+            return frames(*range_)
+
+        monkeypatch.setattr(catalog, "frames", trimmed_first)
+        assert catalog.term_before(5) == 2
+
+
 class TestBatches:
     @pytest.mark.parametrize("where", ["memory", "disk", "pickled"])
     def test_a_span_gives_its_frame_as_it_was_written(self, tmp_path, where):

@@ -172,7 +172,12 @@ class Catalog:
         """
         if first in self.firsts:
             return self._lead(first).term or None
-        return next(self.frames(first - 1, first)).term
+        try:
+            return next(self.frames(first - 1, first)).term
+        except NotFound:
+            if first not in self.firsts:
+                raise
+            return self._lead(first).term or None  # a trim began a file there meanwhile, and deleted the one before it
 
     def end_of_term(self, term: int, start: int, end: int) -> int:
         """The first offset from about ``start`` on of a frame of a term above this one; ``end`` if there is none."""
