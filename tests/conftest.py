@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
@@ -24,6 +25,10 @@ pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUIT
 # that tests interrupt would not hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes, or takes to be made, says more of the machine than of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -166,7 +166,7 @@ class TestTheBytes:
 
     def test_a_location_that_leads_elsewhere_is_damage(self):
         data = PointerCodec().encode(STATE).replace(b"payloads/0000000000000002/", b"payloads/../elsewhere/")
-        with pytest.raises(CorruptData, match="cannot be a payload"):
+        with pytest.raises(CorruptData, match="is no payload or hash"):
             PointerCodec().decode(data, "x")
 
 
@@ -809,7 +809,7 @@ class TestRaces:
             listed = {gone.location for gone in state.superseded} | (
                 {state.current.location} if state.current else set()
             )
-            return pointer.Sweep((), tuple(location for location in there if location not in listed))
+            return pointer.SnapshotSweep((), tuple(location for location in there if location not in listed))
 
         monkeypatch.setattr(artifacts, "give_up", lambda state, _: state)
         monkeypatch.setattr(artifacts, "plan_sweep", by_age)

@@ -342,7 +342,7 @@ def impatient(monkeypatch):
 @pytest.fixture
 def far(kv, line) -> Iterator[NatsKeyValue]:
     """The same bucket through a line that the test may break."""
-    with NatsKeyValue.connect(line.url, kv._bucket, timeout=0.5, prefetch=64) as far:
+    with NatsKeyValue.connect(line.url, kv._bucket, timeout=2.0, prefetch=64) as far:
         yield far
 
 

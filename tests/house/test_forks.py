@@ -489,7 +489,7 @@ def artifacts(folder: Path) -> Iterator[Opened]:
             "newest": published.newest,
             "lease": lambda: published.lease("me"),
             "export": lambda: published.export(store, scratch=str(folder / "scratch")),
-            "prune": published.prune,
+            "trim": published.trim,
         }
         yield Opened(calls, goes_on)
 

@@ -198,7 +198,7 @@ def prune_beside_an_append(folder):
         disk.hold()
         appended = pool.submit(lambda: log.append_value(payload(3)).result(SOON))
         assert disk.waiting.wait(SOON)
-        pruned = pool.submit(log.prune, 3)
+        pruned = pool.submit(log.trim, 3)
         with contextlib.suppress(TimeoutError):
             pruned.result(0.3)  # as far as it gets by itself: not through the sync, unless it takes no lock
         disk.release()

@@ -218,7 +218,7 @@ def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kin
         return answer
 
     reader._registry.current = looked
-    assert reader.listed_since(0, log._seam()) == segments[2].start
+    assert reader.listed_since(0, log._hot_start()) == segments[2].start
     assert len(looks) == 2
 
 
