@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.errors import Fenced
 from strandline.followers.committer import begin
 from strandline.followers.run import follow
 from strandline.log import heartbeat
@@ -226,3 +228,29 @@ def test_a_log_that_does_not_tell_its_limits_gets_heartbeats(clock: ManualClock)
     with SlotHeartbeat(slot, object(), clock=clock):
         clock.advance(60)
         wait_for(lambda: slot.touched == 1)
+
+
+@pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
+def test_of_two_newcomers_that_claim_a_slot_at_the_same_time_one_goes_on(
+    log: ObjectLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    """Both have stored the range or found it stored, and neither has claimed the slot yet."""
+    newcomers = {
+        name: begin(log, sl.DeltaSink(tmp_path / "table", mode="append"), "billing", start="beginning", holder=name)
+        for name in ("first", "second")
+    }
+    records, end = pa.Table.from_batches(log.read(0)), log.end()
+    claim, (outer, inner) = log.claim_slot, order
+
+    def claim_after_another(name: str, holder: str) -> Any:
+        monkeypatch.setattr(log, "claim_slot", claim)
+        newcomers[inner].apply(records, since=newcomers[inner].start, upto=end)
+        return claim(name, holder)
+
+    monkeypatch.setattr(log, "claim_slot", claim_after_another)
+    newcomers[outer].apply(records, since=newcomers[outer].start, upto=end)
+    newcomers[outer].check_holder()
+    newcomers[outer].advance(end)
+    with pytest.raises(Fenced):
+        newcomers[inner].check_holder()
+    assert [(slot.position, slot.holder) for slot in log.slots()] == [(end.next, outer)]
