@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Protocol, Self, final, runtime_checkable
 
 from strandline.errors import StorageError, StrandlineError
@@ -154,9 +153,7 @@ class SlotHeartbeat:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def halt(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
-from types import TracebackType
 from typing import Final, NamedTuple, Self, final
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import Op, RecordSource, record_batch
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 
 
@@ -64,7 +64,7 @@ class LsnHandle:
 
 @final
 @checked
-class WriteAheadLog:
+class WriteAheadLog(Closing):
     """A durable log of payloads on this machine's disk: an append that returned is never lost, whatever the power does.
 
     Records are numbered by lsn, from 1 on, without a gap; 0 stands for "nothing". :attr:`log` is the same log with
@@ -127,13 +127,8 @@ class WriteAheadLog:
         return f"WriteAheadLog({self.log.folder!r})"
 
     def __enter__(self) -> Self:
-        self.log.__enter__()
+        self.log.__enter__()  # refuses a forked child
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Make everything durable that was appended, and let go of the log; closing twice is fine."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -56,6 +55,7 @@ from strandline.model.slots import NEWCOMER_SECONDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
@@ -133,7 +133,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
 
 @bound_to_process(keep=("log_id", "url"))
 @checked
-class ObjectLog:
+class ObjectLog(Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
     def __init__(
@@ -153,14 +153,6 @@ class ObjectLog:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self._store, self._identity))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Nothing: it holds nothing open. With a cold tier it does, and who opens either kind can close it."""

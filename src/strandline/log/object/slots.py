@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Annotated, Final, Self
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, SlotInvalid
@@ -302,9 +301,7 @@ class Hold:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 from uuid import UUID
 
 from strandline.errors import (
@@ -30,6 +30,7 @@ from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.addresses import refuse_credentials
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
@@ -97,7 +98,7 @@ class _Sender:
 
 @bound_to_process(keep=("partition_count",))
 @final
-class KafkaTopic:
+class KafkaTopic(Closing):
     """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
     A publish returns when all in-sync replicas have the message; what is sent again after a lost answer is appended
@@ -358,9 +359,3 @@ class KafkaTopic:
             subscription.close()
         if sender is not None:
             sender.close(self._timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, final
 from uuid import UUID, uuid5
 
 from strandline.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
@@ -23,6 +22,7 @@ from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -37,7 +37,7 @@ _IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 
 @bound_to_process(keep=("partition_count",))
 @final
-class LogTopic:
+class LogTopic(Closing):
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
     A payload is a record's value. What is published at once is one batch of the log, so that nothing is in between.
@@ -76,14 +76,6 @@ class LogTopic:
         self._subscriptions: frozenset[LogTopicSubscription] = frozenset()
         self._closed = False
         self._origin = Origin(f"The topic of {self._logs[0]!r}", self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def partition_count(self) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import LogClosed
@@ -40,6 +39,7 @@ from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, as_retention
 from strandline.model.slots import NEWCOMER_SECONDS, InvalidReason, SlotState
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, boot_id
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import make_own_folder, sync_name
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
@@ -54,7 +54,7 @@ PENDING_BYTES: Final = 64 << 20
 @bound_to_process(keep=("log_id", "folder", "disk", "clock"))
 @final
 @checked(own=("view", "newest", "ahead", "wait", "wait_past"))
-class WalLog(WalReading):
+class WalLog(WalReading, Closing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
@@ -202,14 +202,6 @@ class WalLog(WalReading):
 
     def __repr__(self) -> str:
         return f"WalLog({self._folder!r}, log_id={self._log_id})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- appending ---------------------------------------------------------------------------------------------
 

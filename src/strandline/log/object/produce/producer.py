@@ -6,7 +6,6 @@ import asyncio
 import warnings
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from strandline.errors import InvalidInput
@@ -34,6 +33,7 @@ from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
 from strandline.storage.clock import Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _LARGE: Final = 1 << 14
@@ -55,7 +55,7 @@ _TYPES: Final = "Keys and values are bytes or None: encode text first."
 
 @bound_to_process(own=("append", "produce"))
 @checked(own=("append", "produce"))
-class Producer:
+class Producer(Closing):
     """Appends records. A handle that resolves means: durable, and listed in the log, once.
 
     Records of one producer are listed in the order of the calls, also over threads. A batch is closed at
@@ -251,20 +251,10 @@ class Producer:
         finally:
             self._dropped.detach()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     @property
