@@ -17,7 +17,7 @@ from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
-from strandline.model.store import Store
+from strandline.model.sink import Store
 
 _UPDATES = 300_000
 _KEYS = 10_000

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from strandline.model.keyed import Prefix as Prefix
     from strandline.model.records import Op as Op
     from strandline.model.sink import Sink as Sink
-    from strandline.model.store import Store as Store
+    from strandline.model.sink import Store as Store
     from strandline.tier.opening import open_tiered
 
     open = open_tiered  # noqa: A001 - the public name
@@ -67,7 +67,7 @@ _get, __dir__, __all__ = lazy(
         "Producer": "strandline.log.object.produce.producer",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
-        "Store": "strandline.model.store",
+        "Store": "strandline.model.sink",
         "Supervisor": "strandline.followers.watch.supervisor",
         "Watcher": "strandline.kv.contract",
         "compat": "strandline.compat:",

@@ -12,8 +12,7 @@ import strandline as sl
 from strandline.cli.lag import Lag, floor_sentence, measure
 from strandline.log.object.head.index import StoredChunks
 from strandline.model.head import Entry, Head, Pin
-from strandline.model.retention import Consumed, Forever, Retention
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import Consumed, Forever, Invalidation, InvalidReason, Retention, SlotState
 from strandline.testing.plain import PlainStore
 from tests.cli.conftest import Run, Start
 

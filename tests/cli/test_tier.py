@@ -27,11 +27,10 @@ from strandline.formats.segment.writer import SegmentWriter
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.object.log import open_log
 from strandline.log.wal.recover.rewind import rewind
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
 from strandline.model.records import READ_SCHEMA, Op, record_batch
-from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState
+from strandline.model.segments import ColdTier, SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 from strandline.testing.plain import PlainStore
 from strandline.tier.copy.segment_files import examine_segment, segment_path
 from strandline.tier.metadata.manager import MetadataManager

@@ -9,8 +9,8 @@ from uuid import UUID
 from strandline.errors import CorruptData, Diverged, NotFound, StorageError
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
 from strandline.testing.disks import _PassingDisk

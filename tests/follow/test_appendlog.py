@@ -18,7 +18,7 @@ from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.append_log_file import read_fold
 from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
 from strandline.model.cursor import Cursor
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.folds import ExportingStoreContract, content
 from strandline.testing.simdisk import SimulatedDisk

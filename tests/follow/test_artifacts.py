@@ -27,7 +27,7 @@ from strandline.errors import (
     UnsupportedVersion,
 )
 from strandline.formats.snapshot.pointer import PointerCodec
-from strandline.model.artifacts import Artifact, Pointer, Superseded
+from strandline.model.snapshot import Artifact, Pointer, Superseded
 from strandline.model.stamp import OpId, Stamped
 from strandline.snapshots.artifacts import Artifacts, Publication
 from strandline.snapshots.pointer import (

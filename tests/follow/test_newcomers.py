@@ -19,8 +19,7 @@ from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
-from strandline.model.retention import Consumed, SlotLimits
-from strandline.model.slots import NEWCOMER_SECONDS, SlotState
+from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, SlotState
 from strandline.snapshots.bootstrapping import BootstrapPin
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore

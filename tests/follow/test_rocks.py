@@ -28,7 +28,7 @@ from strandline.errors import (
 from strandline.followers.stores.rocks import RocksStore
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from strandline.snapshots.sealed import check_snapshot
 from strandline.testing.folds import ExportingStoreContract
 

@@ -17,7 +17,7 @@ from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from strandline.testing.faulty import Crash
 from tests.follow.scripted import (
     STREAM,

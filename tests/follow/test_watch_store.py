@@ -12,7 +12,7 @@ from strandline.followers.stores.memory import MemoryStore
 from strandline.kv.contract import Ended
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from tests.follow.scripted import Flaky, Stage, at, given, held, numbered, put
 
 

@@ -30,8 +30,19 @@ from strandline.formats.segment.file import (
 )
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import SegmentWriter
-from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRange, Pin, Trimmed, WriterId, WriterState
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import (
+    ChunkRef,
+    Cut,
+    Entry,
+    Head,
+    MetadataRange,
+    Pin,
+    QueueEntry,
+    QueueManifest,
+    Trimmed,
+    WriterId,
+    WriterState,
+)
 from strandline.model.records import record_batch, with_offsets
 from strandline.model.stamp import OpId, Stamped
 

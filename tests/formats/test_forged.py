@@ -16,7 +16,7 @@ from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import decode_head
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.model.records import RECORD_SCHEMA, record_batch
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.model.stamp import Stamped
 from tests.formats.forging import batch_bytes, head_bytes, reseal_batch, reseal_head
 

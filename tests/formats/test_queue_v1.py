@@ -25,8 +25,7 @@ from strandline.compat.v1.format import (
 )
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression
-from strandline.model.head import MetadataRange
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
 from strandline.model.stamp import Stamped
 from tests.formats.forging import manifest_bytes, queue_batch_bytes, some_manifest

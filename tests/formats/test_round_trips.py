@@ -27,8 +27,7 @@ from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_id
 from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, WriterState
 from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.records import record_batch
-from strandline.model.retention import MaxAge, SlotLimits
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
 from strandline.model.stamp import OpId, Stamped
 from tests.formats.forging import (
     WRITER,

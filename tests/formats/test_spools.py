@@ -30,7 +30,7 @@ from strandline.compat.spool.legacy_frame import (
 )
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.wal.frame import MAX_PAYLOAD, FrameInfo, encode_frame
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import Invalidation, InvalidReason, SlotState
 
 CASES = {
     case["name"]: case

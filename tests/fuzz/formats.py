@@ -91,14 +91,13 @@ from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry,
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.artifacts import Artifact, Pointer, Superseded
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
-from strandline.model.head import MetadataRange, WriterState
+from strandline.model.head import MetadataRange, QueueManifest, WriterState
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
-from strandline.model.queue import QueueManifest
 from strandline.model.records import RECORD_SCHEMA
+from strandline.model.retention import Invalidation, InvalidReason, SlotState
 from strandline.model.segments import (
+    ColdTier,
     PartitionDelete,
     PartitionDeleteState,
     SegmentId,
@@ -107,8 +106,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
-from strandline.model.snapshot import Snapshot, SnapshotFile
+from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile, Superseded
 from strandline.model.stamp import OpId, Stamped
 from strandline.model.times import Doubt
 from strandline.node.flight.json_messages import (

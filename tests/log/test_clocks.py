@@ -19,8 +19,7 @@ from strandline.log.slots import has_expired, seen
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch
-from strandline.model.retention import SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotLimits, SlotState
 from strandline.model.times import DAY, LEAP, NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
 from strandline.storage.steady_clock import SteadyTime
 from strandline.testing.clock import ManualClock, SeededChance

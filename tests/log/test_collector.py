@@ -20,8 +20,7 @@ from strandline.log.object.maintain import collector
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
-from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
-from strandline.model.slots import TIER_SLOT, InvalidReason
+from strandline.model.retention import TIER_SLOT, Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore

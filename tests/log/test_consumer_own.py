@@ -31,10 +31,8 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.queue.log_queue import OwnQueue
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
-from strandline.model.queue import QueueEntry
-from strandline.model.retention import SlotLimits
-from strandline.model.slots import Invalidation, InvalidReason
+from strandline.model.head import QueueEntry, WriterId
+from strandline.model.retention import Invalidation, InvalidReason, SlotLimits
 from strandline.model.stamp import OpId
 from strandline.storage.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance

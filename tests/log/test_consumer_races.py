@@ -9,8 +9,8 @@ import pytest
 from strandline.compat.v1 import edits
 from strandline.log import slots as rules
 from strandline.log.queue.log_queue import OwnQueue
-from strandline.model.queue import QueueManifest
-from strandline.model.slots import SlotState
+from strandline.model.head import QueueManifest
+from strandline.model.retention import SlotState
 from tests.cases import sampled
 from tests.log.queue_histories import play
 from tests.log.queue_places import OwnPlace, PlaceKind, V1Place

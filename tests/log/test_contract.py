@@ -13,7 +13,7 @@ from strandline.log.contract import Log
 from strandline.log.memory import MemoryLog
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
-from strandline.model.slots import Invalidation, InvalidReason
+from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
 from strandline.storage.urls import open_store
 from strandline.testing.clock import ManualClock

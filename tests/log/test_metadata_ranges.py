@@ -6,8 +6,7 @@ import json
 import pickle
 
 from strandline.log.queue.dead_letters import encode_letter
-from strandline.model.head import MetadataRange, MetadataRanges
-from strandline.model.queue import QueueEntry
+from strandline.model.head import MetadataRange, MetadataRanges, QueueEntry
 
 PLAIN = (MetadataRange(0, 5, b"a"), MetadataRange(2, 2**70, b""), MetadataRange(3, -1, b"c"))
 RANGES = MetadataRanges.of(PLAIN)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
 from strandline.followers.consumer.progress import AckProgress, AckStep
-from strandline.model.queue import QueueEntry
+from strandline.model.head import QueueEntry
 
 
 def entry(sequence: int) -> QueueEntry:

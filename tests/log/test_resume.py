@@ -9,7 +9,7 @@ import pytest
 from strandline.errors import Diverged
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import Invalidation, InvalidReason, SlotState
 
 LOG = Cursor(UUID(int=1), 0)
 BOUNDS = Bounds(10, 20)

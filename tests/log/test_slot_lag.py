@@ -8,8 +8,7 @@ from strandline.errors import StorageError
 from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
-from strandline.model.retention import SlotLimits, parse_retention
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason, SlotLimits, parse_retention
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore

@@ -12,7 +12,7 @@ from strandline.log.object.head import edits, trimming
 from strandline.log.object.maintain import collector
 from strandline.log.object.produce import upload
 from strandline.model.head import Head
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.testing.faulty import CALM
 from tests.cases import sampled
 from tests.log.tides import play

@@ -17,8 +17,17 @@ from strandline.log.planning import Gathering
 from strandline.log.slots import check_position, floor, outrun, retained_first, trim_floor
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import NO_LIMIT, Bounds, Limit
-from strandline.model.retention import FOREVER, NO_LIMITS, Consumed, MaxBytes, SlotLimits
-from strandline.model.slots import TIER_SLOT, Invalidation, InvalidReason, SlotState
+from strandline.model.retention import (
+    FOREVER,
+    NO_LIMITS,
+    TIER_SLOT,
+    Consumed,
+    Invalidation,
+    InvalidReason,
+    MaxBytes,
+    SlotLimits,
+    SlotState,
+)
 from strandline.testing.clock import ManualClock
 from strandline.testing.logs import append
 from strandline.testing.plain import PlainStore

@@ -11,7 +11,7 @@ from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.names import new_location
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import CorruptData, TransientStorageError
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import QueueEntry, QueueManifest
 from strandline.storage.store import ObjectInfo
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore

@@ -10,7 +10,7 @@ from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.names import checked_path, mark_of, new_location, stored_as, time_of
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.model.cursor import Bounds
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock
 from tests.log.v1_parts import writer
 

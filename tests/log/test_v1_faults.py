@@ -17,7 +17,7 @@ from strandline.errors import (
     StrandlineError,
     TransientStorageError,
 )
-from strandline.model.queue import QueueManifest
+from strandline.model.head import QueueManifest
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore

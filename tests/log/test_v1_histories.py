@@ -9,7 +9,7 @@ import pytest
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
-from strandline.model.queue import QueueManifest
+from strandline.model.head import QueueManifest
 from strandline.testing.faulty import Faults
 from tests.cases import sampled
 from tests.log.v1_histories import play

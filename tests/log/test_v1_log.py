@@ -32,8 +32,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Handle, Log, Slot
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.head import MetadataRange
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.local import LocalStore
 from strandline.testing.clock import ManualClock

@@ -23,7 +23,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.log.queue.contract import Fetcher, Queue
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 from strandline.storage.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore

@@ -15,8 +15,7 @@ from strandline.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, T
 from strandline.log import writers
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head import edits
-from strandline.model.head import MetadataRange, WriterId
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore

@@ -18,7 +18,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op, record_batch
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
 

@@ -26,7 +26,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
 from strandline.log.wal.read.reader import WalReader
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock
 from strandline.testing.disks import RecordingDisk
 from strandline.testing.folds import content as content_of

@@ -22,7 +22,7 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.formats.wal.folder import Kept
 from strandline.log.wal.slots import write_kept
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.storage.files import replace_file
 from strandline.testing.clock import ManualClock, SeededChance

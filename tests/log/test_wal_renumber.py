@@ -14,7 +14,7 @@ from strandline.compat.spool.legacy_frame import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.compat.spool.renumber import OLD_LSN, plan_renumbering
 from strandline.errors import CorruptData
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.retention import InvalidReason, SlotState
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 

@@ -9,8 +9,7 @@ import pytest
 from strandline.errors import SlotInvalid
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.retention import NO_LIMITS, Consumed, Forever, MaxAge, MaxBytes, SlotLimits
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import NO_LIMITS, Consumed, Forever, InvalidReason, MaxAge, MaxBytes, SlotLimits
 from strandline.storage.disk import DISK
 from strandline.storage.metrics import INVALIDATIONS
 from strandline.testing.clock import ManualClock

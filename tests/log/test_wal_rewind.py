@@ -30,7 +30,7 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 from strandline.testing.clock import ManualClock, SeededChance

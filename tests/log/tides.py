@@ -29,8 +29,7 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.index import StoredChunks, chunk_path, newest_first, references_of
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import Head, WriterId
-from strandline.model.retention import SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotLimits, SlotState
 from strandline.storage.retry import RetryingStore
 from strandline.storage.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance

@@ -12,7 +12,7 @@ from strandline.compat.v1.gc import QueueCollector
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
-from strandline.model.queue import QueueManifest
+from strandline.model.head import QueueManifest
 from strandline.storage.store import Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from strandline.compat.v1.format import decode_manifest, encode_manifest
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.model.head import MetadataRange, WriterId
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 

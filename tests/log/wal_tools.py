@@ -15,7 +15,7 @@ import pytest
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import StrandlineError
 from strandline.log.contract import Slot
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.testing.logs import records, writer_named
 

@@ -11,8 +11,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import Cursor
+from strandline.model.snapshot import Artifact, Pointer
 from strandline.snapshots import pointer as production
 from strandline.snapshots.pointer import SnapshotSweep, StalePayload
 from tests.model.explorer import Model, Move

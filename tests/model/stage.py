@@ -13,8 +13,7 @@ from strandline.kv.contract import Ended, KeyListing, Listed
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
-from strandline.model.sink import remaining
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition, remaining
 from tests.model.world import Change, Fold, Subscribed, World, changed, stream_id, within
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from strandline.model.artifacts import Superseded
+from strandline.model.snapshot import Superseded
 from strandline.snapshots import pointer as production
 from strandline.snapshots.pointer import SnapshotSweep
 from tests.model.explorer import Counterexample, Explored, explore

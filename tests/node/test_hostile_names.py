@@ -12,7 +12,7 @@ import pytest
 from strandline.errors import CorruptData, InvalidInput, LogFailed, StrandlineError
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import decode_ticket
-from strandline.model.names import check_replica_name
+from strandline.model.addresses import check_replica_name
 from strandline.node.flight.json_messages import read_topology
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.node_folder import NodeFolder

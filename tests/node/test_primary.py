@@ -20,8 +20,7 @@ from strandline.errors import (
 )
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.retention import Consumed, MaxAge, MaxBytes, SlotLimits
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
 from strandline.node.lead import replica_slots as replicas
 from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.committed_log import CommittedLog

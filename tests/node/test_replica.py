@@ -13,7 +13,7 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.node import Heartbeat
-from strandline.model.slots import InvalidReason
+from strandline.model.retention import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.replica_registry import bootstrapping

@@ -12,7 +12,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, TransientStorageError
 from strandline.log.object import ObjectLog
 from strandline.model.cursor import Bounds
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.spark import failures
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import parse_options

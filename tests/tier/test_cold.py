@@ -19,10 +19,10 @@ from strandline.errors import (
 )
 from strandline.formats.json.checked import encode_checked
 from strandline.formats.segment.cold_json import ColdCodec
-from strandline.model.cold import COLD_FILE as COLD
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
+from strandline.model.segments import COLD_FILE as COLD
+from strandline.model.segments import ColdTier
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance

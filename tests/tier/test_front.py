@@ -13,9 +13,9 @@ from strandline.errors import AlreadyExists, InvalidInput, NotALog, NotFound
 from strandline.log.object import ObjectLog
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.wal.log import WalLog
-from strandline.model.cold import COLD_FILE as COLD
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
+from strandline.model.segments import COLD_FILE as COLD
 from strandline.testing.logs import append
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.opening import attach, cold_tier, open_tiered, tiered, tiering

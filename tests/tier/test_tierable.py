@@ -13,7 +13,7 @@ from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.kv.log import LogKeyValue
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
-from strandline.model.cold import COLD_FILE
+from strandline.model.segments import COLD_FILE
 from strandline.testing.plain import PlainStore
 from strandline.testing.sinks import MemorySink
 from strandline.tier.metadata.manager import MetadataManager

@@ -16,7 +16,7 @@ import pytest
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
-from strandline.model.slots import Invalidation, InvalidReason
+from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
 from strandline.storage.urls import open_store
 from strandline.testing.logs import LogContract, append

@@ -12,9 +12,8 @@ import pytest
 
 from strandline.errors import CursorExpired, Diverged
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.retention import Consumed, MaxAge, MaxBytes
+from strandline.model.retention import TIER_SLOT, Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentState
-from strandline.model.slots import TIER_SLOT
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy.segment_files import forget_tails, segment_path
 from tests.cases import some

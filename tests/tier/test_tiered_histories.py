@@ -13,8 +13,7 @@ import pytest
 from strandline.errors import CursorExpired, Diverged, Gap, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.retention import MaxBytes
-from strandline.model.slots import TIER_SLOT
+from strandline.model.retention import TIER_SLOT, MaxBytes
 from strandline.tier.copy import agreement, history, truncation
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.read import tiered_log as tiered

@@ -13,7 +13,7 @@ from strandline.log import slots as rules
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op, record_batch
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.opening import attach, tiered, tiering
 from tests.tier.test_tiered_terms import go_on, position, settle

@@ -25,8 +25,7 @@ from strandline.log.contract import Log
 from strandline.log.planning import behind
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.model.retention import FOREVER, Consumed, MaxAge, MaxBytes
-from strandline.model.slots import TIER_SLOT
+from strandline.model.retention import FOREVER, TIER_SLOT, Consumed, MaxAge, MaxBytes
 from strandline.testing.sinks import MemorySink
 from strandline.tier.copy.segment_files import forget_tails, segment_path
 from strandline.tier.metadata.manager import MetadataManager

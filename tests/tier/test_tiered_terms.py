@@ -11,8 +11,8 @@ from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotRea
 from strandline.log.planning import SpanWithTerm
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
+from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import SegmentMetadata
-from strandline.model.slots import TIER_SLOT
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy.segment_files import forget_tails
 from tests.tier.tiered_parts import KINDS, Kind, PointedTopic, Tiers, fetched, rows

@@ -29,9 +29,9 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
+from strandline.model.retention import TIER_SLOT as SLOT
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.model.slots import TIER_SLOT as SLOT
 from strandline.storage.store import Payload
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore

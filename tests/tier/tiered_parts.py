@@ -18,13 +18,11 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.memory import MemoryTopic
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
-from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
-from strandline.model.retention import MaxBytes
-from strandline.model.segments import SegmentMetadata, SegmentState, TopicPartition
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, MaxBytes, SlotState
+from strandline.model.segments import COLD_FILE, SegmentMetadata, SegmentState, TopicPartition
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore

@@ -40,8 +40,7 @@ from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
 from strandline.model.cursor import microseconds
 from strandline.model.head import Head
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention
-from strandline.model.slots import SlotState
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotState
 
 EVERY: Final = 2.0
 """How often ``--watch`` looks, unless it is told."""

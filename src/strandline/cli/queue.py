@@ -12,8 +12,7 @@ from strandline.cli import output as show
 from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.names import time_of
 from strandline.errors import CursorExpired
-from strandline.model.head import MetadataRanges
-from strandline.model.queue import QueueEntry
+from strandline.model.head import MetadataRanges, QueueEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from strandline.cli.common import Debug, Json, Url, both_tiers, confirm, guarded
 from strandline.errors import NotFound
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags
 from strandline.model.cursor import Start
-from strandline.model.retention import Retention, SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import Retention, SlotLimits, SlotState
 
 
 class _ListByDefault(TyperGroup):

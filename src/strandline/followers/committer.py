@@ -23,8 +23,8 @@ from strandline.log.contract import READING, SLOTS, Log, Slot, require
 from strandline.log.heartbeat import NewcomerSlots, SlotToucher
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
+from strandline.model.retention import SlotState
 from strandline.model.sink import RestorableSink, Sink
-from strandline.model.slots import SlotState
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3

@@ -32,7 +32,7 @@ from strandline.model.arguments import checked, shown
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.keyed import EVERYTHING, UNKNOWN, Entry, Key, KeyVersion, Prefix, Scope, Update, as_bytes, as_key
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
-from strandline.model.store import Store
+from strandline.model.sink import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff

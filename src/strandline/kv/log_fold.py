@@ -14,7 +14,7 @@ from strandline.log.reading import read_spans
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.keyed import UNKNOWN, Scope
 from strandline.model.records import Op
-from strandline.model.store import Store
+from strandline.model.sink import Store
 
 Held: TypeAlias = tuple[bytes, int]
 """A value and its version; :data:`UNKNOWN` for values from the base."""

@@ -13,7 +13,7 @@ from strandline.errors import Unsupported
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Final, Protocol, Self, final, runtime_checkable
 
 from strandline.errors import StorageError, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.retention import SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotLimits, SlotState
 from strandline.storage.clock import Clock
 
 _LOGGER: Final = logging.getLogger(__name__)

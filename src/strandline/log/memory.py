@@ -20,7 +20,7 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from strandline.log.slots import check_cursor
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.retention import InvalidReason, SlotState
 
 
 class Cause(StrEnum):

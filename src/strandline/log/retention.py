@@ -6,8 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from strandline.model.cursor import SECOND, Bounds
-from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotLimits
-from strandline.model.slots import TIER_SLOT, Invalidation, InvalidReason, SlotState
+from strandline.model.retention import (
+    TIER_SLOT,
+    Consumed,
+    Forever,
+    Invalidation,
+    InvalidReason,
+    MaxAge,
+    MaxBytes,
+    Retention,
+    SlotLimits,
+    SlotState,
+)
 from strandline.model.times import TOLERANCE
 
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, Fenced, InvalidInput, SlotInvalid
+from strandline.model.addresses import check_plain_name
 from strandline.model.arguments import text, whole
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
 from strandline.model.head import Pin
-from strandline.model.names import check_plain_name
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState
 
 
 def check_name(name: str) -> str:

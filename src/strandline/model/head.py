@@ -1,11 +1,11 @@
-"""The head of an object log as a value: what is listed, by whom, and who still needs it."""
+"""The head of an object log and the manifest of a version 1 queue, as values: what is listed, and by whom."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple, NewType, Self, overload
+from typing import NamedTuple, NewType, Protocol, Self, overload, runtime_checkable
 from uuid import UUID
 
 from strandline.model.cursor import batch_fingerprint
@@ -198,3 +198,47 @@ class Head:
     writers: dict[WriterId, WriterState] = field(default_factory=dict)
     slots: dict[str, Pin | None] = field(default_factory=dict)
     trimmed: tuple[Trimmed, ...] = ()
+
+
+@runtime_checkable
+class Descriptor(Protocol):
+    """One listed batch: enough to fetch it anywhere, at any time while its object exists.
+
+    A plain value: picklable, and equal to every other descriptor of the same batch. An own log's
+    :class:`~strandline.model.head.Entry` is one, and so is a :class:`QueueEntry`.
+    """
+
+    @property
+    def sequence(self) -> int:
+        """The batch's place in the order of listing; dense."""
+
+    @property
+    def location(self) -> str:
+        """The path of its object in the store."""
+
+    @property
+    def metadata(self) -> Sequence[MetadataRange]:
+        """What each ``produce`` call attached to its records."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """A batch that is listed in a queue manifest of version 1, which knows neither counts nor sizes."""
+
+    sequence: int
+    location: str
+    metadata: Sequence[MetadataRange] = ()
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells it from every other batch that could be listed with its sequence."""
+        return batch_fingerprint(self.location, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueManifest:
+    """The whole manifest of a queue of version 1: what is listed and not acknowledged, and who may acknowledge."""
+
+    entries: tuple[QueueEntry, ...] = ()
+    next_sequence: int = 0
+    epoch: int = 0

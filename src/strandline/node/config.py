@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import AddressText, as_address, refuse_credentials
+from strandline.model.addresses import AddressText, as_address, check_replica_name, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked
-from strandline.model.names import check_replica_name
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening

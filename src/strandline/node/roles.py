@@ -12,7 +12,7 @@ from strandline.formats.wal.folder import Kept
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.snapshot import fill
-from strandline.model.cold import COLD_FILE
+from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot
 from strandline.node.elect.candidacy import Candidacy
 from strandline.node.lead.leadership import Leadership

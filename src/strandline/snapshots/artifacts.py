@@ -24,12 +24,11 @@ from strandline.formats.snapshot.manifest import decode_snapshot
 from strandline.formats.snapshot.pointer import PointerCodec
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Duration, Named, Positive, checked
-from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.json_values import LARGEST
-from strandline.model.snapshot import Snapshot, SnapshotFile
+from strandline.model.sink import StorePosition
+from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
-from strandline.model.store import StorePosition
 from strandline.model.times import TOLERANCE
 from strandline.snapshots.pointer import (
     StalePayload,
@@ -74,7 +73,7 @@ class _Pruned(StorageError):
 
 
 class Exportable(Protocol):
-    """What :meth:`Artifacts.export` needs of a store; see :class:`~strandline.model.store.Store`."""
+    """What :meth:`Artifacts.export` needs of a store; see :class:`~strandline.model.sink.Store`."""
 
     def standing(self) -> StorePosition:
         """How far it has got."""

@@ -22,9 +22,9 @@ from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import StorePosition
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder

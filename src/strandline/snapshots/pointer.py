@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strandline.errors import Diverged, StrandlineError
-from strandline.model.artifacts import Artifact, Pointer, Superseded
 from strandline.model.cursor import Cursor
+from strandline.model.snapshot import Artifact, Pointer, Superseded
 
 _LOCATION: Final = re.compile(r"payloads/([0-9]{16})/[0-9a-z-]{1,160}")
 

@@ -17,8 +17,7 @@ import pytest
 from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotReady, NullKey
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
-from strandline.model.sink import Sink
-from strandline.model.store import Store, StorePosition
+from strandline.model.sink import Sink, Store, StorePosition
 from strandline.testing.sinks import DELETE, LOG, Change, SinkContract, changes, folded
 
 OTHER = UUID(int=2)
@@ -30,7 +29,7 @@ def content(store: Store, prefix: bytes = b"") -> dict[bytes, bytes]:
 
 
 class StoreContract(SinkContract):
-    """Every sentence of :class:`~strandline.model.store.Store`, as a test.
+    """Every sentence of :class:`~strandline.model.sink.Store`, as a test.
 
     A subclass named ``Test...`` defines the fixture ``sink``, an empty store for each test that the fixture closes.
     Stores that outlive their process inherit :class:`DurableStoreContract`, those that export

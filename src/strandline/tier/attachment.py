@@ -22,7 +22,7 @@ from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
 from strandline.model.addresses import refuse_credentials
-from strandline.model.cold import COLD_FILE, ColdTier
+from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock

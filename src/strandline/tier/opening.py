@@ -17,9 +17,8 @@ from strandline.log.wal.read.reader import WalReader
 from strandline.log.wal.read.reading import WalReading
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import anything, checked, whole
-from strandline.model.cold import COLD_FOLDER, ColdTier
 from strandline.model.retention import Retention, SlotLimits
-from strandline.model.segments import TopicPartition
+from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
 from strandline.storage.clock import CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store

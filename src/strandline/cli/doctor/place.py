@@ -27,8 +27,7 @@ from strandline.errors import (
 from strandline.log.folders import FolderKind
 from strandline.log.object import open_log
 from strandline.model.head import Head
-from strandline.model.retention import FOREVER
-from strandline.model.slots import SlotState
+from strandline.model.retention import FOREVER, SlotState
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.store import ABSENT, Match, ObjectStore, Precondition, Version

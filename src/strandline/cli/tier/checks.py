@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from strandline.cli.tier.shared import TierView
 from strandline.log.findings import Finding, FindingKind, Severity
+from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.model.slots import TIER_SLOT
 from strandline.tier.copy.agreement import SegmentCut
 from strandline.tier.copy.segment_files import segment_path
 

@@ -26,9 +26,8 @@ from strandline.cli.common import (
 from strandline.cli.common import retention as understood
 from strandline.cli.tier.shared import Place, bytes_behind, open_to_tier
 from strandline.errors import Fenced
-from strandline.model.retention import parse_retention
+from strandline.model.retention import TIER_SLOT, parse_retention
 from strandline.model.segments import SegmentMetadata
-from strandline.model.slots import TIER_SLOT
 from strandline.tier.copy.ledger import TieringStep
 from strandline.tier.copy.tierer import Round
 from strandline.tier.opening import cold_tier, log_address, tiering

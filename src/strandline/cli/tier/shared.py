@@ -16,10 +16,9 @@ from strandline.cli.targets import look as look_into
 from strandline.log.folders import FolderKind
 from strandline.log.object.head.index import bytes_from
 from strandline.log.wal.log import WalLog
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
+from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import cold_tier, follow_events, log_address, partition_of

@@ -14,10 +14,9 @@ from strandline.cli import output as show
 from strandline.cli.common import Debug, Json, guarded
 from strandline.cli.tier.shared import AnyLog, Place, TierView, bytes_behind, look_at, open_to_look
 from strandline.errors import StrandlineError
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.segments import SegmentState
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState
+from strandline.model.segments import ColdTier, SegmentState
 from strandline.tier.opening import cold_tier, follow_events, log_address
 
 

@@ -18,9 +18,8 @@ from strandline.cli.tier.checks import check_known, differing, orphan, parted
 from strandline.cli.tier.shared import AnyLog, Place, TierView, look_at, open_to_look
 from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
-from strandline.model.cold import ColdTier
-from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.model.slots import TIER_SLOT
+from strandline.model.retention import TIER_SLOT
+from strandline.model.segments import ColdTier, SegmentMetadata, SegmentState
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
 from strandline.tier.copy.agreement import plan_cuts

@@ -22,7 +22,7 @@ from strandline.log.wal.read.span import WalSpan
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.records import Op
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.files import replace_file
 

@@ -15,7 +15,7 @@ from strandline.compat.spool.legacy_frame import LegacyScanner, LegacyStop
 from strandline.errors import CorruptData
 from strandline.formats.wal.slots import natural_of, slot_fields, slots_of
 from strandline.model.json_values import LARGEST, has_too_many_values
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 
 DEFAULT_TERM: Final = 1
 """The term of a record that tells none."""

@@ -29,7 +29,7 @@ from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.retention import InvalidReason, SlotState
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 

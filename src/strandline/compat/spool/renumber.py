@@ -10,7 +10,7 @@ from typing import Final
 
 from strandline.compat.spool.format import SpoolRecord
 from strandline.log.slots import put_at
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 
 OLD_LSN: Final = "spool-lsn"
 """The header in which a renumbered record keeps the lsn that it had, in decimal digits."""

@@ -14,8 +14,7 @@ from strandline.compat.v1.names import mark_of, tail_of
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, StrandlineError
 from strandline.log.slots import check_position
 from strandline.model.cursor import Bounds
-from strandline.model.head import MetadataRange
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.storage.clock import Clock
 
 RESERVED_EPOCH: Final = (1 << 64) - 1

@@ -15,7 +15,7 @@ from strandline.compat.v1.format import decode_manifest
 from strandline.compat.v1.names import stored_as, time_of
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
-from strandline.model.queue import QueueManifest
+from strandline.model.head import QueueManifest
 from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectInfo, ObjectStore
 from strandline.storage.store_clock import cautious_now

@@ -29,10 +29,9 @@ from strandline.log.reading import HeadPoller, read_between
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import MetadataRanges, WriterId
-from strandline.model.queue import QueueEntry, QueueManifest
+from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
 from strandline.model.records import RecordSource, conform
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process

@@ -8,7 +8,7 @@ from typing import Final
 from strandline.compat.v1.format import ManifestCodec
 from strandline.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown
 from strandline.log.queue.contract import Writes
-from strandline.model.queue import QueueManifest
+from strandline.model.head import QueueManifest
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock

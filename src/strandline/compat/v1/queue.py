@@ -9,7 +9,7 @@ from strandline.errors import InvalidInput
 from strandline.log.queue.contract import Look, Writes
 from strandline.log.queue.dead_letters import keep_letter
 from strandline.log.queue.history import GivenBatches
-from strandline.model.queue import Descriptor, QueueEntry, QueueManifest
+from strandline.model.head import Descriptor, QueueEntry, QueueManifest
 
 
 class V1Queue:

@@ -17,8 +17,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.rows import check_opaque
 from strandline.log.object.produce.shipper import Sealed, listed_size
-from strandline.model.head import MetadataRanges, WriterId
-from strandline.model.queue import QueueManifest
+from strandline.model.head import MetadataRanges, QueueManifest, WriterId
 from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore
 

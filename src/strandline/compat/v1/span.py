@@ -13,7 +13,7 @@ from strandline.compat.v1.names import stored_as, time_of
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.produce.upload import PAGE_ROWS
 from strandline.log.planning import known_columns
-from strandline.model.queue import Descriptor, QueueEntry
+from strandline.model.head import Descriptor, QueueEntry
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.metrics import fetching
 from strandline.storage.store import ObjectStore

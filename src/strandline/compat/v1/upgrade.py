@@ -27,8 +27,7 @@ from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.model.cursor import Limit
-from strandline.model.head import Head, MetadataRanges, WriterId
-from strandline.model.queue import QueueManifest
+from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import CHANCE, Chance
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, NotFound
 from strandline.log.queue.contract import Fetcher
-from strandline.model.head import MetadataRange
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.records import READ_SCHEMA
 
 

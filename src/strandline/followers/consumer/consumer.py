@@ -30,7 +30,7 @@ from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
 from strandline.log.reading import pauses
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 

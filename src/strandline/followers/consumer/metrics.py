@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strandline.log.queue.contract import Look
 from strandline.model.cursor import SECOND
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 from strandline.storage.metrics import (
     ACKNOWLEDGED,
     DEAD_LETTERS,

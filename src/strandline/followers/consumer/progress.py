@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AckProgress:
     Acknowledging takes two calls: one decides a :class:`AckStep` and changes nothing, :meth:`done` makes it so. Between
     them the caller does what the step asks for; if that fails, nothing has changed and the same can be asked again.
 
-    >>> from strandline.model.queue import QueueEntry
+    >>> from strandline.model.head import QueueEntry
     >>> progress = AckProgress(5, ack_every=2)
     >>> progress.hand_out([QueueEntry(5, "a"), QueueEntry(6, "b")])
     >>> step = progress.ack(5)

@@ -28,8 +28,8 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk
@@ -50,7 +50,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 @final
 @checked
 class AppendLogStore(KeyedStore):
-    """A :class:`~strandline.model.store.Store` that survives: a write is a frame in a file before readers see it.
+    """A :class:`~strandline.model.sink.Store` that survives: a write is a frame in a file before readers see it.
 
     With ``sync`` a frame is durable before the state and the cursor change, so that nothing read can be lost again.
     Without it, a crash of the process loses nothing, and one of the machine may lose the latest writes, each of them

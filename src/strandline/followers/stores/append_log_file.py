@@ -31,7 +31,7 @@ from strandline.formats.wal.frame import (
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from strandline.storage.disk import Disk
 
 CONTINUES: Final = 1

@@ -11,8 +11,8 @@ from strandline.followers.stores.state import KeyedStore
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.keyed import Updates
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import StorePosition
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
@@ -20,7 +20,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 @final
 @checked
 class MemoryStore(KeyedStore):
-    """Everything that a :class:`~strandline.model.store.Store` promises, but nothing survives the process.
+    """Everything that a :class:`~strandline.model.sink.Store` promises, but nothing survives the process.
 
     It cannot be exported: there are no files to seal.
 

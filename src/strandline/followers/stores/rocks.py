@@ -38,8 +38,8 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import Op
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
-from strandline.model.store import StorePosition
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @final
 @checked(own=("__init__", "get"))
 class RocksStore(RuledStore):
-    """A :class:`~strandline.model.store.Store` on disk: a write is one RocksDB batch, with the cursor inside.
+    """A :class:`~strandline.model.sink.Store` on disk: a write is one RocksDB batch, with the cursor inside.
 
     With ``sync`` a write is durable when it returns. Without it, a crash of the process loses nothing, and one of the
     machine may lose the latest writes, each of them whole, cursor and all.

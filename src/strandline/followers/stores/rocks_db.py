@@ -18,7 +18,7 @@ from strandline.errors import (
     UnsupportedVersion,
 )
 from strandline.model.cursor import Cursor
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition
 from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk
 

@@ -13,13 +13,12 @@ from strandline.errors import Diverged, InvalidInput, NotReady
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
-from strandline.model.sink import remaining
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition, remaining
 
 
 @checked
 class RuledStore(ABC):
-    """The exactly-once rule and the resync of a :class:`~strandline.model.store.Store`; one write at a time."""
+    """The exactly-once rule and the resync of a :class:`~strandline.model.sink.Store`; one write at a time."""
 
     def __init__(self) -> None:
         self._writing = threading.Lock()

@@ -17,8 +17,7 @@ from strandline.followers.stores.rules import RuledStore
 from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.model.sink import without_key
-from strandline.model.store import StorePosition
+from strandline.model.sink import StorePosition, without_key
 
 _PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
 _ONE_BY_ONE: Final = 64
@@ -161,7 +160,7 @@ class Copy:
 
 @checked(own=("get",))
 class KeyedStore(RuledStore):
-    """A store with its state in memory, all of :class:`~strandline.model.store.Store` but exporting.
+    """A store with its state in memory, all of :class:`~strandline.model.sink.Store` but exporting.
 
     A subclass says what is to be written before the state changes (:meth:`_keep`). One write at a time; readers wait
     for the change of the state itself, never for a disk.

@@ -16,7 +16,7 @@ from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update
-from strandline.model.store import Store
+from strandline.model.sink import Store
 from strandline.storage.clock import CLOCK, Clock
 
 T = TypeVar("T")

@@ -53,7 +53,7 @@ from strandline.followers.watch.exports import ExportRequest, Exports
 from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
-from strandline.model.store import Store, StorePosition
+from strandline.model.sink import Store, StorePosition
 from strandline.storage.clock import Clock
 from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
 

@@ -21,7 +21,7 @@ from strandline.followers.watch.run import AppliedWatch, Options, Resume, finish
 from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
-from strandline.model.store import Store
+from strandline.model.sink import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.model import json_values as values
+from strandline.model.addresses import is_plain_name
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST_NUMBER, fingerprint_of, fingerprint_text
-from strandline.model.names import is_plain_name
 
 T = TypeVar("T")
 

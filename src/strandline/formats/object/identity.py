@@ -18,8 +18,16 @@ from strandline.model.json_values import (
     text,
     whole,
 )
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, parse_retention
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import (
+    FOREVER,
+    NO_LIMITS,
+    Invalidation,
+    InvalidReason,
+    Retention,
+    SlotLimits,
+    SlotState,
+    parse_retention,
+)
 from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1

@@ -7,8 +7,8 @@ from typing import Final
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.json.checked import decode_checked, encode_checked
-from strandline.model.cold import ColdTier
 from strandline.model.json_values import natural, read_record, stamp_fields
+from strandline.model.segments import ColdTier
 from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1

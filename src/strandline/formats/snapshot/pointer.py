@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.json.fields import cursor_fields, read_cursor
-from strandline.model.artifacts import Artifact, Pointer
 from strandline.model.json_values import natural, parse_object, read_record, stamp_fields
+from strandline.model.snapshot import Artifact, Pointer
 from strandline.model.stamp import Stamped
 
 VERSION: Final = 1

@@ -17,7 +17,7 @@ from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.wal.slots import slot_fields, slots_of
 from strandline.model.head import WriterId, WriterState
 from strandline.model.json_values import natural, parse_json, parse_object, read_record, text, whole
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 
 KIND: Final = "strandline-wal"
 FORMAT_VERSION: Final = 1

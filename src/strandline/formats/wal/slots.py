@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar
 
 from strandline.model.json_values import fingerprint_of, fingerprint_text
-from strandline.model.slots import Invalidation, InvalidReason, SlotState
+from strandline.model.retention import Invalidation, InvalidReason, SlotState
 
 T = TypeVar("T")
 

@@ -45,13 +45,14 @@ from strandline.model.head import Head, WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.model.retention import (
     FOREVER,
+    NEWCOMER_SECONDS,
     NO_LIMITS,
     Retention,
     SlotLimits,
+    SlotState,
     as_retention,
     default_limits,
 )
-from strandline.model.slots import NEWCOMER_SECONDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock

@@ -17,7 +17,7 @@ from strandline.log.planning import entries_after
 from strandline.model.arguments import checked, seconds
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, Pin
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from strandline.log.heartbeat import SlotHeartbeat
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from strandline.errors import NotFound
 from strandline.log.queue.contract import Fetcher
-from strandline.model.head import MetadataRange, MetadataRanges
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
 from strandline.storage.store import ObjectStore
 
 

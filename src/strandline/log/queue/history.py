@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from strandline.errors import Diverged
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 
 
 class GivenBatches:

@@ -28,9 +28,8 @@ from strandline.log.queue.contract import Look, Writes
 from strandline.log.queue.dead_letters import keep_letter
 from strandline.log.queue.history import GivenBatches
 from strandline.model.cursor import Cursor, Start
-from strandline.model.head import Entry, Head
-from strandline.model.queue import Descriptor
-from strandline.model.slots import SlotState
+from strandline.model.head import Descriptor, Entry, Head
+from strandline.model.retention import SlotState
 from strandline.storage.store import ObjectStore
 
 _CLAIMS: Final = 8

@@ -36,8 +36,15 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, as_retention
-from strandline.model.slots import NEWCOMER_SECONDS, InvalidReason, SlotState
+from strandline.model.retention import (
+    NEWCOMER_SECONDS,
+    NO_LIMITS,
+    InvalidReason,
+    Retention,
+    SlotLimits,
+    SlotState,
+    as_retention,
+)
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, boot_id
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk

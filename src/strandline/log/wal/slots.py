@@ -16,10 +16,9 @@ from strandline.log import slots as rules
 from strandline.log.retention import invalidate, judge
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.arguments import checked
-from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.retention import NO_LIMITS, SlotLimits
-from strandline.model.slots import InvalidReason, SlotState
+from strandline.model.retention import NO_LIMITS, InvalidReason, SlotLimits, SlotState
+from strandline.model.segments import COLD_FILE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk
 from strandline.storage.files import exists, replace_file

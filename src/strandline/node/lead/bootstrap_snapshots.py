@@ -10,9 +10,9 @@ from typing import Final, final
 from strandline.errors import CorruptData, InvalidInput, NotFound, Overloaded
 from strandline.formats.checksum import crc32c
 from strandline.log.wal.log import WalLog
+from strandline.model.addresses import BOOTSTRAP_SUFFIX
 from strandline.model.cursor import Cursor
-from strandline.model.names import BOOTSTRAP_SUFFIX
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.model.snapshot import Snapshot
 from strandline.node.messages import Chunk, SnapshotOffer
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from strandline.errors import Diverged, InvalidInput, NotFound
+from strandline.model.addresses import check_replica_name
 from strandline.model.cursor import SECOND
-from strandline.model.names import check_replica_name
 from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
 
 SILENT_POLLS: Final = 3

@@ -13,7 +13,7 @@ from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.node import Peer
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.node.lead import replica_registry as rules
 from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry
 from strandline.storage.clock import Clock

@@ -12,7 +12,7 @@ from strandline.errors import (
 )
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Fetcher, Queue
-from strandline.model.queue import Descriptor
+from strandline.model.head import Descriptor
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.queues.acking import AckingContract
 from strandline.testing.queues.places import QueuePlace, at_once, first_to_come, values

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from strandline.errors import Gap
 from strandline.model.cursor import SECOND, Bounds
-from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
+from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotState
 from strandline.model.segments import PartitionDelete, SegmentMetadata, SegmentState, TopicPartition
-from strandline.model.slots import SlotState
 from strandline.model.times import TOLERANCE
 from strandline.tier.copy.segment_files import SegmentObject
 

@@ -20,9 +20,8 @@ from strandline.log.contract import Log, Slot
 from strandline.log.planning import behind
 from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.retention import FOREVER, Retention, as_retention
+from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
-from strandline.model.slots import TIER_SLOT
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import ObjectStore

@@ -11,8 +11,8 @@ from strandline.errors import Diverged, NotFound
 from strandline.log.contract import Log
 from strandline.log.planning import Gathering, behind
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition
-from strandline.model.slots import SlotState
 from strandline.storage.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
 from strandline.tier.copy.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path

@@ -24,9 +24,8 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, SlotLimits
+from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
 from strandline.model.segments import SegmentMetadata
-from strandline.model.slots import TIER_SLOT, SlotState
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.agreement import divergence

@@ -11,7 +11,7 @@ from typing import Final
 from strandline.log.findings import Severity
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _OLDER_WRITERS: Final = 1 << 16

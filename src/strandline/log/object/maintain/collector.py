@@ -47,11 +47,10 @@ from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.retention import invalidate, is_idle, is_suspect, judge, suspect, trim_to
 from strandline.log.slots import Copied, has_expired, proven, retained_first
-from strandline.model.cold import COLD_FILE
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
-from strandline.model.retention import MaxAge, Retention, SlotLimits
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
+from strandline.model.segments import COLD_FILE
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock

@@ -12,8 +12,7 @@ from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions, put_at, trim_floor
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
-from strandline.model.retention import Retention, SlotLimits
-from strandline.model.slots import SlotState
+from strandline.model.retention import Retention, SlotLimits, SlotState
 
 
 @dataclass(frozen=True, slots=True)

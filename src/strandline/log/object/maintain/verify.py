@@ -40,7 +40,7 @@ from strandline.log.object.maintain.checks import (
 from strandline.log.object.maintain.inventory import GenerationDifference, Inventory
 from strandline.log.object.span import ObjectSpan
 from strandline.model.head import ChunkRef, Cut, Entry, Head
-from strandline.model.slots import TIER_SLOT
+from strandline.model.retention import TIER_SLOT
 
 _CHUNK: Final = re.compile(r"chunks/([0-9]{16})/([0-9]{2})-([0-9]{20})-[0-9]{20}\.chunk")
 _CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")

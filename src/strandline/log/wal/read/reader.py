@@ -18,7 +18,7 @@ from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.slots import SlotState
+from strandline.model.retention import SlotState
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process

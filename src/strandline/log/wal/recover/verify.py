@@ -42,8 +42,8 @@ from strandline.log.wal.recover.checks import (
     judge_last,
 )
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
-from strandline.model.cold import COLD_FILE, COLD_FOLDER
 from strandline.model.cursor import SECOND, Bounds
+from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
