@@ -35,6 +35,7 @@ def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -
     assert done.stderr == "The command line needs the extra 'cli': pip install 'strandline[cli]'.\n"
 
 
+@pytest.mark.matrix
 def test_quickstart_without_deltalake_says_what_to_install() -> None:
     code = "import sys; sys.modules['deltalake'] = None; import strandline.cli; strandline.cli.main()"
     done = subprocess.run(
@@ -81,6 +82,7 @@ def test_quickstart_prints_its_code_kills_a_follower_half_way_and_ends_exact(tmp
     assert sorted(tmp_path.rglob("*")) == [here, temporary], "and leaves nothing there, nor anywhere else"
 
 
+@pytest.mark.matrix
 def test_quickstart_as_json_reports_a_kill_in_the_middle_and_how_long_it_took() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "strandline.cli", "quickstart", "--json"],

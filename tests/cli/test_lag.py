@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
+import pytest
+
 import strandline as sl
 from strandline.cli.lag import Lag, floor_sentence, measure
 from strandline.log.object.head.index import StoredChunks
@@ -121,6 +123,7 @@ def test_watching_looks_again_until_ctrl_c(start: Start, log: str) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.matrix
 def test_watching_without_a_terminal_prints_one_line_a_round(start: Start, log: str) -> None:
     opened = sl.open(log, create=True)
     opened.create_slot("billing", 0)

@@ -16,6 +16,7 @@ from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, SlotLimits
 from strandline.testing.faulty import Call, Crash, FaultyStore
+from tests.cases import some
 from tests.cli.conftest import Run
 
 
@@ -218,7 +219,7 @@ def test_a_dropped_slot_is_gone(run: Run, log: str) -> None:
     assert "it has none at all" in run("slots", "drop", log, "billing", "-y").stderr
 
 
-@pytest.mark.parametrize(("typed", "left"), [("y\n", []), ("n\n", ["billing"]), ("\n", ["billing"])])
+@pytest.mark.parametrize(("typed", "left"), some([("y\n", []), ("n\n", ["billing"]), ("\n", ["billing"])], 1))
 def test_on_a_terminal_a_drop_is_asked_about(
     on_terminal: Callable[..., tuple[int, str]], log: str, typed: str, left: list[str]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pytest
+
 import strandline as sl
 from strandline.cli.upgrade import sentence
 from strandline.compat.v1.upgrade import UpgradeProgress
@@ -47,6 +49,7 @@ def test_acknowledging_has_to_be_confirmed_and_empties_the_queue(run: Run, log: 
     assert len(values(target)) == 3
 
 
+@pytest.mark.matrix
 def test_a_copy_that_is_killed_goes_on_where_it_was(start: Start, run: Run, log: str) -> None:
     fill_queue(log, 200)
     target = sl.open(log + "-new", create=True)

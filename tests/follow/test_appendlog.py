@@ -95,7 +95,7 @@ def three_writes(**options):
 # --- torn tails ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [100, 32 << 20])
+@pytest.mark.parametrize("window", [100, pytest.param(32 << 20, marks=pytest.mark.matrix)])
 def test_a_last_frame_torn_at_any_byte_is_cut_and_what_comes_next_is_kept(monkeypatch, window):
     monkeypatch.setattr(foldfile, "_WINDOW", window)
     data, states, starts = three_writes()
@@ -181,7 +181,7 @@ def test_a_compacted_file_without_keys_opens():
 
 
 @pytest.mark.parametrize("compact", [False, True], ids=["plain", "compacted"])
-@pytest.mark.parametrize("window", [100, 32 << 20])
+@pytest.mark.parametrize("window", [100, pytest.param(32 << 20, marks=pytest.mark.matrix)])
 def test_damage_in_the_middle_is_an_error_with_file_and_byte_and_changes_nothing(monkeypatch, compact, window):
     monkeypatch.setattr(foldfile, "_WINDOW", window)
     data, _, starts = three_writes(compact=compact)
@@ -195,6 +195,7 @@ def test_damage_in_the_middle_is_an_error_with_file_and_byte_and_changes_nothing
         assert disk.files()[FILE] == bytes(damaged)
 
 
+@pytest.mark.matrix
 def test_damage_of_a_compacted_state_is_an_error_even_if_nothing_follows():
     disk = SimulatedDisk()
     store, _, _ = written(disk)
@@ -283,7 +284,7 @@ def test_closing_and_opening_again_and_again_does_not_make_the_file_longer():
     assert state(open_on(disk)) == states[3]
 
 
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_whatever_is_damaged_a_fold_is_refused_or_holds_what_it_held_at_some_moment(sync):
     data, states, _ = three_writes(sync=sync)
     chance = random.Random(3)
@@ -419,6 +420,7 @@ def test_a_file_that_was_cut_by_someone_else_is_not_written_on():
 # --- large writes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_a_write_over_the_size_of_a_frame_is_atomic_all_the_same(monkeypatch):
     monkeypatch.setattr(foldfile, "_FRAME_BYTES", 400)
     disk = SimulatedDisk()

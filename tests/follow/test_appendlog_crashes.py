@@ -133,7 +133,7 @@ def told(capsys, name, explored):
 # --- crashes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "unsynced"])
 def test_a_crash_at_any_disk_operation_leaves_a_prefix_of_the_writes_with_all_that_was_promised(capsys, sync, every):
     fold = Fold(sync=sync)
@@ -142,7 +142,8 @@ def test_a_crash_at_any_disk_operation_leaves_a_prefix_of_the_writes_with_all_th
     assert explored.states > 150 / every
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_while_a_crash_is_repaired_loses_nothing_either(capsys, every):
     fold = Fold()
     modes = (CrashMode.KILL, CrashMode.NOTHING)
@@ -159,7 +160,7 @@ def test_a_crash_while_a_crash_is_repaired_loses_nothing_in_any_mode(capsys, syn
     told(capsys, f"append-log, crashes in repairs in every mode, {sync=}", explored)
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_anywhere_in_a_fold_that_compacts_all_the_time_loses_nothing(capsys, every):
     fold = Fold(compact_after=0)
     explored = crash_everywhere(fold.work, fold.check, seeds=(0,), limit=2, every=every)
@@ -169,7 +170,7 @@ def test_a_crash_anywhere_in_a_fold_that_compacts_all_the_time_loses_nothing(cap
 # --- failures --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 @pytest.mark.parametrize("sync", [True, False], ids=["synced", "unsynced"])
 def test_a_failure_at_any_disk_operation_costs_a_retry_and_nothing_else(capsys, sync, every):
     fold = Fold(sync=sync, retry=True)
@@ -177,14 +178,14 @@ def test_a_failure_at_any_disk_operation_costs_a_retry_and_nothing_else(capsys, 
     told(capsys, f"append-log, failures, {sync=}", explored)
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_store_that_is_given_up_after_a_failure_holds_what_was_promised(capsys, every):
     fold = Fold()
     explored = fail_everywhere(fold.work, fold.check, seeds=(0,), limit=4, every=every)
     told(capsys, "append-log, given up", explored)
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_disk_that_fills_at_any_byte_costs_nothing_but_room(capsys, every):
     fold = Fold()
     explored = fill_everywhere(fold.work, fold.check, step=509 * every, seeds=(0,), limit=4)
@@ -209,7 +210,7 @@ def refuses_or_holds_all(fold):
     return check
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_rot_anywhere_is_refused_and_never_cut_off_unless_it_may_be_a_torn_tail(capsys, every):
     fold = Fold()
     explored = damage_everywhere(fold.work, refuses_or_holds_all(fold), step=16 * every, piece=b"\xa5" * 5)
@@ -253,7 +254,7 @@ class Handing:
             notes.append("made")
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_anywhere_leaves_a_snapshot_and_what_is_made_of_it_whole_or_not_at_all(capsys, every):
     handing = Handing()
     modes = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.PREFIX, CrashMode.SECTORS)
@@ -271,6 +272,7 @@ def caught(explore, workload, check, **options):
     return broken.value
 
 
+@pytest.mark.matrix
 def test_a_twin_that_acknowledges_before_it_syncs_is_caught():
     class Hasty(Fold):
         def open(self, disk):
@@ -367,6 +369,7 @@ class _Insists(_Passing):
         return file
 
 
+@pytest.mark.matrix
 def test_a_twin_that_syncs_again_after_a_failure_and_believes_it_is_caught():
     fold = Fold(on=_Insists, retry=True)
     caught(fail_everywhere, fold.work, fold.check)

@@ -127,6 +127,7 @@ def test_over_the_own_log(tmp_path, scope, kills):
     survive(tmp_path, LogKeyValue(log), job, kills=kills, seed=1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("history", [1, pytest.param(10, marks=pytest.mark.slow)])
 def test_over_nats(tmp_path, nats_url, history, kills):

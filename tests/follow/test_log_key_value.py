@@ -286,6 +286,7 @@ CREATOR = """
 """
 
 
+@pytest.mark.matrix
 def test_of_several_processes_that_create_a_key_exactly_one_succeeds(tmp_path: Path) -> None:
     place = str(tmp_path / "log")
     kv = LogKeyValue(open_log(place, create=True))
@@ -543,6 +544,7 @@ def test_a_change_that_never_landed_is_not_made_later_behind_its_callers_back(li
     assert kv.get(b"a") == b"3"
 
 
+@pytest.mark.matrix
 def test_a_writer_that_the_log_has_forgotten_goes_on_under_a_new_name(log: Log) -> None:
     kv = LogKeyValue(log)
     kv.put(b"a", b"1")

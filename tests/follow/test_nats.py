@@ -412,6 +412,7 @@ def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(k
         line.stopped = False
 
 
+@pytest.mark.matrix
 def test_a_pull_that_was_lost_is_repeated(kv, far, impatient):
     fill(kv)
     sent = []

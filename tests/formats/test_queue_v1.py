@@ -444,6 +444,7 @@ def test_a_manifest_that_announces_billions_of_items_is_refused_at_once():
         survives(decode_manifest, data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :])
 
 
+@pytest.mark.matrix
 def test_decoding_hostile_queues_stays_within_a_gigabyte_and_a_half():
     """The whole fuzz again in a process that may not take more; a crash of Arrow's would show here too."""
     program = (

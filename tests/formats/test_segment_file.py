@@ -238,6 +238,7 @@ def test_every_truncation_is_corrupt() -> None:
             decode(SOUND[:size])
 
 
+@pytest.mark.matrix
 def test_no_flipped_byte_gives_other_records() -> None:
     dice = random.Random(3)
     for at in range(len(SOUND)):

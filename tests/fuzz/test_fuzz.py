@@ -14,7 +14,7 @@ from tests.fuzz.registry import GROUPS, find, named
 from tests.fuzz.runner import ROOT, fuzz
 from tests.fuzz.targets import case
 
-CASES = {"formats": 100, "places": 12, "flight": 25, "commands": 20}
+CASES = {"formats": 60, "places": 6, "flight": 15, "commands": 6}
 """Of each target of a group."""
 FEW = {"command-processes": 2}
 """Of targets that take long."""

@@ -501,7 +501,7 @@ def test_a_slot_dropped_and_created_again_keeps_its_old_holder_fenced(bench: Ben
     assert bench.log.slot("billing").position == 2
 
 
-@pytest.mark.parametrize("every", sampled(4))
+@pytest.mark.parametrize("every", sampled(12))
 @pytest.mark.parametrize("action", ["create", "reset", "drop", "hold", "release", "collect", "collect-late"])
 def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: int, monkeypatch: pytest.MonkeyPatch):
     """At every store operation of an action, before it and after: then everything still works and nothing is lost."""
@@ -576,6 +576,7 @@ def test_a_claim_that_takes_away_another_s_pin_lets_a_trim_pass_the_slot(bench: 
         test_a_claim_by_the_same_holder_leaves_a_reset_under_way_alone(bench)
 
 
+@pytest.mark.matrix
 def test_deleting_a_chunk_before_what_it_lists_leaves_objects_behind(monkeypatch):
     honest = collector.objects_of
     monkeypatch.setattr(collector, "objects_of", lambda cut, chunks: reversed(list(honest(cut, chunks))))

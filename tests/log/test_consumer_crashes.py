@@ -19,6 +19,7 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
 from strandline.testing.queues import QueuePlace
 from strandline.testing.queues.places import first_to_come
+from tests.cases import some
 from tests.log.queue_places import OwnPlace, PlaceKind, V1Place, filled
 
 BATCHES = 9
@@ -125,6 +126,7 @@ def test_wherever_a_consumer_dies_a_new_one_goes_on_where_it_was(kind: PlaceKind
     assert lives(kind, after=after) >= 15
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_so_it_does_if_it_died_while_acknowledging_at_opening(kind: PlaceKind, *, after: bool) -> None:
@@ -157,7 +159,7 @@ def test_wherever_a_consumer_dies_that_rewinds_its_slot_nothing_is_skipped(*, af
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fault", ["before", "after", "late", "throttled"])
+@pytest.mark.parametrize("fault", some(["before", "after", "late", "throttled"], 2))
 def test_whichever_operation_fails_the_same_call_can_be_repeated(kind: PlaceKind, fault: Fault) -> None:
     for number in count():
         place = filled(kind, BATCHES)
@@ -202,6 +204,7 @@ def test_a_consumer_whose_line_loses_every_third_answer_still_does_everything_on
 # --- broken twins ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

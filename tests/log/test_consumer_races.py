@@ -27,7 +27,7 @@ def played(kind: PlaceKind, seeds: range) -> None:
         assert sum(getattr(history, work) for history in histories) > len(seeds), work
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 @pytest.mark.parametrize("kind", [OwnPlace, V1Place])
 def test_after_the_fence_the_old_one_changes_nothing_and_nothing_is_skipped_or_comes_again(
     kind: PlaceKind, every: int
@@ -55,6 +55,7 @@ def caught(*signs: str, kind: PlaceKind = OwnPlace) -> bool:
     pytest.fail(f"nobody noticed; instead: {others}")
 
 
+@pytest.mark.matrix
 def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rules.advance
 
@@ -70,6 +71,7 @@ def test_a_consumer_that_reads_without_looking_at_its_epoch_is_caught(monkeypatc
     assert caught("went well after")
 
 
+@pytest.mark.matrix
 def test_a_consumer_that_begins_where_the_slot_was_before_it_claimed_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

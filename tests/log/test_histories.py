@@ -32,7 +32,7 @@ def played(seeds: range) -> None:
     assert sum(history.given_up for history in histories) < len(seeds) / 20
 
 
-@pytest.mark.parametrize("every", sampled(8))
+@pytest.mark.parametrize("every", sampled(24))
 def test_no_history_of_racing_failing_and_dying_writers_and_holders_loses_or_doubles_anything(every: int) -> None:
     played(range(0, HISTORIES, every))
 

@@ -494,7 +494,7 @@ class TestSeededHistories:
     FAULTS = Faults(before=0.08, after=0.15, late=0.08, throttled=0.05)
     FAILURES = (TransientStorageError, OutcomeUnknown, StorageError, ProducerFailed)
 
-    @pytest.mark.parametrize("seed", some(range(60), 12))
+    @pytest.mark.parametrize("seed", some(range(60), 4))
     def test_one_appender_that_retries_loses_nothing_and_doubles_nothing(self, seed: int) -> None:
         chance, place, clock = random.Random(seed), PlainStore(), ManualClock()
         open_log(place, create=True)

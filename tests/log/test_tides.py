@@ -38,7 +38,7 @@ def played(seeds: range) -> None:
     assert sum(history.given_up for history in histories) < len(seeds) / 20
 
 
-@pytest.mark.parametrize("every", sampled(6))
+@pytest.mark.parametrize("every", sampled(18))
 def test_nothing_needed_is_deleted_and_nothing_acknowledged_is_lost_in_any_history(every):
     played(range(0, HISTORIES, every))
 
@@ -62,6 +62,7 @@ def caught(tries: int = 400) -> str:
     pytest.fail("nobody noticed")
 
 
+@pytest.mark.matrix
 def test_a_trim_that_does_not_mind_new_members_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = trimming.apply_trim
     monkeypatch.setattr(
@@ -75,6 +76,7 @@ def test_a_trim_above_the_floor_is_caught(monkeypatch: pytest.MonkeyPatch):
     assert "is above the valid slot" in caught()
 
 
+@pytest.mark.matrix
 def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest.MonkeyPatch):
     def forgetful(
         self: collector.GarbageCollector, head: Head, limits: object, done: collector.TrimResult, clocks: object
@@ -89,6 +91,7 @@ def test_a_slot_that_is_invalidated_only_in_memory_is_caught(monkeypatch: pytest
     assert "is above the valid slot" in caught()
 
 
+@pytest.mark.matrix
 def test_a_reset_that_does_not_pin_first_is_caught(monkeypatch: pytest.MonkeyPatch):
     def unpinned(head: Head, name: str, position: int, *cold: int | None) -> Head:
         pinned = edits.repin_slot(head, name, position, *cold)  # without a pin a reset would begin again
@@ -113,6 +116,7 @@ def test_a_new_slot_that_does_not_pin_first_is_caught(monkeypatch: pytest.Monkey
     assert "is above the valid slot" in caught()
 
 
+@pytest.mark.matrix
 def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypatch: pytest.MonkeyPatch):
     honest = edits.list_batches
 

@@ -33,7 +33,8 @@ def test_no_history_loses_lists_twice_or_collects_too_early(every):
     played(range(0, HISTORIES, every))
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.matrix
+@pytest.mark.parametrize("every", sampled(15))
 def test_nor_does_one_in_which_writes_land_late_while_no_time_passes(every):
     late = Faults(before=0.03, after=0.06, late=0.08)
     histories = [play(seed, faults=late, stall=0.0) for seed in range(0, 300, every)]
@@ -56,6 +57,7 @@ def caught(**options) -> str:
     pytest.fail("nobody noticed")
 
 
+@pytest.mark.matrix
 def test_a_lister_that_does_not_look_for_its_batch_is_caught(monkeypatch):
     honest = edits.list_batches
 
@@ -67,6 +69,7 @@ def test_a_lister_that_does_not_look_for_its_batch_is_caught(monkeypatch):
     assert "listed twice" in caught(faults=Faults(after=0.15), stall=0.0)
 
 
+@pytest.mark.matrix
 def test_a_lister_that_knows_only_the_last_name_of_its_batch_is_caught(monkeypatch):
     monkeypatch.setattr("strandline.compat.v1.edits.mark_of", lambda location: location)
     monkeypatch.setattr("strandline.compat.v1.shipper.mark_of", lambda location: location)
@@ -113,6 +116,7 @@ def test_a_collector_without_grace_is_caught():
     assert "collected" in caught(collector=Hasty)
 
 
+@pytest.mark.matrix
 def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch):
     honest = edits.acknowledge
 

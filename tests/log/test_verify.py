@@ -285,7 +285,7 @@ ONLY_IN_FULL: dict[str, Callable[[Bench], object]] = {
 }
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", [False, pytest.param(True, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize(("kind", "break_it"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_damage_is_found_and_named(bench: Bench, kind: FindingKind, break_it: Callable[[Bench], object], quick: bool):
     break_it(bench)

@@ -359,6 +359,7 @@ def explored(capsys, what, found):
     return found.states
 
 
+@pytest.mark.matrix
 def test_a_crash_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys, monkeypatch):
     monkeypatch.setattr(export, "_PIECE", 500)  # so that there are several writes
     work = Exporting()

@@ -232,6 +232,7 @@ def check_reading(wal: WriteAheadLog) -> None:
             look()
 
 
+@pytest.mark.matrix
 def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
     disk = UnsyncedDisk()
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=3000, disk=disk) as wal, Threads() as threads:

@@ -154,6 +154,7 @@ def test_whatever_was_acknowledged_survives_that_its_appender_is_killed_again_an
     assert len(list((tmp_path / "log").glob("*.log"))) > 2, "no file was ever full"
 
 
+@pytest.mark.matrix
 def test_whatever_was_acknowledged_and_is_retained_survives_kills_beside_pruning(tmp_path: Path):
     story = kill_in_a_loop(tmp_path, kills=5, seed=2, prunes=True)
     assert story.pruned > 0

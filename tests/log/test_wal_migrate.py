@@ -506,7 +506,7 @@ def explored(capsys, what, found):
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
     found = crash_everywhere(work, work.check, seeds=(0,), limit=4, every=every)
@@ -514,7 +514,7 @@ def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys, every):
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("every", sampled(3))
+@pytest.mark.parametrize("every", sampled(9))
 def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
     modes = (CrashMode.NOTHING, CrashMode.SCRAPS)
@@ -523,7 +523,7 @@ def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys, every):
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("every", sampled(3))
+@pytest.mark.parametrize("every", sampled(9))
 def test_a_full_disk_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     work = Migration()
     found = fill_everywhere(work, work.check, step=512 * every, seeds=(0,), limit=2)
@@ -549,7 +549,7 @@ def test_failures_and_full_disks_leave_no_log_or_all_of_it(begun, capsys):
 
 
 @pytest.mark.usefixtures("_quiet")
-@pytest.mark.parametrize("every", sampled(3))
+@pytest.mark.parametrize("every", sampled(9))
 def test_a_crash_while_a_folder_that_was_begun_gives_way_loses_nothing(capsys, every):
     work = Migration(begun=True)
     found = crash_everywhere(work, work.check, modes=(CrashMode.SECTORS,), seeds=(0,), limit=2, every=every)

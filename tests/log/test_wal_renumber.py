@@ -138,6 +138,7 @@ def test_many_records_share_frames(monkeypatch):
         assert headers_of(wal) == [{OLD_LSN: b"%d" % lsn} for lsn in lsns]
 
 
+@pytest.mark.matrix
 def test_a_crash_anywhere_leaves_no_log_or_all_of_it_renumbered():
     def work(disk, notes):
         if "given" not in notes:

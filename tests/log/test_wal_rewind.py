@@ -330,7 +330,7 @@ def crash_everywhere(built, to, *, modes=tuple(CrashMode), seeds=(0,), limit=2, 
 FEW = (CrashMode.KILL, CrashMode.NOTHING, CrashMode.SCRAPS)
 
 
-@pytest.mark.parametrize("every", sampled(5))
+@pytest.mark.parametrize("every", sampled(15))
 @pytest.mark.parametrize(("to", "modes"), [(3, FEW[:1]), (7, FEW[2:])])
 def test_a_crash_at_every_operation_leaves_all_or_nothing_of_it(built, to, modes, capsys, every):
     explored = crash_everywhere(built, to, modes=modes, limit=1, goes_on=False, every=every)
@@ -363,6 +363,7 @@ def test_a_second_crash_while_a_decided_one_is_finished_leaves_nothing_in_betwee
     assert explorer.explored().states > 50
 
 
+@pytest.mark.matrix
 def test_an_operation_that_fails_leaves_all_or_nothing_of_it(built, capsys):
     workload, check = interrupted(built, 7, goes_on=False)
     explorer = _Explorer(workload, check, (CrashMode.KILL, CrashMode.NOTHING), (0,), 2)

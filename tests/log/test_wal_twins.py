@@ -57,6 +57,7 @@ def test_a_twin_that_acknowledges_before_the_sync_is_caught(monkeypatch):
         explore()
 
 
+@pytest.mark.matrix
 def test_a_twin_that_takes_damage_above_the_mark_for_corruption_is_caught(monkeypatch):
     def refuse(path, found, mark):
         if found.stop.ending is not Ending.CLEAN:
@@ -85,6 +86,7 @@ def test_a_twin_that_takes_damage_below_the_mark_for_a_torn_tail_is_caught(monke
         lose_the_middle()
 
 
+@pytest.mark.matrix
 def test_a_twin_that_serves_the_tail_without_syncing_it_is_caught(monkeypatch):
     def only_cut(folder, found, *, disk):
         with contextlib.closing(disk.open_append(f"{folder}/{data_name(found.place.first)}")) as file:
@@ -95,6 +97,7 @@ def test_a_twin_that_serves_the_tail_without_syncing_it_is_caught(monkeypatch):
         crash_everywhere(workload, check, modes=(CrashMode.KILL,))
 
 
+@pytest.mark.matrix
 def test_a_twin_that_prunes_before_the_slots_are_written_is_caught(monkeypatch):
     def lazily(self, start, *, beyond_slots):
         reached = min(start, self.floor() if self.floor() is not None else start)
@@ -209,6 +212,7 @@ def prune_beside_an_append(folder):
         assert values(log) == {3: payload(3)}, "a record that was acknowledged is gone"
 
 
+@pytest.mark.matrix
 def test_a_twin_that_prunes_without_the_lock_is_caught(tmp_path, monkeypatch):
     prune_beside_an_append(tmp_path / "honest")
     monkeypatch.setattr(GroupCommitter, "exclusively", lambda _: contextlib.nullcontext())

@@ -72,6 +72,7 @@ def test_a_newcomer_that_dies_in_its_first_listing_is_made_whole():
     assert explored(budget=budget, history=(*BOTH, (b"k1", b"0.2"))).states > 2_000
 
 
+@pytest.mark.matrix
 def test_a_store_that_may_lose_its_last_write_in_a_crash_loses_data_and_cursor_together():
     budget = Budget(writes=2, trims=1, crashes=1)
     assert explored(budget=budget, history=BOTH, followed=2, unsynced=True).states > 2_000
@@ -107,6 +108,7 @@ def test_a_watch_that_is_overrun_applies_nothing_past_the_gap_and_is_brought_in_
     assert explored(budget=budget, history=ONE, followed=1).states > 4_000
 
 
+@pytest.mark.matrix
 def test_a_resync_in_a_prefix_spares_all_other_keys():
     budget = Budget(writes=2, trims=1)
     assert explored(budget=budget, history=(*BOTH, (b"z", b"0.2")), followed=2, keys=(b"k1", b"z")).states > 2_000
@@ -126,6 +128,7 @@ def test_a_source_that_is_created_anew_even_in_the_middle_of_a_resync_is_followe
 # --- exports ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_an_export_asked_at_every_step_holds_exactly_what_was_applied():
     budget = Budget(writes=1, trims=1, failures=1, exports=2)
     assert explored(budget=budget, history=BOTH, followed=2).states > 3_000
@@ -228,6 +231,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_twin_is_found(name):
     options, broken, last = BROKEN[name]

@@ -195,6 +195,7 @@ class TestBootstrap:
         assert sent < self.SIZE - had + self.SPOILED + self.BATCH + MIB
         assert cluster.node_state("b").generation == 1
 
+    @pytest.mark.matrix
     def test_a_piece_that_does_not_arrive_as_it_was_sent_is_brought_over_again(self, pair):
         cluster, recorder = pair
         line = cluster.lines["a"]
@@ -213,6 +214,7 @@ class TestBootstrap:
         assert hit, "the record was not seen on the wire"
         assert cluster.logged("b", "did not arrive as it was sent") == 1
 
+    @pytest.mark.matrix
     def test_bytes_that_flip_anywhere_on_the_way_do_not_reach_the_copy(self, pair):
         cluster, recorder = pair
         line = cluster.lines["a"]
@@ -345,6 +347,7 @@ class TestACopyThatDiverged:
 
 
 class TestWallClocksThatJump:
+    @pytest.mark.matrix
     def test_harm_neither_the_lease_nor_what_is_acknowledged_nor_who_is_known_to_be_there(self, start):
         cluster = start(automatic=True, lease_seconds=10.0)
         leader = cluster.begin()
@@ -372,6 +375,7 @@ class TestWallClocksThatJump:
         check(cluster, recorder)
         assert {cluster.node_state(name).generation for name in cluster.names} == {1}
 
+    @pytest.mark.matrix
     def test_do_not_take_a_silent_replica_for_idle_which_goes_on_from_its_copy_and_lacks_nothing(self, start):
         cluster = start(names="ab", policy="local", max_idle=3600)
         leader = cluster.begin()
@@ -399,10 +403,12 @@ class TestWallClocksThatJump:
 
 
 class TestFlippedBytes:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("way", ["down", "up"])
     def test_under_tls_only_break_connections(self, start, certificate_folder, way):
         self.flip(start(tls=certificate_folder), way)
 
+    @pytest.mark.matrix
     def test_of_records_in_plain_text_are_found_by_their_checksums(self, start):
         self.flip(start(), "down")
 

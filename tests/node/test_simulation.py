@@ -316,6 +316,7 @@ class TestAPrimaryOfOldRecords:
     def test_does_not_commit_them_one_by_one(self):
         self.tell()
 
+    @pytest.mark.matrix
     def test_is_caught_if_it_does(self, monkeypatch):
         counts_replicas_below_the_beginning_of_its_term(monkeypatch)
         shows_what_it_remembers_when_it_leads(monkeypatch)  # or nobody would see it yet
@@ -371,6 +372,7 @@ class TestAPrimaryOfOldRecords:
 
 
 class TestBrokenTwins:
+    @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "climate", "finding"), TWINS)
     def test_is_caught(self, twin, climate, finding, monkeypatch):
         twin(monkeypatch)

@@ -258,6 +258,7 @@ def test_a_slot_is_never_ahead_of_its_sink(spark, log, table):
     check_a_death_before_the_commit(spark, log, table)
 
 
+@pytest.mark.matrix
 def test_the_twin_that_advances_first_is_caught(spark, log, table, monkeypatch):
     monkeypatch.setattr(pipeline, "_Batches", AdvancesFirst)
     with pytest.raises(AssertionError, match="the slot is ahead of its sink"):
@@ -317,6 +318,7 @@ follow(
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("mode", "step"),
     [

@@ -200,6 +200,7 @@ def test_a_driver_that_wakes_up_after_a_newer_one_is_fenced_and_changes_nothing(
     assert log.slot("s").position == 10
 
 
+@pytest.mark.matrix
 def test_of_two_drivers_that_commit_at_once_the_table_refuses_one(spark, log, table):
     append(log, numbered(0, 10))
 

@@ -55,6 +55,7 @@ def test_packing_keeps_every_span_once_and_in_order(sizes, cores):
     assert all(packed)
 
 
+@pytest.mark.matrix
 @given(st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=400), st.integers(1, 16))
 def test_packing_is_balanced_to_within_one_span(sizes, cores):
     packed = pack(pieces(*sizes), cores)

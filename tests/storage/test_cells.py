@@ -47,7 +47,7 @@ class TestCellInFolder(CellContract):
 
 
 class TestHistories:
-    @pytest.mark.parametrize("every", sampled(10))
+    @pytest.mark.parametrize("every", sampled(30))
     def test_no_history_of_racing_failing_and_dying_writers_loses_or_doubles_a_change(self, every: int) -> None:
         seeds = range(0, HISTORIES, every)
         histories = [play(seed) for seed in seeds]
@@ -71,14 +71,17 @@ class TestHistories:
             assert history.given_up == []
             assert history.lost == history.late == 0
 
+    @pytest.mark.matrix
     def test_a_cell_that_retries_blindly_is_caught_doubling(self) -> None:
         caught = failures(lambda store: BlindRetryCell(store, "cell", JsonCodec[str]()))
         assert sum("doubled" in message for message in caught) > 20
 
+    @pytest.mark.matrix
     def test_a_cell_that_lets_the_last_writer_win_is_caught_losing(self) -> None:
         caught = failures(lambda store: LastWriterWinsCell(store, "cell", JsonCodec[str]()))
         assert sum("lost" in message for message in caught) > 20
 
+    @pytest.mark.matrix
     def test_a_cell_that_forgets_its_operations_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def forgetful(state: Stamped[str], value: str, op: object) -> Stamped[str]:
             return Stamped(value, state.revision + 1, ())

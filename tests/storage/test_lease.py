@@ -668,6 +668,7 @@ class TestHistories:
         for seed in range(1000, 6000):
             play(seed)
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.__name__)
     def test_a_broken_twin_is_caught(self, twin):
         with pytest.raises(AssertionError, match=r"believe that they hold|two had epoch|went back"):

@@ -54,6 +54,7 @@ def check(disk, notes):
         assert path == "head" or value == path.encode()
 
 
+@pytest.mark.matrix
 def test_what_was_acknowledged_outlives_every_crash(capsys):
     explored = crash_everywhere(work, check, again=3)
     assert explored.states > 100
@@ -68,6 +69,7 @@ class Trusting(LocalStore):
         self._disk.make_folders(folder)
 
 
+@pytest.mark.matrix
 def test_a_store_that_trusts_the_folders_it_finds_is_caught(monkeypatch):
     monkeypatch.setitem(work.__globals__, "LocalStore", Trusting)
     with pytest.raises(AssertionError, match="is gone"):

@@ -377,6 +377,7 @@ class TestStoreInAStorm(ObjectStoreContract):
         return RetryingStore(through, clock=ManualClock())
 
 
+@pytest.mark.matrix
 def test_no_history_of_racing_failing_and_dying_writers_of_a_cell_loses_or_doubles_a_change(
     s3_place: Callable[[], ObjectStore], azure_place: Callable[[], ObjectStore]
 ) -> None:

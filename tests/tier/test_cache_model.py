@@ -298,7 +298,13 @@ def _small(monkeypatch):
     monkeypatch.setattr(terms_module, "_CHUNK", 2)
 
 
-@pytest.mark.parametrize("few", [3, 1 << 16], ids=["often put into columns", "beside the columns"])
+@pytest.mark.parametrize(
+    "few",
+    [
+        pytest.param(3, id="often put into columns"),
+        pytest.param(1 << 16, id="beside the columns", marks=pytest.mark.matrix),
+    ],
+)
 @settings(max_examples=80, deadline=None)
 @given(events=steps)
 def test_random_histories_are_answered_as_by_a_plain_list(few, events):
@@ -321,7 +327,7 @@ def test_many_random_histories_are_answered_as_by_a_plain_list(few, events):
         cache_module._FEW = before
 
 
-@pytest.mark.parametrize("seed", some(range(40), 8))
+@pytest.mark.parametrize("seed", some(range(40), 3))
 def test_crowded_histories_are_answered_as_by_a_plain_list(seed):
     """Many segments over the same offsets of few terms, more being copied than removed."""
     chance = random.Random(seed)

@@ -312,7 +312,7 @@ def explored(kind: Kind, position: int, announced: Any = None, looking: Any = No
     return wrong
 
 
-EVERY = [pytest.param(7, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+EVERY = [pytest.param(21, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("every", EVERY)
@@ -349,6 +349,7 @@ class LookedEarly:
         return self._seen
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_twins_that_say_it_too_late_or_look_too_early_are_caught(kind: Kind) -> None:
     position = base(kind).firsts[1] + 1
@@ -408,6 +409,7 @@ def test_a_tierer_that_was_replaced_does_not_remove_what_the_new_one_has_promise
     assert with_a_tierer_that_was_replaced(kind, every=1 if every == 1 else 37) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["wal", pytest.param("object", marks=pytest.mark.slow)])
 def test_a_tierer_that_decides_though_another_has_announced_is_caught(kind: Kind) -> None:
     assert with_a_tierer_that_was_replaced(kind, DecidedAnyway)

@@ -76,6 +76,7 @@ def test_a_table_of_other_columns_is_replayed(tmp_path: Path, caplog: pytest.Log
     assert "but ['x']" in caplog.text
 
 
+@pytest.mark.matrix
 def test_a_thousand_damaged_tables_give_a_cache_or_are_refused() -> None:
     dice = random.Random(3)
     seen = set()

@@ -313,6 +313,7 @@ def test_a_position_that_goes_before_the_cache_is_caught(monkeypatch, torn, capl
     assert "full replay" in caught(monkeypatch, PositionFirst)
 
 
+@pytest.mark.matrix
 def test_a_cache_that_goes_before_the_position_is_not_harmed_by_the_same(monkeypatch, torn, caplog):
     caplog.set_level("CRITICAL")
     assert caught(monkeypatch, CacheFirst, 10) == ""
@@ -329,6 +330,7 @@ class OldTarget(MetadataState):
         super().set_target(partition, self.first.setdefault(partition, target))
 
 
+@pytest.mark.matrix
 def test_a_target_that_is_not_fetched_again_is_caught(monkeypatch, caplog):
     caplog.set_level("CRITICAL")
     assert "what was there when it was assigned" in caught(monkeypatch, OldTarget)
@@ -371,6 +373,7 @@ def test_an_answer_for_a_partition_that_is_not_followed_is_caught(monkeypatch, c
 # --- crash points ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "reach",
     [

@@ -289,6 +289,7 @@ def test_a_position_that_was_only_noted_is_durable_before_anything_below_it_goes
     assert log.bounds().first == log.floor() == tiers.firsts[2]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "seed", [*some(range(12), 4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 150))]
 )

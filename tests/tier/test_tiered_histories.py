@@ -19,6 +19,7 @@ from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.read import tiered_log as tiered
 from strandline.tier.read.cold_reader import ColdReader, HotStart
 from strandline.tier.read.tiered_log import TieredLog
+from tests.cases import some
 from tests.tier.tiered_parts import LIMITS, Backup, Row, Tiers, fetched, rows
 
 STEPS = 40
@@ -158,7 +159,7 @@ class Histories:
 
 
 NO_SEAM = HotStart(1 << 40, None)
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
+SEEDS = [*some(range(8), 3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
 
 
 @pytest.fixture
@@ -190,6 +191,7 @@ def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.Monk
     assert caught(range(8))
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("unjoined")
 def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "divergence", lambda *_: None)

@@ -363,6 +363,7 @@ def test_after_a_crash_at_any_point_the_next_tierer_reaches_a_clean_state(part: 
         assert world.log().slot(SLOT).position == segments[-1].end + 1 == world.log().bounds().next
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("part", PARTS)
 def test_a_rival_that_takes_over_at_any_point_leaves_every_range_once(part: int) -> None:
     for at in range(part, POINTS, len(PARTS)):
