@@ -11,6 +11,7 @@ from strandline.errors import StorageError, StrandlineError
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotLimits, SlotState
 from strandline.storage.clock import Clock
+from strandline.storage.worker_thread import WorkerThread
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class SlotHeartbeat:
         limits = self._limits()
         self._every = MOST if limits is None else heartbeat_interval(limits)
         self._seen = clock.monotonic()
-        self._thread = threading.Thread(target=self._run, name="strandline-heartbeat", daemon=True)
+        self._thread = WorkerThread(self._run, name="strandline-heartbeat")
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up to a cursor."""

@@ -26,6 +26,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
+from strandline.storage.worker_thread import WorkerThread
 
 MARGIN: Final = 1 / 64
 """The part of a term that the holder gives away, so that its clock may run slower than a challenger's."""
@@ -326,7 +327,7 @@ class Lease:
         The block asks :meth:`ensure`: a lease that was lost is not renewed any more, and nothing else tells.
         """
         over = threading.Event()
-        keeper = threading.Thread(target=self._keep, args=(over,), name="strandline-lease", daemon=True)
+        keeper = WorkerThread(self._keep, over, name="strandline-lease")
         keeper.start()
         try:
             yield

@@ -25,6 +25,7 @@ from strandline.model.sink import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
+from strandline.storage.worker_thread import WorkerThread
 
 _LOGGER: Final = logging.getLogger(__name__)
 _HOPELESS: Final = (
@@ -109,7 +110,7 @@ class Supervisor:
         self._changed = threading.Condition()
         self._state = WatchState()
         self._failures = 0
-        self._thread: threading.Thread | None = None
+        self._thread: WorkerThread | None = None
         self._origin = Origin("A supervised watch", self)
 
     # --- running -----------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class Supervisor:
         """Run in a thread of its own."""
         if self._thread is not None:
             raise InvalidInput("This supervisor was started already; make another one.")
-        self._thread = threading.Thread(target=self._run_quietly, name="strandline-watch", daemon=True)
+        self._thread = WorkerThread(self._run_quietly, name="strandline-watch")
         self._thread.start()
         return self
 

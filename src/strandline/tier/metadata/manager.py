@@ -25,6 +25,7 @@ from strandline.model.segments import (
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.event_follower import EventFollower
@@ -91,7 +92,7 @@ class MetadataManager:
         self._threads: list[threading.Thread] = []
         if background:
             self._threads = [
-                threading.Thread(target=target, name=f"strandline-metadata-{name}", daemon=True)
+                WorkerThread(target, name=f"strandline-metadata-{name}")
                 for name, target in (("follower", self._follow), ("maintenance", self._maintain))
             ]
             for thread in self._threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import Future, wait
 from typing import Final
 from uuid import UUID
@@ -15,6 +14,7 @@ from strandline.log.object.produce.outbox import Outbox, Sent
 from strandline.log.object.produce.workers import Bell
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import count_written
+from strandline.storage.worker_thread import WorkerThread
 
 _LONGEST_REST: Final = 0.25
 
@@ -59,8 +59,8 @@ class ProducerThreads:
         self._rested_at = 0.0
         self._hurry = Bell()
         self._threads = [
-            threading.Thread(target=self._close_in_time, name="strandline-closing", daemon=True),
-            threading.Thread(target=self._list_in_order, name="strandline-listing", daemon=True),
+            WorkerThread(self._close_in_time, name="strandline-closing"),
+            WorkerThread(self._list_in_order, name="strandline-listing"),
         ]
         for thread in self._threads:
             thread.start()
