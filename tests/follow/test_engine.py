@@ -5,21 +5,17 @@ import pytest
 from strandline.errors import InvalidInput
 from strandline.followers.engine import Engine
 from strandline.followers.events import (
-    Applied,
     AppliedRange,
     Apply,
     Batching,
     Began,
     Finish,
-    Nothing,
     Open,
-    Opened,
     Receive,
     Received,
     ReportCursor,
-    Reported,
+    Signal,
     StoreBatch,
-    StoreDone,
 )
 from strandline.model.cursor import Cursor
 from strandline.testing.sinks import LOG
@@ -34,7 +30,7 @@ def received(first: int, rows: int = 1) -> Received:
 def begun(**batching: float) -> Engine:
     engine = Engine(Batching(**batching))
     assert engine.step(Began(AT), 0.0) == Open(AT)
-    take = engine.step(Opened(), 0.0)
+    take = engine.step(Signal.OPENED, 0.0)
     assert isinstance(take, Receive)
     assert take.since == AT
     return engine
@@ -43,11 +39,11 @@ def begun(**batching: float) -> Engine:
 def test_what_is_received_is_applied_then_stored_from_the_sinks_cursor_and_only_then_reported():
     engine = begun(records=3)
     assert engine.step(received(0, 3), 0.0) == Apply(["0+3"])
-    assert engine.step(Applied(), 0.0) == StoreBatch(AppliedRange(["0+3"], AT, AT.at(3)))
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(AppliedRange(["0+3"], AT, AT.at(3)))
     assert engine.applied == AT
-    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(3))
+    assert engine.step(Signal.STORED, 0.0) == ReportCursor(AT.at(3))
     assert engine.applied == AT.at(3)
-    take = engine.step(Reported(), 0.0)
+    take = engine.step(Signal.NOTHING, 0.0)
     assert isinstance(take, Receive)
     assert take.since == AT.at(3)
 
@@ -55,18 +51,18 @@ def test_what_is_received_is_applied_then_stored_from_the_sinks_cursor_and_only_
 def test_receipt_alone_never_reports_anything():
     engine = begun(records=10, window=5.0)
     assert isinstance(engine.step(received(0), 0.0), Receive)
-    assert isinstance(engine.step(Nothing(), 1.0), Receive)
+    assert isinstance(engine.step(Signal.NOTHING, 1.0), Receive)
     assert engine.applied == AT
 
 
 def test_a_small_batch_is_applied_when_its_window_since_the_first_record_has_passed():
     engine = begun(records=10, window=1.0)
     engine.step(received(0), 10.0)
-    take = engine.step(Nothing(), 10.25)
+    take = engine.step(Signal.NOTHING, 10.25)
     assert isinstance(take, Receive)
     assert (take.since, take.seconds) == (AT.at(1), 0.75)
     engine.step(received(1), 10.5)
-    assert engine.step(Nothing(), 11.0) == Apply(["0+1", "1+1"])
+    assert engine.step(Signal.NOTHING, 11.0) == Apply(["0+1", "1+1"])
 
 
 def test_it_never_asks_for_more_than_the_batch_still_has_room_for():
@@ -80,20 +76,20 @@ def test_a_request_to_stop_applies_what_was_received_and_then_finishes():
     engine = begun(records=10, window=5.0)
     engine.step(received(0), 0.0)
     engine.stop()
-    assert engine.step(Nothing(), 0.0) == Apply(["0+1"])
-    assert engine.step(Applied(), 0.0) == StoreBatch(AppliedRange(["0+1"], AT, AT.at(1)))
-    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(1))
-    assert engine.step(Reported(), 0.0) == Finish(AT.at(1))
+    assert engine.step(Signal.NOTHING, 0.0) == Apply(["0+1"])
+    assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(AppliedRange(["0+1"], AT, AT.at(1)))
+    assert engine.step(Signal.STORED, 0.0) == ReportCursor(AT.at(1))
+    assert engine.step(Signal.NOTHING, 0.0) == Finish(AT.at(1))
 
 
 def test_it_finishes_at_the_offset_it_was_given_and_asks_no_further():
     engine = Engine(Batching(), until=2)
     assert engine.step(Began(AT), 0.0) == Open(AT)
-    assert isinstance(engine.step(Opened(), 0.0), Receive)
+    assert isinstance(engine.step(Signal.OPENED, 0.0), Receive)
     assert engine.step(received(0, 2), 0.0) == Apply(["0+2"])
-    engine.step(Applied(), 0.0)
-    assert engine.step(StoreDone(), 0.0) == ReportCursor(AT.at(2))
-    assert engine.step(Reported(), 0.0) == Finish(AT.at(2))
+    engine.step(Signal.APPLIED, 0.0)
+    assert engine.step(Signal.STORED, 0.0) == ReportCursor(AT.at(2))
+    assert engine.step(Signal.NOTHING, 0.0) == Finish(AT.at(2))
 
 
 def test_it_finishes_at_once_when_it_is_there_already():
@@ -101,7 +97,7 @@ def test_it_finishes_at_once_when_it_is_there_already():
 
 
 def test_an_empty_log_is_waited_for():
-    take = begun().step(Nothing(), 0.0)
+    take = begun().step(Signal.NOTHING, 0.0)
     assert isinstance(take, Receive)
     assert take.seconds > 0
 

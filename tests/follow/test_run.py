@@ -14,7 +14,7 @@ from strandline.errors import CorruptData, CursorExpired, Diverged, Fenced, Inva
 from strandline.followers import run as running
 from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.engine import Engine
-from strandline.followers.events import Received, ReportCursor, Reported, StoreDone
+from strandline.followers.events import Received, ReportCursor, Signal
 from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
 from strandline.log.object import open_log
@@ -308,12 +308,12 @@ class EagerEngine(Engine):
         if isinstance(event, Received):
             self.held = super().step(event, now)
             return ReportCursor(event.upto)
-        if isinstance(event, Reported) and self.held is not None:
+        if event is Signal.NOTHING and self.held is not None:
             held, self.held = self.held, None
             return held
         action = super().step(event, now)
-        if isinstance(event, StoreDone) and isinstance(action, ReportCursor):
-            return super().step(Reported(), now)
+        if event is Signal.STORED and isinstance(action, ReportCursor):
+            return super().step(Signal.NOTHING, now)
         return action
 
     held = None
@@ -326,7 +326,7 @@ def test_a_twin_that_advances_before_the_commit_is_caught(monkeypatch):
     def do(self, action):
         if isinstance(action, ReportCursor):
             self.slot.advance(action.cursor)
-            return Reported()
+            return Signal.NOTHING
         return original(self, action)
 
     monkeypatch.setattr(running.Follower, "_do", do)

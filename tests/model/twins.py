@@ -13,11 +13,11 @@ from strandline.followers.events import (
     EndResync,
     Event,
     Export,
-    Failed,
     FindGhosts,
     Loose,
     Open,
     ReportCursor,
+    Signal,
     StoreBatch,
     Write,
 )
@@ -33,7 +33,7 @@ class DropsTheFailedBatch(Engine):
     __slots__ = ()
 
     def step(self, event: Event, now: float) -> Action:
-        if isinstance(event, Failed):
+        if event is Signal.STORE_FAILED:
             self._unstored.popleft()
         return Engine.step(self, event, now)
 

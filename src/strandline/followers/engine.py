@@ -13,42 +13,9 @@ from enum import Enum
 from typing import Any, Final
 
 from strandline.errors import InvalidInput
-from strandline.followers.events import (
-    Action,
-    Applied,
-    AppliedRange,
-    Apply,
-    Batching,
-    Began,
-    BeginResync,
-    Chunk,
-    Ended,
-    EndResync,
-    Event,
-    Expired,
-    Export,
-    ExportDone,
-    Failed,
-    FindGhosts,
-    Finish,
-    Ghosts,
-    GiveUp,
-    Listed,
-    Loose,
-    Nothing,
-    Open,
-    Opened,
-    Pause,
-    Receive,
-    Received,
-    ReportCursor,
-    Reported,
-    ResyncSweep,
-    StoreBatch,
-    StoreDone,
-    StreamFailed,
-    Write,
-)
+from strandline.followers import events
+from strandline.followers.events import Batching, Signal
+from strandline.kv.contract import Ended, Listed
 from strandline.model.cursor import Cursor
 from strandline.storage.retry import Backoff
 
@@ -85,15 +52,15 @@ class Engine:
     _applied: Cursor | None = None
     _read: Cursor | None = None
     _due: float | None = None
-    _pending: list[Chunk] = field(default_factory=list)
+    _pending: list[events.Chunk] = field(default_factory=list)
     _records: int = 0
     _bytes: int = 0
-    _applying: Write | None = None
-    _unstored: deque[Write] = field(default_factory=deque)
+    _applying: events.Write | None = None
+    _unstored: deque[events.Write] = field(default_factory=deque)
     _behind: int = 0
     _failures: int = 0
     _retry: float | None = None
-    _removals: deque[Chunk] = field(default_factory=deque)
+    _removals: deque[events.Chunk] = field(default_factory=deque)
     _compared: bool = False
     _marks: set[bytes] = field(default_factory=set)
     _listed: Cursor | None = None
@@ -124,53 +91,53 @@ class Engine:
 
     # --- one step ----------------------------------------------------------------------------------------------
 
-    def step(self, event: Event, now: float) -> Action:  # noqa: C901, PLR0912 - one case for each event
+    def step(self, event: events.Event, now: float) -> events.Action:  # noqa: C901, PLR0912 - one case for each event
         """Take one event and say what to do next. ``now`` is in seconds on a clock that never goes back."""
         match event:
-            case Received():
+            case events.Received():
                 self._receive(event, now)
-            case Applied():
+            case Signal.APPLIED:
                 self._enqueue()
-            case StoreDone():
+            case Signal.STORED:
                 report = self._stored()
                 if report is not None:
                     return report
-            case Reported() | Nothing() | ExportDone():
+            case Signal.NOTHING:
                 pass
-            case Failed():
+            case Signal.STORE_FAILED:
                 self._failures += 1
                 self._tried = self._stopping
                 if self._failures >= self.retries.attempts and not self._stopping:
-                    return GiveUp(self._failures)
+                    return events.GiveUp(self._failures)
                 self._retry = now + self.retries.pause(self._failures - 1, 1.0)
-            case Began(cursor, unsettled):
+            case events.Began(cursor, unsettled):
                 self._applied = self._read = cursor
                 if not unsettled:
-                    return self._next(now) if self._done() else Open(cursor)
+                    return self._next(now) if self._done() else events.Open(cursor)
                 self._resync()
-            case Opened():
+            case Signal.OPENED:
                 self.phase = Phase.RELISTING if self.phase is Phase.CLEARING and self.armed else Phase.LIVE
-            case Expired(anew):
+            case events.Expired(anew):
                 if self.armed:
                     self._resync()
                 else:
                     self._applied = self._read = anew  # what is current comes in the order of its versions, from below
                     if anew is None:
-                        return Open(None)
+                        return events.Open(None)
                     self._rewind(anew)
-            case Ghosts(chunks):
+            case events.Ghosts(chunks):
                 if self.phase is Phase.CLEARING and not self._stopping:
-                    self._unstored.append(BeginResync())  # from here on the state belongs to no cursor
+                    self._unstored.append(events.BeginResync())  # from here on the state belongs to no cursor
                 self._removals.extend(chunks)
             case Listed(cursor):
                 self._list_ends(cursor, now)
             case Ended():
                 self._ended = True
-            case StreamFailed():
+            case Signal.STREAM_FAILED:
                 self.stop()  # the error is not held up by a store that fails too: that is tried once
         return self._next(now)
 
-    def _receive(self, event: Received, now: float) -> None:
+    def _receive(self, event: events.Received, now: float) -> None:
         if event.since is not None and self._read is not None and event.since.next != self._read.next:
             raise InvalidInput(f"Received offset {event.since.next} where {self._read.next} was due.")
         if self.phase is Phase.RELISTING:
@@ -199,7 +166,7 @@ class Engine:
         At its old cursor, of another stream or past this one's end, it would refuse or pass over what comes anew.
         """
         self.phase, self._compared = Phase.CLEARING, True
-        self._unstored.extend((BeginResync(), EndResync(anew)))
+        self._unstored.extend((events.BeginResync(), events.EndResync(anew)))
 
     # --- after apply: the store --------------------------------------------------------------------------------
 
@@ -210,56 +177,56 @@ class Engine:
         match last, write:
             case (_, None):
                 raise InvalidInput("Nothing was being applied.")
-            case (AppliedRange(), AppliedRange()):
-                self._unstored[-1] = AppliedRange([*last.chunks, *write.chunks], last.since, write.upto)
-            case (Loose(), Loose()):
-                self._unstored[-1] = Loose([*last.chunks, *write.chunks])
+            case (events.AppliedRange(), events.AppliedRange()):
+                self._unstored[-1] = events.AppliedRange([*last.chunks, *write.chunks], last.since, write.upto)
+            case (events.Loose(), events.Loose()):
+                self._unstored[-1] = events.Loose([*last.chunks, *write.chunks])
             case _:
                 self._unstored.append(write)
 
-    def _stored(self) -> Action | None:
+    def _stored(self) -> events.Action | None:
         self._failures, self._retry, self._behind = 0, None, 0
         match self._unstored.popleft():
-            case AppliedRange(upto=cursor) | EndResync(cursor):
+            case events.AppliedRange(upto=cursor) | events.EndResync(cursor):
                 if self.phase is Phase.SWEEPING:
                     self.phase, self._listed = Phase.LIVE, None
                     self._marks.clear()
                 if cursor != self._applied:
                     self._applied = cursor
-                    return ReportCursor(cursor)
+                    return events.ReportCursor(cursor)
         return None
 
-    def _storable(self) -> Write | None:
+    def _storable(self) -> events.Write | None:
         """The oldest write that the store has not taken. A range that moves no cursor waits for one that does."""
         if not self._unstored:
             return None
         head = self._unstored[0]
-        return None if isinstance(head, AppliedRange) and head.upto == self._applied else head
+        return None if isinstance(head, events.AppliedRange) and head.upto == self._applied else head
 
     # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
 
-    def _next(self, now: float) -> Action:
+    def _next(self, now: float) -> events.Action:
         write = self._storable()
         if self._flushes(now):
             return self._flush()
         if write is not None and self._store_due(now):
             self._retry = None
-            return StoreBatch(write)
+            return events.StoreBatch(write)
         if self._done():
             if write is not None and not self._stopping:
-                return Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
+                return events.Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
             self.phase = Phase.DONE
-            return Finish(self._applied, doubtful=write is not None)
+            return events.Finish(self._applied, doubtful=write is not None)
         return self._resync_step(write, now) or self._calm(write, now)
 
-    def _calm(self, write: Write | None, now: float) -> Action:
+    def _calm(self, write: events.Write | None, now: float) -> events.Action:
         askable = bool(self._exports) and self.phase is Phase.LIVE and write is None
         if askable and not self._served:
             self._served = True
-            return Export(self._exports.popleft())
+            return events.Export(self._exports.popleft())
         self._served = False  # between two exports something is received: a flood of requests starves nobody either
         if write is not None and self._behind >= self.retries.attempts:
-            return Pause(self._patience(now))  # enough has been applied that the store has not taken
+            return events.Pause(self._patience(now))  # enough has been applied that the store has not taken
         return self._take(0.0 if askable else self._patience(now))
 
     def _store_due(self, now: float) -> bool:
@@ -279,52 +246,52 @@ class Engine:
         asked = self._done() or self._listed is not None or (self._exports and self.phase is Phase.LIVE)
         return full or now >= self._due or bool(asked)
 
-    def _flush(self) -> Apply:
+    def _flush(self) -> events.Apply:
         chunks, self._pending = self._pending, []
         self._records = self._bytes = 0
         self._due = None
         self._behind += 1
         if self.phase is Phase.RELISTING:
-            return self._apply(Loose(chunks))
+            return self._apply(events.Loose(chunks))
         if self._read is None:
             raise InvalidInput("A batch without a cursor behind it cannot be applied.")
         since = next(
-            (write.upto for write in reversed(self._unstored) if isinstance(write, AppliedRange)), self._applied
+            (write.upto for write in reversed(self._unstored) if isinstance(write, events.AppliedRange)), self._applied
         )
-        return self._apply(AppliedRange(chunks, since, self._read))
+        return self._apply(events.AppliedRange(chunks, since, self._read))
 
-    def _apply(self, write: AppliedRange | Loose) -> Apply:
+    def _apply(self, write: events.AppliedRange | events.Loose) -> events.Apply:
         self._applying = write
-        return Apply(write.chunks)
+        return events.Apply(write.chunks)
 
-    def _resync_step(self, write: Write | None, now: float) -> Action | None:
+    def _resync_step(self, write: events.Write | None, now: float) -> events.Action | None:
         """The next thing that a resync needs. Nothing of it happens before the store has taken what was before."""
         if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
             return None
         if write is not None:
-            return Pause(self._patience(now))
+            return events.Pause(self._patience(now))
         return self._resync_onward()
 
-    def _resync_onward(self) -> Action:
+    def _resync_onward(self) -> events.Action:
         if self._removals:
-            return self._apply(Loose([self._removals.popleft()]))
+            return self._apply(events.Loose([self._removals.popleft()]))
         if self.phase is Phase.CLEARING:
             if self._compared:
-                return Open(None)
+                return events.Open(None)
             self._compared = True
-            return FindGhosts()
+            return events.FindGhosts()
         if self.phase is Phase.RELISTING:
             self.phase = Phase.SWEEPING
-            return ResyncSweep(frozenset(self._marks))
+            return events.ResyncSweep(frozenset(self._marks))
         if self._listed is None:
             raise InvalidInput("A sweep ends where its listing ended.")
-        self._unstored.append(EndResync(self._listed))
-        return StoreBatch(self._unstored[0])
+        self._unstored.append(events.EndResync(self._listed))
+        return events.StoreBatch(self._unstored[0])
 
-    def _take(self, seconds: float) -> Receive:
+    def _take(self, seconds: float) -> events.Receive:
         batching = self.batching
         room = max(1, batching.records - self._records)
-        return Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds)
+        return events.Receive(self._read, room, max(1, batching.bytes - self._bytes), seconds)
 
     def _patience(self, now: float) -> float:
         due = [time - now for time in (self._due, self._retry) if time is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, TypeAlias
 
 from strandline.kv.contract import Ended, Listed
@@ -29,7 +30,21 @@ class Batching:
     queue: Positive = 256
 
 
-# --- events ----------------------------------------------------------------------------------------------------
+class Signal(Enum):
+    """Events that carry nothing."""
+
+    NOTHING = auto()
+    """A wait, a report or an export is over, however it ended."""
+    OPENED = auto()
+    """The stream is open, and gives what comes after the cursor that was asked for."""
+    STREAM_FAILED = auto()
+    """The stream raised an error and gives nothing more: what was received before is still applied and stored."""
+    APPLIED = auto()
+    """The batch has been applied."""
+    STORED = auto()
+    """The store has taken what it was given, or there is none."""
+    STORE_FAILED = auto()
+    """The store has not taken what it was given, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +57,6 @@ class Began:
 
     cursor: Cursor | None
     unsettled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The stream is there, and gives what comes after the cursor that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,66 +81,13 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
-    """A wait is over, for whatever reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFailed:
-    """The stream raised an error and gives nothing more: what was received before is still applied and stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The batch has been applied."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreDone:
-    """The store has taken what it was given, or there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The store has not taken what it was given, or nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The cursor has been passed on."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ghosts:
     """Removals of the keys that the fold has and the stream has not, in chunks."""
 
     chunks: Sequence[Chunk]
 
 
-@dataclass(frozen=True, slots=True)
-class ExportDone:
-    """The requester of an export has been answered, whatever the answer was."""
-
-
-Event = (
-    Began
-    | Opened
-    | Expired
-    | Received
-    | Listed
-    | Ended
-    | Nothing
-    | StreamFailed
-    | Applied
-    | StoreDone
-    | Failed
-    | Reported
-    | Ghosts
-    | ExportDone
-)
-
-
-# --- what a store is given -------------------------------------------------------------------------------------
+Event = Signal | Began | Expired | Received | Listed | Ended | Ghosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +119,6 @@ class EndResync:
 
 
 Write = AppliedRange | BeginResync | Loose | EndResync
-
-
-# --- actions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,40 +203,3 @@ class Finish:
 Action = (
     Open | Receive | Apply | StoreBatch | ReportCursor | FindGhosts | ResyncSweep | Export | Pause | GiveUp | Finish
 )
-
-__all__ = [
-    "Action",
-    "Applied",
-    "AppliedRange",
-    "Apply",
-    "Batching",
-    "Began",
-    "BeginResync",
-    "Chunk",
-    "EndResync",
-    "Ended",
-    "Event",
-    "Expired",
-    "Export",
-    "ExportDone",
-    "Failed",
-    "FindGhosts",
-    "Finish",
-    "Ghosts",
-    "GiveUp",
-    "Listed",
-    "Loose",
-    "Nothing",
-    "Open",
-    "Opened",
-    "Pause",
-    "Receive",
-    "Received",
-    "ReportCursor",
-    "Reported",
-    "ResyncSweep",
-    "StoreBatch",
-    "StoreDone",
-    "StreamFailed",
-    "Write",
-]

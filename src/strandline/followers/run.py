@@ -6,34 +6,16 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import NotFound
+from strandline.followers import events
 from strandline.followers.committer import begin
 from strandline.followers.engine import Engine
-from strandline.followers.events import (
-    Action,
-    Applied,
-    AppliedRange,
-    Apply,
-    Batching,
-    Began,
-    Chunk,
-    Event,
-    Finish,
-    Nothing,
-    Open,
-    Opened,
-    Receive,
-    Received,
-    ReportCursor,
-    Reported,
-    StoreBatch,
-    StoreDone,
-)
+from strandline.followers.events import Batching, Signal
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
 from strandline.log.heartbeat import SlotHeartbeat
@@ -49,9 +31,6 @@ __all__ = ["Batching", "Start", "begin", "follow"]
 
 _POLL = 0.25
 _SEEN_EVERY = 60.0
-_APPLIED: Final = Applied()
-_STORED: Final = StoreDone()
-_NOTHING: Final = Nothing()
 
 
 @checked
@@ -137,10 +116,10 @@ class Position(Protocol):
 class _Route(Protocol):
     """From what is followed into what follows it."""
 
-    def look(self, since: Cursor, limit: Limit) -> Received | None:
+    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
         """What comes next, if there is something."""
 
-    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
         """Store it, with the cursor."""
 
 
@@ -151,13 +130,13 @@ class _IntoTable:
     log: Followed
     sink: Sink
 
-    def look(self, since: Cursor, limit: Limit) -> Received | None:
+    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
         spans = self.log.plan(since, limit)
         if not spans:
             return None
         chunk, upto = self._fetched(since, spans, limit)
         size = sum(batch.nbytes for batch in chunk)
-        return Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
+        return events.Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
 
     def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
         """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
@@ -182,7 +161,7 @@ class _IntoTable:
             else:
                 return chunk, upto
 
-    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
         pieces = [piece for chunk in chunks for piece in chunk]
         self.sink.apply(pa.Table.from_batches(pieces, READ_SCHEMA), since=since, upto=upto)
 
@@ -194,15 +173,15 @@ class _IntoCopy:
     log: Arriving
     sink: BatchSink
 
-    def look(self, since: Cursor, limit: Limit) -> Received | None:
+    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
         del limit  # they are in memory already
         batches = self.log.arrived(since)
         if not batches:
             return None
         last, size = batches[-1], sum([batch.size for batch in batches])
-        return Received(batches, last.next - since.next, Cursor(since.log_id, last.next, last.term), since, size)
+        return events.Received(batches, last.next - since.next, Cursor(since.log_id, last.next, last.term), since, size)
 
-    def store(self, chunks: Sequence[Chunk], since: Cursor, upto: Cursor) -> None:
+    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
         self.sink.take([batch for chunk in chunks for batch in chunk], since=since, upto=upto)
 
 
@@ -220,7 +199,7 @@ class Follower:
     clock: Clock
     seen_every: float = _SEEN_EVERY
     _seen: float = 0.0
-    _event: Event | None = None
+    _event: events.Event | None = None
     _route: _Route = field(init=False)
 
     def __post_init__(self) -> None:
@@ -236,7 +215,7 @@ class Follower:
     def begin(self, cursor: Cursor) -> None:
         """Go on at this cursor, which is the sink's own."""
         self._seen = self.clock.monotonic()
-        self._event = Began(cursor)
+        self._event = events.Began(cursor)
 
     def run(self, cursor: Cursor, stop: StopEvent | None) -> Cursor:
         """Follow until told to stop, or to the end that the engine was given."""
@@ -251,42 +230,42 @@ class Follower:
     @property
     def is_between(self) -> bool:
         """Whether nothing is under way: what was received is stored and reported, and the next step waits for more."""
-        return isinstance(self._event, Nothing | Reported)
+        return self._event is Signal.NOTHING
 
     def step(self) -> Cursor | None:
         """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""
         if self._event is None:
             raise AssertionError("it was not begun")
         action = self.engine.step(self._event, self.clock.monotonic())
-        if isinstance(action, Apply):  # the sink does both in one step
-            action = self.engine.step(_APPLIED, self.clock.monotonic())
-        if isinstance(action, Finish) and action.cursor is not None:
+        if isinstance(action, events.Apply):  # the sink does both in one step
+            action = self.engine.step(Signal.APPLIED, self.clock.monotonic())
+        if isinstance(action, events.Finish) and action.cursor is not None:
             return action.cursor
         self._event = self._do(action)
         return None
 
-    def _do(self, action: Action) -> Event:
+    def _do(self, action: events.Action) -> events.Event:
         match action:
-            case Open():
-                return Opened()  # a log is planned anew each time
-            case Receive(since, records, size, seconds) if since is not None:
+            case events.Open():
+                return Signal.OPENED  # a log is planned anew each time
+            case events.Receive(since, records, size, seconds) if since is not None:
                 return self._receive(since, Limit(records=records, bytes=size, upto=self.engine.until), seconds)
-            case StoreBatch(AppliedRange(chunks, since, upto)) if since is not None:
+            case events.StoreBatch(events.AppliedRange(chunks, since, upto)) if since is not None:
                 self._route.store(chunks, since, upto)
-                return _STORED
-            case ReportCursor():
+                return Signal.STORED
+            case events.ReportCursor():
                 self._advance()
-                return Reported()
+                return Signal.NOTHING
         raise AssertionError(f"a log's follower has no use for {action}")
 
-    def _receive(self, since: Cursor, limit: Limit, seconds: float) -> Event:
+    def _receive(self, since: Cursor, limit: Limit, seconds: float) -> events.Event:
         found = self._route.look(since, limit)
         if found is None:
             self._be_seen()
             # A short turn, so that a request to stop is heard soon.
             if self.log.wait(since, min(seconds, _POLL)):
                 found = self._route.look(since, limit)
-        return _NOTHING if found is None else found
+        return Signal.NOTHING if found is None else found
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours

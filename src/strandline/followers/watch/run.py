@@ -13,41 +13,9 @@ from itertools import chain
 from typing import Any, Final, Literal, TypeVar
 
 from strandline.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError, WatchEnded
+from strandline.followers import events
 from strandline.followers.engine import Engine
-from strandline.followers.events import (
-    Action,
-    Applied,
-    AppliedRange,
-    Apply,
-    Batching,
-    Began,
-    BeginResync,
-    Chunk,
-    EndResync,
-    Event,
-    Expired,
-    Export,
-    ExportDone,
-    Failed,
-    FindGhosts,
-    Finish,
-    Ghosts,
-    GiveUp,
-    Loose,
-    Nothing,
-    Open,
-    Opened,
-    Pause,
-    Receive,
-    Received,
-    ReportCursor,
-    Reported,
-    ResyncSweep,
-    StoreBatch,
-    StoreDone,
-    StreamFailed,
-    Write,
-)
+from strandline.followers.events import Batching, Signal
 from strandline.followers.stores.rules import RuledStore
 from strandline.followers.watch.exports import ExportRequest, Exports
 from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
@@ -123,7 +91,7 @@ class AppliedWatch:
     subscription: KeyValueSubscription | None = None
     ahead: Updates | None = None
     trickling: bool = False
-    joined: tuple[Sequence[Chunk], Updates] | None = None
+    joined: tuple[Sequence[events.Chunk], Updates] | None = None
     waiting: list[ExportRequest] = field(default_factory=list)
     failure: Exception | None = None
     stream_error: Exception | None = None
@@ -135,13 +103,13 @@ class AppliedWatch:
     def run(self, resume: Resume) -> Cursor | None:
         """Watch until the end, or until told to stop; returns the applied cursor."""
         try:
-            event: Event = self._begin(resume)
+            event: events.Event = self._begin(resume)
             while True:
                 if self.stop is not None and self.stop.is_set():
                     self.engine.stop()
                 self._hear_exports()
                 action = self.engine.step(event, self.clock.monotonic())
-                if isinstance(action, Finish):
+                if isinstance(action, events.Finish):
                     return self._finished(action)
                 event = self._do(action)
         finally:
@@ -151,7 +119,7 @@ class AppliedWatch:
             if self.subscription is not None:
                 self.subscription.close()
 
-    def _begin(self, resume: Resume) -> Event:
+    def _begin(self, resume: Resume) -> events.Event:
         standing = StorePosition(None) if self.store is None else self.store.standing()
         cursor = standing.cursor if resume == "stored" else resume
         if standing.resync is not None:
@@ -160,17 +128,17 @@ class AppliedWatch:
                     f"The store is in the middle of a resync with stream {standing.resync}: watch with a reader, "
                     "which begins it again."
                 )
-            return Began(standing.cursor, unsettled=True)
+            return events.Began(standing.cursor, unsettled=True)
         if self.store is None:
-            return Began(cursor)
+            return events.Began(cursor)
         if cursor is not None:
             _check_resume(cursor, standing.cursor)
-            return Began(cursor)
+            return events.Began(cursor)
         holding = standing.cursor is not None or next(self.store.range(), None) is not None
         if holding and not self.engine.armed:
             self._warn("Everything is asked for and the store is not empty")
-            return Expired(self._beginning())
-        return Began(standing.cursor if holding else None, unsettled=holding)
+            return events.Expired(self._beginning())
+        return events.Began(standing.cursor if holding else None, unsettled=holding)
 
     def _beginning(self) -> Cursor | None:
         """Where a store takes a stream from that it has no cursor of."""
@@ -183,40 +151,40 @@ class AppliedWatch:
             why,
         )
 
-    def _finished(self, action: Finish) -> Cursor | None:
+    def _finished(self, action: events.Finish) -> Cursor | None:
         if self.stream_error is not None:
             raise self.stream_error
         return self.store.standing().cursor if action.doubtful and self.store is not None else action.cursor
 
     # --- actions -----------------------------------------------------------------------------------------------
 
-    def _do(self, action: Action) -> Event:  # noqa: PLR0911 - one case for each action
+    def _do(self, action: events.Action) -> events.Event:  # noqa: PLR0911 - one case for each action
         match action:
-            case Receive(records=records, seconds=seconds):
+            case events.Receive(records=records, seconds=seconds):
                 return self._received(records, seconds)
-            case Apply(chunks):
+            case events.Apply(chunks):
                 self._apply(chunks)
-                return Applied()
-            case StoreBatch(write):
+                return Signal.APPLIED
+            case events.StoreBatch(write):
                 return self._store(write)
-            case ReportCursor(cursor):
+            case events.ReportCursor(cursor):
                 if self.options.on_applied is not None:
                     self._call(self.options.on_applied, cursor)
-                return Reported()
-            case Open(cursor):
+                return Signal.NOTHING
+            case events.Open(cursor):
                 return self._open(cursor)
-            case FindGhosts():
+            case events.FindGhosts():
                 RESYNCS.inc()
-                return Ghosts(self._ghosts(None))
-            case ResyncSweep(given):
-                return Ghosts(self._ghosts(given))
-            case Export(request):
+                return events.Ghosts(self._ghosts(None))
+            case events.ResyncSweep(given):
+                return events.Ghosts(self._ghosts(given))
+            case events.Export(request):
                 self._export(request)
-                return ExportDone()
-            case Pause(seconds):
+                return Signal.NOTHING
+            case events.Pause(seconds):
                 self._pause(seconds)
-                return Nothing()
-            case GiveUp(failures):
+                return Signal.NOTHING
+            case events.GiveUp(failures):
                 raise StorageError(
                     f"The store failed {failures} times in a row, the last time with: {self.failure}. It stays at its "
                     "cursor; make it work again and resume."
@@ -228,7 +196,7 @@ class AppliedWatch:
         if result is not None and inspect.isawaitable(result):
             self.finish(result)
 
-    def _open(self, cursor: Cursor | None) -> Event:
+    def _open(self, cursor: Cursor | None) -> events.Event:
         try:
             self.subscription = self.watcher.watch_from(self.options.scope, cursor)
         except CursorExpired as error:
@@ -238,10 +206,10 @@ class AppliedWatch:
                 self._warn(f"The cursor {cursor} has expired ({error})")
             else:
                 _LOGGER.info("The cursor %s has expired: bringing the store in step. %s", cursor, error)
-            return Expired(self._beginning())
-        return Opened()
+            return events.Expired(self._beginning())
+        return Signal.OPENED
 
-    def _received(self, room: int, seconds: float) -> Event:
+    def _received(self, room: int, seconds: float) -> events.Event:
         """What the stream gives. Its error ends the watch, but only behind the batch that was received before it.
 
         Dropped, that batch would come again only to those that resume; and a stream that fails sooner than a window
@@ -252,9 +220,9 @@ class AppliedWatch:
         except Exception as error:  # noqa: BLE001 - it is raised when the batch has been applied
             _LOGGER.info("The stream failed; what was received before is applied, then the watch ends: %s", error)
             self.stream_error = error
-            return StreamFailed()
+            return Signal.STREAM_FAILED
 
-    def _receive(self, room: int, seconds: float) -> Event:
+    def _receive(self, room: int, seconds: float) -> events.Event:
         taken: Updates | Listed | Ended | None = self.ahead
         if taken is None:
             taken = self._take(seconds, begun=room < self.options.batching.records)
@@ -262,8 +230,8 @@ class AppliedWatch:
             head, self.ahead = taken.split(room)
             if head.upto is None:
                 raise InvalidInput("A subscription gave updates without a cursor behind them.")
-            return Received(head, len(head), head.upto, size=head.size)
-        return Nothing() if taken is None else taken
+            return events.Received(head, len(head), head.upto, size=head.size)
+        return Signal.NOTHING if taken is None else taken
 
     def _take(self, seconds: float, *, begun: bool) -> Updates | Listed | Ended | None:
         if self.subscription is None:
@@ -277,7 +245,7 @@ class AppliedWatch:
         self.trickling = not isinstance(taken, Updates) or len(taken) < queue // 4
         return taken
 
-    def _apply(self, chunks: Sequence[Chunk]) -> None:
+    def _apply(self, chunks: Sequence[events.Chunk]) -> None:
         updates = self._join(chunks)
         batch: Sequence[Any] = updates
         if self.options.parse is not None:
@@ -289,7 +257,7 @@ class AppliedWatch:
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
 
-    def _join(self, chunks: Sequence[Chunk]) -> Updates:
+    def _join(self, chunks: Sequence[events.Chunk]) -> Updates:
         if self.joined is None or self.joined[0] is not chunks:
             self.joined = (chunks, Updates.joined(chunks))
         return self.joined[1]
@@ -308,9 +276,9 @@ class AppliedWatch:
                 parsed.append(value)
         return parsed
 
-    def _store(self, write: Write) -> Event:
+    def _store(self, write: events.Write) -> events.Event:
         if self.store is None:
-            return StoreDone()
+            return Signal.STORED
         try:
             self._write(self.store, write)
         except Exception as error:
@@ -319,20 +287,20 @@ class AppliedWatch:
             _LOGGER.warning("The store has not taken a batch, which will be tried again: %s", error)
             STORE_FAILURES.inc()
             self.failure = error
-            return Failed()
-        if self.options.afloat is not None and isinstance(write, AppliedRange | Loose):
+            return Signal.STORE_FAILED
+        if self.options.afloat is not None and isinstance(write, events.AppliedRange | events.Loose):
             self.options.afloat.difference_update(self._join(write.chunks).keys)
-        return StoreDone()
+        return Signal.STORED
 
-    def _write(self, store: Store, write: Write) -> None:
+    def _write(self, store: Store, write: events.Write) -> None:
         match write:
-            case AppliedRange(chunks, since, upto):
+            case events.AppliedRange(chunks, since, upto):
                 store.apply(_told(store, self._join(chunks)), since=upto.at(0) if since is None else since, upto=upto)
-            case BeginResync():
+            case events.BeginResync():
                 store.begin_resync(self.watcher.stream)
-            case Loose(chunks):
+            case events.Loose(chunks):
                 store.resync(_told(store, self._join(chunks)))
-            case EndResync(cursor):
+            case events.EndResync(cursor):
                 standing = store.standing()
                 if standing.resync not in (None, cursor.log_id):
                     store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
