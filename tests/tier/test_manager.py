@@ -26,7 +26,7 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
-from strandline.tier.metadata.readiness import CatchingUp, Ready, Unassigned
+from strandline.tier.metadata.state import CatchingUp, Ready, Unassigned
 from tests.tier.manager_parts import (
     FOLDER,
     PARTITIONS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -19,8 +19,7 @@ from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 from strandline.tier.metadata import manager as manager_module
 from strandline.tier.metadata.manager import MetadataManager
-from strandline.tier.metadata.readiness import CatchingUp, Ready, Unassigned
-from strandline.tier.metadata.state import AppliedEvents, MetadataState, PartitionCopy
+from strandline.tier.metadata.state import AppliedEvents, CatchingUp, MetadataState, PartitionCopy, Ready, Unassigned
 from tests.tier.manager_parts import Events, copied, delete, managed, place, replayed, segment, settled, story, update
 
 METADATA = 3
@@ -262,7 +261,7 @@ class Torn(MetadataState):
             if before.is_followed and before.next == event[0]:
                 if self.cache_first:
                     done = super().absorb(partition, [event])
-                after = before.advance(event[0] + 1)
+                after = replace(before, next=event[0] + 1)
                 self._progress[partition] = before if self.cache_first else after
                 tear(self)
                 self._progress[partition] = after if self.cache_first else before
@@ -327,7 +326,8 @@ class OldTarget(MetadataState):
         self.first: dict[int, int] = {}
 
     def set_target(self, partition, target):
-        super().set_target(partition, self.first.setdefault(partition, target))
+        kept = None if target is None else self.first.setdefault(partition, target)
+        super().set_target(partition, kept)
 
 
 @pytest.mark.matrix

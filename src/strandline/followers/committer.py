@@ -10,15 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import (
-    AlreadyExists,
-    CursorExpired,
-    Diverged,
-    Fenced,
-    InvalidInput,
-    NotFound,
-    StrandlineError,
-)
+from strandline.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
 from strandline.log.contract import READING, SLOTS, Log, Slot, require
 from strandline.log.heartbeat import NewcomerSlots, SlotToucher
 from strandline.model.cursor import Cursor, Limit, Span, Start

@@ -11,15 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeVar
 
-from strandline.errors import (
-    AlreadyExists,
-    Contended,
-    CorruptData,
-    Fenced,
-    NotFound,
-    NotReady,
-    StorageError,
-)
+from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, NotReady, StorageError
 from strandline.formats.snapshot.manifest import decode_snapshot
 from strandline.formats.snapshot.pointer import PointerCodec
 from strandline.model.addresses import Address, as_folder

@@ -9,14 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, final
 
-from strandline.errors import (
-    AlreadyExists,
-    CursorExpired,
-    InvalidInput,
-    NotFound,
-    StorageError,
-    StrandlineError,
-)
+from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError, StrandlineError
 from strandline.log.contract import READING, SLOTS, Log, require
 from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
 from strandline.model.addresses import Address, as_folder

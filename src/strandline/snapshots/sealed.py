@@ -15,12 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from strandline.errors import (
-    CorruptData,
-    InvalidInput,
-    NotFound,
-    UnsupportedVersion,
-)
+from strandline.errors import CorruptData, InvalidInput, NotFound, UnsupportedVersion
 from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Cursor

@@ -10,14 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from strandline.errors import (
-    AlreadyExists,
-    Conflict,
-    Contended,
-    NotFound,
-    OutcomeUnknown,
-    TransientStorageError,
-)
+from strandline.errors import AlreadyExists, Conflict, Contended, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import Role, count_write

@@ -13,14 +13,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Final, Literal, Self
 
-from strandline.errors import (
-    ConsumerClosed,
-    CorruptData,
-    InvalidInput,
-    NotFound,
-    StrandlineError,
-    TooManyDeadLetters,
-)
+from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError, TooManyDeadLetters
 from strandline.followers.consumer.background_gc import BackgroundCollector
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
 from strandline.followers.consumer.metrics import Gauges

@@ -13,16 +13,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import (
-    Conflict,
-    Contended,
-    Diverged,
-    Fenced,
-    InvalidInput,
-    MissingExtra,
-    NotFound,
-    StorageError,
-)
+from strandline.errors import Conflict, Contended, Diverged, Fenced, InvalidInput, MissingExtra, NotFound, StorageError
 from strandline.followers.delta.history import (
     CURSOR_KEY,
     REMEDY,

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
 
-from strandline.errors import (
-    InvalidInput,
-    StrandlineError,
-    UnsupportedVersion,
-)
+from strandline.errors import InvalidInput, StrandlineError, UnsupportedVersion
 from strandline.followers.stores.rocks_db import (
     FAMILY,
     FORMAT,

@@ -7,9 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
-from strandline.followers.events import (
-    Batching,
-)
+from strandline.followers.events import Batching
 from strandline.followers.watch.exports import Exports
 from strandline.followers.watch.run import WATCHING, AppliedWatch, Options, Resume, awaiting, finishing
 from strandline.kv.contract import KeyValueReader, Watcher

@@ -10,12 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from strandline.errors import (
-    ExpectationFailed,
-    InvalidInput,
-    OutOfOrder,
-    WriterExpired,
-)
+from strandline.errors import ExpectationFailed, InvalidInput, OutOfOrder, WriterExpired
 from strandline.log.contract import Handle, Log, Receipt
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op

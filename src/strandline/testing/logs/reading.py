@@ -14,12 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.errors import (
-    CursorExpired,
-    Diverged,
-    InvalidInput,
-    NotReady,
-)
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotReady
 from strandline.log.contract import Log, Receipt
 from strandline.log.planning import behind
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start

@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.errors import (
-    ConsumerClosed,
-    CursorExpired,
-    InvalidInput,
-    OutOfOrderAck,
-    StorageError,
-)
+from strandline.errors import ConsumerClosed, CursorExpired, InvalidInput, OutOfOrderAck, StorageError
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.queues.places import QueueFixtures, QueuePlace, at_once, first_to_come, values
 

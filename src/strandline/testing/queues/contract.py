@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.errors import (
-    Fenced,
-)
+from strandline.errors import Fenced
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.head import Descriptor

@@ -10,13 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strandline.errors import (
-    CursorExpired,
-    InvalidInput,
-    OutOfOrderAck,
-    StorageError,
-    TransientStorageError,
-)
+from strandline.errors import CursorExpired, InvalidInput, OutOfOrderAck, StorageError, TransientStorageError
 from strandline.followers.consumer.batch import ConsumedBatch
 from strandline.followers.consumer.consumer import Consumer
 from strandline.model.records import READ_SCHEMA

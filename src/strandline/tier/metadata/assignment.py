@@ -54,14 +54,14 @@ class Assigner:
             left = set(self._assignment.partitions())
             for partition in self._state.partitions_where(lambda progress: progress.is_followed):
                 if partition not in left:
-                    self._state.clear_target(partition)
+                    self._state.set_target(partition, None)
             self._start_waiting()
 
     def pause(self, partition: int) -> None:
         """Unsubscribe a partition, not ready, until :meth:`retry` restarts it at its position."""
         with self._serial:
             if self._state.progress(partition).is_followed:
-                self._state.clear_target(partition)
+                self._state.set_target(partition, None)
                 self._assignment.remove(partition)
 
     def replay(self, partition: int, why: str) -> None:
@@ -89,11 +89,11 @@ class Assigner:
         for attempt in range(1, _ATTEMPTS + 1):
             self._assignment.remove(partition)  # it may be subscribed at another position
             bounds = self._events.bounds(partition)
-            begin = self._state.resume(partition, bounds)
-            if begin.replay:
-                _LOGGER.warning(_REPLAYED, partition, begin.replay)
+            start, replay = self._state.resume(partition, bounds)
+            if replay:
+                _LOGGER.warning(_REPLAYED, partition, replay)
             try:
-                self._assignment.add(partition, begin.start)
+                self._assignment.add(partition, start)
             except CursorExpired:
                 if attempt == _ATTEMPTS:
                     raise

@@ -15,13 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, InvalidInput
-from strandline.model.segments import (
-    PartitionDelete,
-    PartitionDeleteState,
-    SegmentId,
-    SegmentState,
-    TopicPartition,
-)
+from strandline.model.segments import PartitionDelete, PartitionDeleteState, SegmentId, SegmentState, TopicPartition
 from strandline.tier.metadata.cache_tables import (
     HIGHEST,
     NULLABLE,

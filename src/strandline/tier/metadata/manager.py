@@ -30,9 +30,17 @@ from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.event_follower import EventFollower
 from strandline.tier.metadata.publisher import EventPublisher
-from strandline.tier.metadata.readiness import CatchingUp, Readiness, Ready, Unassigned, not_ready
 from strandline.tier.metadata.snapshot import MetadataSnapshots
-from strandline.tier.metadata.state import MetadataState, PartitionCopy, PositionWaiter
+from strandline.tier.metadata.state import (
+    CatchingUp,
+    MetadataState,
+    PartitionCopy,
+    PositionWaiter,
+    Readiness,
+    Ready,
+    Unassigned,
+    not_ready,
+)
 
 T = TypeVar("T")
 

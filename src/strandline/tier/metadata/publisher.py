@@ -19,8 +19,7 @@ from strandline.model.segments import (
 from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.lifecycle import add_segment, update_segment
-from strandline.tier.metadata.readiness import CatchingUp, not_ready
-from strandline.tier.metadata.state import MetadataState, PositionWaiter
+from strandline.tier.metadata.state import CatchingUp, MetadataState, PositionWaiter, not_ready
 
 
 class EventPublisher:

@@ -8,33 +8,112 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 import pyarrow as pa
 
-from strandline.errors import (
-    CorruptData,
-    InvalidInput,
-    LogClosed,
-    NotReady,
-    OutcomeUnknown,
-    StrandlineError,
-)
+from strandline.errors import CorruptData, InvalidInput, LogClosed, NotReady, OutcomeUnknown, StrandlineError
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentEvent
 from strandline.tier.metadata.cache import SegmentCache
-from strandline.tier.metadata.readiness import (
-    CatchingUp,
-    PartitionProgress,
-    Readiness,
-    Ready,
-    ResumePoint,
-    Unassigned,
-    not_ready,
-    plan_resume_point,
-)
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Unassigned:
+    """This node does not follow the metadata partition; another node may."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    """This node follows the metadata partition and has not caught up."""
+
+    partition: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Generic[T_co]):
+    """The answer, from at least all events published before the partition was assigned."""
+
+    answer: T_co
+
+
+Readiness = Unassigned | CatchingUp | Ready[T]
+"""The outcome of a lookup."""
+
+READY: Final = Ready(None)
+
+
+def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
+    """The readiness as a retryable error."""
+    match readiness:
+        case Unassigned(partition):
+            return NotReady(
+                f"Metadata partition {partition} is not assigned to this node, which is no answer: ask a node that "
+                "follows it, or try again when reconcile_assignment() has added it."
+            )
+        case CatchingUp(partition, why):
+            return NotReady(f"Metadata partition {partition} is not ready: {why}.")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """Position and assignment of one metadata partition, immutable."""
+
+    next: int = 0
+    """All events below it are applied to the cache."""
+    assigned: bool = False
+    target: int | None = None
+    """The high-water mark to reach before the partition answers; None until following has (re)started."""
+    trouble: str = ""
+    """Why following stopped, if it did. Dropping and adding the partition, or a restart, clears it."""
+
+    def readiness(self, partition: int) -> Readiness[None]:
+        """Whether the partition answers."""
+        if not self.assigned:
+            return Unassigned(partition)
+        if self.trouble:
+            return CatchingUp(partition, self.trouble)
+        if self.target is None:
+            return CatchingUp(partition, "its high-water mark could not be fetched yet; ask again in a moment")
+        if self.next < self.target:
+            return CatchingUp(
+                partition, f"it has applied {self.next} events of {self.target}; ask again when it has caught up"
+            )
+        return READY
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is assigned and following has to (re)start."""
+        return self.assigned and self.target is None and not self.trouble
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether events are applied."""
+        return self.assigned and not self.trouble
+
+
+def plan_resume(position: int, bounds: Bounds) -> tuple[int, str]:
+    """Where to resume: at the applied position if the topic still has it.
+
+    Otherwise the whole topic is replayed into an empty cache: the second value says why.
+
+    >>> plan_resume(7, Bounds(3, 9)), plan_resume(0, Bounds(3, 9))
+    ((7, ''), (3, ''))
+    """
+    if position > bounds.next:
+        # Waiting for the end to reach the position would apply new events on top of those of another topic.
+        return bounds.first, f"events up to {position} are applied and there are only {bounds.next}"
+    if 0 < position < bounds.first:
+        return bounds.first, f"events up to {position} are applied and those below {bounds.first} are deleted"
+    return max(position, bounds.first), ""
+
 
 Decoded = tuple[int, SegmentEvent | CorruptData]
 """An event's offset, and the event or the decoding error."""
@@ -110,15 +189,21 @@ class MetadataState:
 
     # --- assignment: one thread at a time ----------------------------------------------------------------------
 
+    def _change(self, partition: int, **changes: Any) -> None:
+        self._progress[partition] = replace(self._progress[partition], **changes)
+
     def assign(self, partition: int) -> None:
         """Assign a partition; it answers nothing before :meth:`set_target`."""
         with self._lock:
-            self._progress[partition] = self._progress[partition].assign()
+            self._change(partition, assigned=True, target=None, trouble="")
 
     def drop(self, partition: int) -> None:
-        """Unassign a partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``."""
+        """Unassign a partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``.
+
+        Its position stays for a later assignment.
+        """
         with self._lock:
-            self._progress[partition] = self._progress[partition].drop()
+            self._change(partition, assigned=False, target=None, trouble="")
             self._fail(
                 self._waiters[partition],
                 lambda number: NotReady(
@@ -127,33 +212,28 @@ class MetadataState:
                 ),
             )
 
-    def resume(self, partition: int, bounds: Bounds) -> ResumePoint:
-        """Where to resume; discards the cache first if its position is not in the topic any more."""
+    def resume(self, partition: int, bounds: Bounds) -> tuple[int, str]:
+        """As :func:`plan_resume`; discards the cache first if its position is not in the topic any more."""
         with self._lock:
-            begin = plan_resume_point(self._progress[partition].next, bounds)
-            if begin.replay:
-                self._forget(partition)
-            self._progress[partition] = self._progress[partition].clear_target().advance(begin.start)
-            return begin
+            start, replay = plan_resume(self._progress[partition].next, bounds)
+            if replay:
+                self.forget(partition)
+            self._change(partition, next=start, target=None)
+            return start, replay
 
-    def set_target(self, partition: int, target: int) -> None:
-        """Set the high-water mark: the partition is ready when all events below it are applied."""
-        with self._lock:
-            self._progress[partition] = self._progress[partition].set_target(target)
+    def set_target(self, partition: int, target: int | None) -> None:
+        """Set the high-water mark: the partition is ready when all events below it are applied.
 
-    def clear_target(self, partition: int) -> None:
-        """Mark the partition for a restart; it answers nothing until then."""
+        None marks the partition for a restart; it answers nothing until then.
+        """
         with self._lock:
-            self._progress[partition] = self._progress[partition].clear_target()
+            self._change(partition, target=target)
 
     def forget(self, partition: int) -> None:
         """Discard the cache: the partition is replayed from the first event."""
         with self._lock:
-            self._forget(partition)
-
-    def _forget(self, partition: int) -> None:
-        self._caches[partition] = SegmentCache()
-        self._progress[partition] = self._progress[partition].forget()
+            self._caches[partition] = SegmentCache()
+            self._change(partition, next=0, target=None)
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -170,7 +250,7 @@ class MetadataState:
                 return self._absorb(partition, events)
             except Exception as error:
                 # Half an event may be in the cache; neither a reader nor a snapshot may see it.
-                self._forget(partition)
+                self.forget(partition)
                 self._stop(partition, f"applying an event failed ({error!r}); drop it and add it again to replay it")
                 raise
 
@@ -198,7 +278,7 @@ class MetadataState:
 
     def _passed(self, partition: int, upto: int, refused: Sequence[tuple[int, InvalidInput]]) -> None:
         """Advance the position after the cache, and wake the waiters."""
-        self._progress[partition] = self._progress[partition].advance(upto)
+        self._change(partition, next=upto)
         waiters = self._waiters[partition]
         if waiters:
             self._refused[partition].update(refused)
@@ -219,7 +299,7 @@ class MetadataState:
             return True
 
     def _stop(self, partition: int, why: str) -> None:
-        self._progress[partition] = self._progress[partition].stop(why)
+        self._change(partition, trouble=why)
         self._fail(self._waiters[partition], lambda number: not_ready(CatchingUp(number, why)))
 
     # --- waiters -----------------------------------------------------------------------------------------------
