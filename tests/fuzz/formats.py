@@ -57,7 +57,6 @@ from strandline.formats.object.head import (
     encode_cut,
 )
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
-from strandline.formats.segment.cold_json import ColdCodec
 from strandline.formats.segment.events import decode_event, encode_event
 from strandline.formats.segment.file import Seal, SegmentFacts, footer_size, tail_size
 from strandline.formats.snapshot.manifest import decode_snapshot, encode_snapshot
@@ -138,6 +137,7 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
+from strandline.tier.attachment import ColdCodec
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from tests.formats.forging import (

@@ -211,7 +211,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "pa.Array": lambda: pa.array([b"k"]),
         "KeyVersion": lambda: 0,
         "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),
-        "SegmentRegistry": lambda: object.__new__(tier.MetadataManager),
+        "MetadataManager": lambda: object.__new__(tier.MetadataManager),
         "RunningNode": lambda: object.__new__(node.RunningNode),
         "Topic": lambda: MemoryTopic(1),
         "TopicPartition": lambda: TopicPartition("a", place.log.log_id, 0),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strandline.errors import Diverged, Gap, NotReady
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
-from strandline.tier.copy.agreement import TermHistory, divergence, lowest_divergence, plan_cuts
+from strandline.tier.copy.history import TermHistory, divergence, lowest_divergence, plan_cuts
 
 PARTITION = TopicPartition("", UUID(int=7), 0)
 

@@ -18,7 +18,6 @@ from strandline.errors import (
     UnsupportedVersion,
 )
 from strandline.formats.json.checked import encode_checked
-from strandline.formats.segment.cold_json import ColdCodec
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.segments import COLD_FILE as COLD
@@ -29,7 +28,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
-from strandline.tier.attachment import ColdCell
+from strandline.tier.attachment import ColdCell, ColdCodec
 from strandline.tier.copy.segment_files import forget_tails
 from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
 

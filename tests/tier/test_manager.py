@@ -350,7 +350,7 @@ def test_reconciling_from_many_threads_is_serialised(events):
         thread.join()
     assert most == [1]
     assert set(manager.assigned_partitions()) in wishes
-    assert manager._assigner._assignment.partitions() == manager.assigned_partitions()
+    assert manager._assigner.assignment.partitions() == manager.assigned_partitions()
 
 
 # --- reads -----------------------------------------------------------------------------------------------------
@@ -887,7 +887,7 @@ def test_a_topic_made_anew_under_a_follower_is_noticed(events, way, caplog):
     anew = Events()
     events.inner = anew.inner
     manager._subscription._inner, fresh = anew.inner.subscribe()
-    manager._assigner._assignment = fresh
+    manager._assigner.assignment = fresh
     with pytest.raises(NotReady, match="made anew"):
         manager.add(segment(HERE, 5)) if way == "write" else manager.current(HERE, story(HERE))
     assert "are replayed" in caplog.text

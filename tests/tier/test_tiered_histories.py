@@ -14,7 +14,7 @@ from strandline.errors import CursorExpired, Diverged, Gap, NotReady, Strandline
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import TIER_SLOT, MaxBytes
-from strandline.tier.copy import agreement, history, truncation
+from strandline.tier.copy import history, truncation
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.read import tiered_log as tiered
 from strandline.tier.read.cold_reader import ColdReader, HotStart
@@ -186,7 +186,7 @@ def caught(seeds: range) -> bool:
 
 @pytest.mark.usefixtures("unjoined")
 def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "divergence", lambda *_: None)
+    monkeypatch.setattr(history, "divergence", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
     assert caught(range(8))
 
@@ -194,7 +194,7 @@ def test_a_tierer_that_does_not_compare_terms_is_caught(monkeypatch: pytest.Monk
 @pytest.mark.matrix
 @pytest.mark.usefixtures("unjoined")
 def test_a_tierer_that_moves_its_slot_by_a_cursor_without_term_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "divergence", lambda *_: None)
+    monkeypatch.setattr(history, "divergence", lambda *_: None)
     monkeypatch.setattr(truncation, "is_same_record", lambda *_: True)
     monkeypatch.setattr("strandline.tier.copy.tierer.Cursor", lambda log_id, offset, *_: Cursor(log_id, offset))
     for seed in range(8):

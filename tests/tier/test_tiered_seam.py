@@ -206,7 +206,7 @@ def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kin
     segments = tiers.finished()
     log = tiers.tiered()
     reader = log._old()
-    current, looks = reader._registry.current, []
+    current, looks = reader.registry.current, []
 
     def looked(*arguments: Any) -> Any:
         answer = current(*arguments)
@@ -216,7 +216,7 @@ def test_a_time_is_found_though_segments_expire_while_it_is_looked_for(kind: Kin
             forget_tails()
         return answer
 
-    reader._registry.current = looked
+    reader.registry.current = looked
     assert reader.listed_since(0, log._hot_start()) == segments[2].start
     assert len(looks) == 2
 

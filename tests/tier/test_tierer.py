@@ -439,7 +439,7 @@ def test_a_tierer_that_is_late_does_not_take_a_rival_s_copy_for_left_over(world:
 
     faulty.hook(pause)
     thread = threading.Thread(target=lambda: rival.run_once(everything=True))
-    registry = late._ledger._registry
+    registry = late._ledger.registry
     ask, update = registry.current, registry.update
 
     def asked(*arguments: Any) -> Any:  # the rival takes over, and is in the middle of a copy when the late one looks

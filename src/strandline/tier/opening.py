@@ -26,8 +26,7 @@ from strandline.tier.attachment import PARTITIONS, ColdCell, open_events
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader
-from strandline.tier.read.tiered_log import TieredLog
-from strandline.tier.supported import check_tierable, hot_log
+from strandline.tier.read.tiered_log import TieredLog, check_tierable, hot_log
 
 H = TypeVar("H", ObjectLog, WalLog, WalReader)
 _MOST_PARTITIONS: Final = 10_000

@@ -8,7 +8,7 @@ from strandline.cli.tier.shared import TierView
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.tier.copy.agreement import SegmentCut
+from strandline.tier.copy.history import SegmentCut
 from strandline.tier.copy.segment_files import segment_path
 
 

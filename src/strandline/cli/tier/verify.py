@@ -22,8 +22,7 @@ from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import ColdTier, SegmentMetadata, SegmentState
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
-from strandline.tier.copy.agreement import plan_cuts
-from strandline.tier.copy.history import is_same_record, read_history
+from strandline.tier.copy.history import is_same_record, plan_cuts, read_history
 from strandline.tier.copy.segment_files import (
     SegmentObject,
     examine_segment,

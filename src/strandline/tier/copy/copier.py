@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import StrandlineError
@@ -25,14 +26,15 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Copier:
     """Makes segments of one log. Used by one thread."""
 
-    def __init__(self, ledger: Ledger, *, target: int, clock: Clock, chance: Chance) -> None:
-        """A segment has about ``target`` bytes."""
-        self._ledger = ledger
-        self._target = target
-        self._clock, self._chance = clock, chance
+    ledger: Ledger
+    target: int
+    """About how many bytes a segment has."""
+    clock: Clock
+    chance: Chance
 
     # --- encoding ----------------------------------------------------------------------------------------------
 
@@ -40,7 +42,7 @@ class Copier:
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
     ) -> EncodedSegment | None:
         """A segment from the first of these spans, up to the target size; None if stopped."""
-        writer = SegmentWriter(start, expected=min(expected, self._target))
+        writer = SegmentWriter(start, expected=min(expected, self.target))
         fingerprint: int | None = None
         for span, batches in fetch_in_order(spans):
             if stopping():
@@ -50,26 +52,26 @@ class Copier:
             if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
                 break
             term = span.term if isinstance(span, SpanWithTerm) else 0
-            writer.add(batches, term=term, listed=listed_at(span, self._clock.now()))
+            writer.add(batches, term=term, listed=listed_at(span, self.clock.now()))
             fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
-            if writer.size >= self._target:
+            if writer.size >= self.target:
                 break
         return self._finish(writer, fingerprint)
 
     def shorten(self, segment: SegmentMetadata, upto: int, fingerprint: int | None) -> EncodedSegment:
         """A copy of a segment below an offset; ``fingerprint`` is that of the log's cursor there."""
         writer = SegmentWriter(segment.start, expected=segment.size)
-        for span in plan_segment(self._ledger.store, segment, segment.start, Limit(upto=upto)):
+        for span in plan_segment(self.ledger.store, segment, segment.start, Limit(upto=upto)):
             for batch, listed in listed_batches(span):
                 writer.add([batch], term=span.term, listed=listed)
         return self._finish(writer, fingerprint)
 
     def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
-        partition = self._ledger.partition
+        partition = self.ledger.partition
         return writer.finish(
             log_id=partition.topic_id,
             partition=partition.partition,
-            segment=self._chance.uuid(),
+            segment=self.chance.uuid(),
             fingerprint=fingerprint,
         )
 
@@ -82,7 +84,7 @@ class Copier:
         """
         facts = encoded.facts
         segment = SegmentMetadata(
-            segment=SegmentId(self._ledger.partition, facts.segment),
+            segment=SegmentId(self.ledger.partition, facts.segment),
             start=facts.start,
             end=facts.end,
             broker=0,
@@ -94,14 +96,14 @@ class Copier:
             no_transaction_index=True,
         )
         try:
-            segment = self._ledger.add(segment)
-            put_segment(self._ledger.store, segment_path(segment.segment, segment.start), encoded)
-            verify_segment(self._ledger.store, segment)
+            segment = self.ledger.add(segment)
+            put_segment(self.ledger.store, segment_path(segment.segment, segment.start), encoded)
+            verify_segment(self.ledger.store, segment)
             # After the add is visible and before the finish: a successor that takes over from here on sees the copy.
             slot.touch()
             if follows:
-                planning.check_follows(self._ledger.reach(), segment)
-            return self._ledger.publish_state(segment, SegmentState.COPY_FINISHED)
+                planning.check_follows(self.ledger.reach(), segment)
+            return self.ledger.publish_state(segment, SegmentState.COPY_FINISHED)
         except StrandlineError as error:
             finished = self._roll_back(segment, error)
             if finished is not None:
@@ -116,13 +118,13 @@ class Copier:
         A copy that cannot be removed now is removed by the next round.
         """
         try:
-            known = self._ledger.get(segment.segment)
+            known = self.ledger.get(segment.segment)
             if known is not None and known.state is SegmentState.COPY_FINISHED:
                 return known
             if known is not None:
-                self._ledger.remove(known)
+                self.ledger.remove(known)
             else:  # perhaps not published; then there is no object
-                self._ledger.delete_object(segment)
+                self.ledger.delete_object(segment)
         except StrandlineError as error:
             _LOGGER.warning("Segment %s failed (%s) and is removed later: %s", segment.segment, why, error)
         return None

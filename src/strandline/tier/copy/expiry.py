@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.log.contract import Log
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.clock import Clock
 from strandline.storage.steady_clock import SteadyTime
+from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.segment_files import load_tail
 
 _LOGGER = logging.getLogger(__name__)
-
-
-class ExpiryAnnouncements(Protocol):
-    """Durable announcements of expiry, read by whoever creates slots."""
-
-    def announce(self, start: int) -> int:
-        """Durably announce that offsets below ``start`` expire; returns the announcement's number."""
-
-    def decide(self, number: int, start: int) -> bool:
-        """Durably decide that offsets below ``start`` are deleted; False if another tierer has announced since."""
-
-    def is_undecided(self) -> bool:
-        """Whether an announcement is undecided."""
 
 
 @runtime_checkable
@@ -40,36 +29,28 @@ class DeferredSlots(Protocol):
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Expiry:
     """Deletes the segments that the retention policy no longer keeps."""
 
-    def __init__(
-        self,
-        log: Log,
-        ledger: Ledger,
-        retention: Retention,
-        *,
-        slot: str,
-        announced: ExpiryAnnouncements | None,
-        clock: Clock = CLOCK,
-    ) -> None:
-        """``slot`` is the tierer's own, which pins nothing here; ``announced`` is written before slots are read."""
-        self.announced = announced
-        self._log = log
-        self._ledger = ledger
-        self._retention = retention
-        self._name = slot
-        self._clock = clock
-        self._steady = SteadyTime(clock, f"the cold tier of {ledger.partition}")
+    log: Log
+    ledger: Ledger
+    retention: Retention
+    name: str
+    """The tierer's own slot, which pins nothing here."""
+    announced: ColdCell | None
+    """Gets the announcements of expiry before slots are read; whoever creates slots reads them."""
+    clock: Clock
+    steady: SteadyTime
 
     def run(self) -> list[SegmentMetadata]:
         """Delete expired segments; returns them. Even a fenced tierer deletes nothing that a slot pins."""
         # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
-        hot = self._log.bounds().first
+        hot = self.log.bounds().first
         wanted = self._expired(hot)
         if self.announced is None:
             self._flush_slots()
-            return self._ledger.remove_all(wanted, "expired")
+            return self.ledger.remove_all(wanted, "expired")
         if not wanted and not self.announced.is_undecided():
             return []
         # Whoever creates a slot in the cold tier sees this announcement, or the next read sees the slot.
@@ -78,32 +59,32 @@ class Expiry:
         self._flush_slots()
         if not self.announced.decide(number, gone[-1].end + 1 if gone else 0):
             return []  # another tierer took over, and may have accepted a slot that this one has not seen
-        return self._ledger.remove_all(gone, "expired")
+        return self.ledger.remove_all(gone, "expired")
 
     def _expired(self, hot: int) -> list[SegmentMetadata]:
         """The segments that may be deleted now: none that a slot pins, none that the log itself still has."""
-        if isinstance(self._retention, Forever):
+        if isinstance(self.retention, Forever):
             return []
         # The slots before the segments: segments copied meanwhile stay for this round.
-        slots, floor = self._log.slots(), self._log.floor()
-        pinned = planning.pinned_from(slots, self._name, floor)
+        slots, floor = self.log.slots(), self.log.floor()
+        pinned = planning.pinned_from(slots, self.name, floor)
         return planning.expired(
-            self._ledger.known(),
-            self._retention,
+            self.ledger.known(),
+            self.retention,
             hot if pinned is None else min(hot, pinned),
             is_pinned=pinned is not None,
-            listed=self._last_listed if isinstance(self._retention, MaxAge) else (lambda _: 0),
-            now=min(self._clock.now(), self._steady.now()),
+            listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
+            now=min(self.clock.now(), self.steady.now()),
         )
 
     def _flush_slots(self) -> None:
         """Make the slot positions durable: after a crash no slot points to deleted offsets."""
-        if isinstance(self._log, DeferredSlots):
-            self._log.flush_slots()
+        if isinstance(self.log, DeferredSlots):
+            self.log.flush_slots()
 
     def _last_listed(self, segment: SegmentMetadata) -> int:
         try:
-            tail = load_tail(self._ledger.store, segment)
+            tail = load_tail(self.ledger.store, segment)
         except (CorruptData, StorageError) as error:
             if error.retryable:
                 raise
@@ -114,9 +95,9 @@ class Expiry:
 
     def give_up(self, upto: int, *, force: bool) -> None:
         """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
-        hot = self._log.bounds().first
+        hot = self.log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
-        pinned = planning.pinned_from(self._log.slots(), self._name, self._log.floor())
+        pinned = planning.pinned_from(self.log.slots(), self.name, self.log.floor())
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
         if self.announced is not None and number is not None:
             is_decided = self.announced.decide(number, 0 if is_needed else upto)

@@ -1,22 +1,142 @@
-"""Term history of the hot log, and comparison of its records with segments."""
+"""Term history of the hot log, and divergence of segments from it, by terms and by records.
+
+A term has one writer, so offset and term identify a record. Where a log and a segment have an offset in different
+terms, one of the two is of an abandoned history: the one with the lower last term. A log that is truncated must
+continue in a new term, as a promoted replica does.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from typing import Protocol, runtime_checkable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final, runtime_checkable
 
 import pyarrow as pa
 
-from strandline.errors import CursorExpired, NotFound
+from strandline.errors import CursorExpired, Diverged, Gap, NotFound, NotReady
 from strandline.log.contract import Log
 from strandline.log.reading import read_between
 from strandline.log.wal.read.span import WalSpan
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.segments import SegmentMetadata
+from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.storage.store import ObjectStore
-from strandline.tier.copy.agreement import TermHistory
 from strandline.tier.copy.copier import listed_at
 from strandline.tier.copy.segment_files import listed_batches, plan_segment
+
+
+def _start(term: tuple[int, int]) -> int:
+    return term[1]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TermHistory:
+    """The terms of a log by offset: what Kafka calls its leader epochs."""
+
+    bounds: Bounds
+    """The offsets in the log itself."""
+    starts: tuple[tuple[int, int], ...]
+    """Each term with its first offset, ascending. The first one starts at the log's start, or one below if the term of
+    the last trimmed record is known."""
+    last_term: int
+    """The term of the log's last record; 0 if unknown."""
+
+    @property
+    def first(self) -> int:
+        """The lowest offset whose term is known."""
+        return self.starts[0][1] if self.starts else self.bounds.next
+
+    @property
+    def next(self) -> int:
+        """The log's end."""
+        return self.bounds.next
+
+    def term_at(self, offset: int) -> int:
+        """The term of a record."""
+        at = bisect_right(self.starts, offset, key=_start) - 1
+        return self.starts[max(at, 0)][0] if self.starts else 0
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCut:
+    """A segment that diverges from the log at offset ``at``."""
+
+    segment: SegmentMetadata
+    at: int
+    spare: bool
+    """Whether other segments hold its offsets below that."""
+
+
+def divergence(segment: SegmentMetadata, history: TermHistory) -> int | None:
+    """The first offset at which a segment diverges from the log; None if all known terms agree."""
+    at = max(segment.start, history.first)
+    if at > segment.end:
+        return None
+    within = (bisect_right(history.starts, offset, key=_start) for offset in (at, segment.end))
+    known = history.starts[slice(*within)]
+    changes = {at, history.next, *(start for _, start in (*segment.terms, *known))}
+    for offset in sorted(change for change in changes if at <= change <= segment.end):
+        if offset >= history.next or segment.term_at(offset) != history.term_at(offset):
+            return offset
+    return None
+
+
+def lowest_divergence(segments: Iterable[SegmentMetadata], history: TermHistory) -> int | None:
+    """The lowest offset at which any segment diverges from the log; None if all agree."""
+    found = (divergence(segment, history) for segment in segments)
+    return min((at for at in found if at is not None), default=None)
+
+
+def plan_cuts(segments: Sequence[SegmentMetadata], history: TermHistory, partition: TopicPartition) -> list[SegmentCut]:
+    """Where to cut finished segments so that only the log's own history is left.
+
+    ``Diverged`` if a diverging segment has the log's last term or a later one: the log is the stale one. ``NotReady``
+    if the log ends below the cold tier without a later term. ``Gap`` if the log has trimmed records that would have to
+    be copied again.
+    """
+    found = [(segment, divergence(segment, history)) for segment in segments]
+    agreeing = [segment for segment, at in found if at is None]
+    cuts = []
+    for segment, at in found:
+        if at is None:
+            continue
+        _check_older(segment, at, history, partition)
+        if not _covers(agreeing, at, history.bounds.first):
+            raise Gap(
+                f"The log of {partition} begins behind a record of term {history.term_at(at)}, which its cold tier has "
+                f"in term {segment.term_at(at)}: what the log had there was deleted before it was copied. Restore the "
+                "log, or go on in a new one."
+            )
+        cuts.append(SegmentCut(segment, at, _covers(agreeing, segment.start, at)))
+    return cuts
+
+
+def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partition: TopicPartition) -> None:
+    """Refuse to cut a segment whose last term is not below the log's."""
+    term = segment.terms[-1][0]
+    # The last terms decide, not those at the divergence: the leader of a term decides about all offsets before it.
+    if history.last_term > term:
+        return
+    if at >= history.next:
+        raise NotReady(
+            f"The log of {partition} ends at {history.next}, and its cold tier has offset {at} in term {term}: the log "
+            "was restored from an older copy, or cut back. Restore a newer copy; or go on in a later term; or remove "
+            f"what is only in segments with 'strandline tier truncate --to {history.next}'. Nothing was changed."
+        )
+    raise Diverged(
+        f"The log of {partition} has offset {at} in term {history.term_at(at)} and ends in term {history.last_term}, "
+        f"and its cold tier has term {term} there: the log was replaced by another one, or was restored from a copy "
+        "of an older one. Tier the later one, or let this one go on in a later term. Nothing was changed."
+    )
+
+
+def _covers(segments: Iterable[SegmentMetadata], first: int, end: int) -> bool:
+    """Whether segments, sorted by start, hold all offsets from ``first`` up to ``end``."""
+    for segment in segments:
+        if segment.start <= first <= segment.end:
+            first = segment.end + 1
+    return first >= end
 
 
 @runtime_checkable

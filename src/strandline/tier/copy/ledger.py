@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar, final
+from typing import final
 
 from strandline.errors import InvalidInput
 from strandline.model.segments import (
@@ -17,52 +17,14 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore
 from strandline.storage.store_clock import cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import list_segments, segment_path
-
-T = TypeVar("T")
-
-
-class SegmentLookups(Protocol):
-    """The part of the segment cache that the tierer reads."""
-
-    def segments(self, partition: TopicPartition) -> Iterable[SegmentMetadata]:
-        """All segments, by first offset."""
-
-    def unreferenced(self, partition: TopicPartition) -> Iterable[SegmentMetadata]:
-        """The segments that no lookup finds, superseded ones included."""
-
-    def deletion(self, partition: TopicPartition) -> PartitionDelete | None:
-        """State of the partition's deletion."""
-
-    def reach(self, partition: TopicPartition) -> int | None:
-        """The offset after the last one that a lookup finds."""
-
-    def holding(self, partition: TopicPartition, offset: int) -> SegmentMetadata | None:
-        """The segment to read an offset from, in the highest term that has it."""
-
-    def get(self, segment: SegmentId) -> SegmentMetadata | None:
-        """One segment, in any state."""
-
-
-class SegmentRegistry(Protocol):
-    """The part of the metadata manager that the tierer uses."""
-
-    def current(self, partition: TopicPartition, question: Callable[[SegmentLookups], T]) -> T:
-        """A lookup that sees every event published before this call; ``NotReady`` if this node has not caught up."""
-
-    def add(self, segment: SegmentMetadata) -> None:
-        """Publish a segment whose copy starts."""
-
-    def update(self, update: SegmentUpdate) -> None:
-        """Publish a segment's next state."""
-
-    def put_partition_delete(self, delete: PartitionDelete) -> None:
-        """Publish the state of a partition's deletion."""
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.manager import MetadataManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +41,7 @@ class TieringStep:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """The segments of one partition. Every read sees all events published before it.
 
@@ -86,23 +49,13 @@ class Ledger:
     unlisted, and no reader is sent to a deleted one.
     """
 
-    def __init__(
-        self,
-        registry: SegmentRegistry,
-        store: ObjectStore,
-        partition: TopicPartition,
-        *,
-        broker: int = 0,
-        on_progress: Callable[[TieringStep], None] | None = None,
-        clock: Clock = CLOCK,
-    ) -> None:
-        """Publish to the registry as this broker; the objects are in ``store``."""
-        self.partition = partition
-        self.store = store
-        self._registry = registry
-        self._broker = broker
-        self._progress = on_progress
-        self._clock = clock
+    registry: MetadataManager
+    store: ObjectStore
+    partition: TopicPartition
+    broker: int
+    """The number of this node in the events that it publishes."""
+    progress: Callable[[TieringStep], None] | None
+    clock: Clock
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -110,71 +63,71 @@ class Ledger:
         """All segments. Linear in their number: once per round."""
         partition = self.partition
 
-        def ask(cache: SegmentLookups) -> KnownSegments:
+        def ask(cache: SegmentCache) -> KnownSegments:
             return KnownSegments(
                 tuple(cache.segments(partition)), tuple(cache.unreferenced(partition)), cache.deletion(partition)
             )
 
-        return self._registry.current(partition, ask)
+        return self.registry.current(partition, ask)
 
     def reach(self) -> int | None:
         """The end of the readable offsets; None without any. Constant cost."""
-        return self._registry.current(self.partition, lambda cache: cache.reach(self.partition))
+        return self.registry.current(self.partition, lambda cache: cache.reach(self.partition))
 
     def last(self) -> SegmentMetadata | None:
         """The last readable segment; None without any. Constant cost."""
         partition = self.partition
 
-        def ask(cache: SegmentLookups) -> SegmentMetadata | None:
+        def ask(cache: SegmentCache) -> SegmentMetadata | None:
             reach = cache.reach(partition)
             return None if reach is None else cache.holding(partition, reach - 1)
 
-        return self._registry.current(partition, ask)
+        return self.registry.current(partition, ask)
 
     def deletion(self) -> PartitionDelete | None:
         """State of the partition's deletion."""
-        return self._registry.current(self.partition, lambda cache: cache.deletion(self.partition))
+        return self.registry.current(self.partition, lambda cache: cache.deletion(self.partition))
 
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """One segment, in any state; None if unknown."""
-        return self._registry.current(self.partition, lambda cache: cache.get(segment))
+        return self.registry.current(self.partition, lambda cache: cache.get(segment))
 
     # --- publishing --------------------------------------------------------------------------------------------
 
     def add(self, segment: SegmentMetadata) -> SegmentMetadata:
         """Publish a segment whose copy starts now."""
-        told = replace(segment, broker=self._broker, event_timestamp=self._now())
-        self._registry.add(told)
+        told = replace(segment, broker=self.broker, event_timestamp=self._now())
+        self.registry.add(told)
         return told
 
     def publish_state(self, segment: SegmentMetadata, state: SegmentState) -> SegmentMetadata:
         """Publish a segment's next state."""
         now = self._now()
-        self._registry.update(
+        self.registry.update(
             SegmentUpdate(
                 segment=segment.segment,
-                broker=self._broker,
+                broker=self.broker,
                 event_timestamp=now,
                 state=state,
                 custom_metadata=segment.custom_metadata,  # an update without it clears it
             )
         )
-        return replace(segment, broker=self._broker, event_timestamp=now, state=state)
+        return replace(segment, broker=self.broker, event_timestamp=now, state=state)
 
     def publish_deletion(self, state: PartitionDeleteState) -> None:
         """Tell how far the partition's deletion is."""
-        self._registry.put_partition_delete(
-            PartitionDelete(partition=self.partition, broker=self._broker, event_timestamp=self._now(), state=state)
+        self.registry.put_partition_delete(
+            PartitionDelete(partition=self.partition, broker=self.broker, event_timestamp=self._now(), state=state)
         )
 
     def report(self, what: str, segment: SegmentMetadata, seconds: float = 0.0) -> None:
         """Report a finished step to ``on_progress``."""
-        if self._progress is not None:
+        if self.progress is not None:
             path = segment_path(segment.segment, segment.start)
-            self._progress(TieringStep(what, path, segment.start, segment.end, segment.size, seconds))
+            self.progress(TieringStep(what, path, segment.start, segment.end, segment.size, seconds))
 
     def _now(self) -> int:
-        return self._clock.now() // 1000
+        return self.clock.now() // 1000
 
     # --- removing ----------------------------------------------------------------------------------------------
 
@@ -213,12 +166,12 @@ class Ledger:
         # Listed before the events are read: see planning.orphans.
         found = list(list_segments(self.store, self.partition.topic_id, self.partition.partition))
         known = {segment.segment.id for segment in self.known().segments} if found else set()
-        now = cautious_now(self.store, "clock/now", clock=self._clock) if found else 0
+        now = cautious_now(self.store, "clock/now", clock=self.clock) if found else 0
         gone = planning.orphans(found, known, grace=grace, now=now)
         for path in gone:
             self.store.delete(path)
-            if self._progress is not None:
-                self._progress(TieringStep("swept", path, 0, 0, 0))
+            if self.progress is not None:
+                self.progress(TieringStep("swept", path, 0, 0, 0))
         return gone
 
     def delete_partition(self) -> bool:

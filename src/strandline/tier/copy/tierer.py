@@ -24,14 +24,17 @@ from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retenti
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.steady_clock import SteadyTime
 from strandline.storage.store import ObjectStore
+from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
 from strandline.tier.copy.copier import Copier, listed_at
-from strandline.tier.copy.expiry import Expiry, ExpiryAnnouncements
-from strandline.tier.copy.ledger import Ledger, SegmentRegistry, TieringStep
+from strandline.tier.copy.expiry import Expiry
+from strandline.tier.copy.ledger import Ledger, TieringStep
 from strandline.tier.copy.planning import Uncopied
 from strandline.tier.copy.truncation import Truncation
-from strandline.tier.supported import check_tierable
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.tiered_log import check_tierable
 
 TARGET_BYTES: Final = 256 << 20
 LINGER: Final = 3600.0
@@ -66,7 +69,7 @@ class Tierer:
     def __init__(
         self,
         log: Annotated[Log, anything("a log")],
-        registry: SegmentRegistry,
+        registry: MetadataManager,
         store: ObjectStore,
         *,
         name: str = "",
@@ -78,7 +81,7 @@ class Tierer:
         linger: float = LINGER,
         retention: str | Retention = FOREVER,
         grace: float = GRACE,
-        announced: ExpiryAnnouncements | None = None,
+        announced: ColdCell | None = None,
         on_progress: Callable[[TieringStep], None] | None = None,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
@@ -91,14 +94,14 @@ class Tierer:
         check_tierable(log)
         self.partition = TopicPartition(name, log.log_id, partition)
         self._log = log
-        self._ledger = Ledger(registry, store, self.partition, broker=broker, on_progress=on_progress, clock=clock)
-        policy = as_retention(retention)
-        self._expiry = Expiry(log, self._ledger, policy, slot=slot, announced=announced, clock=clock)
+        self._ledger = Ledger(registry, store, self.partition, broker, on_progress, clock)
+        steady = SteadyTime(clock, f"the cold tier of {self.partition}")
+        self._expiry = Expiry(log, self._ledger, as_retention(retention), slot, announced, clock, steady)
         self._name = slot
         self._holder = holder or f"tierer-{chance.uuid()}"
         self._target, self._linger, self._grace = target, linger, grace
         self._clock = clock
-        self._copier = Copier(self._ledger, target=target, clock=clock, chance=chance)
+        self._copier = Copier(self._ledger, target, clock, chance)
         self._truncation = Truncation(log, self._ledger, self._copier)
         self._slot: Slot | None = None
         self._checked: SegmentId | None = None
@@ -181,10 +184,7 @@ class Tierer:
             if all(state.name != self._name for state in self._log.slots()):
                 deletion = self._ledger.deletion()
                 if deletion is not None and deletion.state is PartitionDeleteState.FINISHED:
-                    with contextlib.suppress(
-                        NotFound
-                    ):  # the tierer that dropped the slot may have crashed before it was durable
-                        self._log.drop_slot(self._name)
+                    self._drop_slot()  # the tierer that dropped it may have crashed before that was durable
                     return None
                 with contextlib.suppress(AlreadyExists):  # another tierer was faster
                     # Not at the end of the cold tier: whether that is of this log is checked later.
@@ -329,6 +329,9 @@ class Tierer:
         if not self._ledger.delete_partition():
             return False
         self._slot = None
+        self._drop_slot()
+        return True
+
+    def _drop_slot(self) -> None:
         with contextlib.suppress(NotFound):
             self._log.drop_slot(self._name)
-        return True

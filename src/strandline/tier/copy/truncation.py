@@ -9,29 +9,36 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import Diverged, InvalidInput
 from strandline.log.contract import Log, Slot
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata
-from strandline.tier.copy.agreement import SegmentCut, TermHistory, lowest_divergence, plan_cuts
 from strandline.tier.copy.copier import Copier
-from strandline.tier.copy.history import first_difference, is_same_record, read_history
+from strandline.tier.copy.history import (
+    SegmentCut,
+    TermHistory,
+    first_difference,
+    is_same_record,
+    lowest_divergence,
+    plan_cuts,
+    read_history,
+)
 from strandline.tier.copy.ledger import Ledger
 
 _LOGGER = logging.getLogger(__name__)
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class Truncation:
     """Compares the cold tier with its log, and truncates it. Used by one thread."""
 
-    def __init__(self, log: Log, ledger: Ledger, copier: Copier) -> None:
-        """Reads nothing yet."""
-        self._log = log
-        self._ledger = ledger
-        self._copier = copier
+    log: Log
+    ledger: Ledger
+    copier: Copier
 
     def term_divergence(self, segments: Sequence[SegmentMetadata]) -> int | None:
         """The lowest offset at which terms of segments and log differ; None if none do."""
@@ -43,14 +50,14 @@ class Truncation:
         ``Diverged`` if the log is the stale one, ``NotReady`` if it ends below the cold tier, ``Gap`` if it has trimmed
         records that would have to be copied again.
         """
-        return plan_cuts(segments, self._history(segments), self._ledger.partition)
+        return plan_cuts(segments, self._history(segments), self.ledger.partition)
 
     def _history(self, segments: Sequence[SegmentMetadata]) -> TermHistory:
-        return read_history(self._log, max(segment.end for segment in segments) + 1)
+        return read_history(self.log, max(segment.end for segment in segments) + 1)
 
     def plan_at(self, segments: Sequence[SegmentMetadata], to: int) -> list[SegmentCut]:
         """The cuts at a chosen offset; ``InvalidInput`` if the log does not continue there."""
-        bounds = self._log.bounds()
+        bounds = self.log.bounds()
         if not bounds.first <= to <= bounds.next:
             raise InvalidInput(
                 f"The cold tier cannot be truncated to offset {to}: the log itself has {bounds.first} up to "
@@ -79,11 +86,11 @@ class Truncation:
                 piece.segment.segment, piece.at,
             )  # fmt: skip
             if not piece.spare:
-                fingerprint = self._log.cursor_at(piece.at).fingerprint
-                shortened = self._copier.shorten(piece.segment, piece.at, fingerprint)
-                self._copier.copy(slot, shortened, follows=False)
+                fingerprint = self.log.cursor_at(piece.at).fingerprint
+                shortened = self.copier.shorten(piece.segment, piece.at, fingerprint)
+                self.copier.copy(slot, shortened, follows=False)
             slot.touch()  # a successor may rely on the segment that is about to be deleted
-            self._ledger.remove_all([piece.segment], "retired")
+            self.ledger.remove_all([piece.segment], "retired")
         return [piece.segment for piece in cuts]
 
     # --- records -----------------------------------------------------------------------------------------------
@@ -94,11 +101,11 @@ class Truncation:
         They agree if the last common record is the same and in the same batch. Terms do not show that a log was
         restored from an older copy and continued in the same term.
         """
-        return self._record_divergence(last, last.end + 1, self._log.bounds())
+        return self._record_divergence(last, last.end + 1, self.log.bounds())
 
     def record_divergence_before(self, cuts: Sequence[SegmentCut]) -> int | None:
         """The same for the remainders of segments that are to be cut."""
-        bounds = self._log.bounds()
+        bounds = self.log.bounds()
         found = (self._record_divergence(piece.segment, piece.at, bounds) for piece in cuts if not piece.spare)
         return next((diverged_at for diverged_at in found if diverged_at is not None), None)
 
@@ -113,13 +120,13 @@ class Truncation:
     def diverged(self, diverged_at: int) -> Diverged:
         """The error for a divergence within a term."""
         return Diverged(
-            f"The log of {self._ledger.partition} has another record at offset {diverged_at} than its cold tier, in "
+            f"The log of {self.ledger.partition} has another record at offset {diverged_at} than its cold tier, in "
             "the same term: it was restored from an older copy and went on. Restore a newer copy; or, if the log is to "
             f"stay as it is, remove the other records with 'strandline tier truncate --to {diverged_at}'."
         )
 
     def _is_same(self, segment: SegmentMetadata, offset: int) -> bool:
-        return is_same_record(self._log, self._ledger.store, segment, offset)
+        return is_same_record(self.log, self.ledger.store, segment, offset)
 
     def _find_divergence(self, low: int, end: int) -> int:
         """The first offset from ``low`` on with different records in log and cold tier; ``end`` if there is none.
@@ -128,13 +135,13 @@ class Truncation:
         different last record, and in it the first different record; if all are equal, the segment's first offset: equal
         records of other batches.
         """
-        segments = sorted(self._ledger.known().finished, key=lambda segment: segment.end)
+        segments = sorted(self.ledger.known().finished, key=lambda segment: segment.end)
         segments = [segment for segment in segments if segment.end >= low and segment.start < end]
         whole = [segment for segment in segments if segment.end < end]
         at = bisect_left(whole, True, key=lambda segment: not self._is_same(segment, segment.end))
         for segment in segments[at:]:
             first, behind = max(low, segment.start), min(end, segment.end + 1)
-            found = first_difference(self._log, self._ledger.store, segment, first, behind)
+            found = first_difference(self.log, self.ledger.store, segment, first, behind)
             if found is not None or at < len(whole):
                 return first if found is None else found
         return end

@@ -26,10 +26,8 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.worker_thread import WorkerThread
-from strandline.tier.metadata.assignment import Assigner
 from strandline.tier.metadata.cache import SegmentCache
-from strandline.tier.metadata.event_follower import EventFollower
-from strandline.tier.metadata.publisher import EventPublisher
+from strandline.tier.metadata.events import Assigner, EventFollower, EventPublisher
 from strandline.tier.metadata.snapshot import MetadataSnapshots
 from strandline.tier.metadata.state import (
     CatchingUp,
@@ -88,9 +86,7 @@ class MetadataManager:
         self._state = MetadataState(self._count, {} if snapshots is None else snapshots.load())
         self._subscription, assignment = events.subscribe()
         self._assigner = Assigner(events, assignment, self._state)
-        self._publisher = EventPublisher(
-            events, self._state, self._assigner, wait=self._wait, monotonic=clock.monotonic, patience=patience
-        )
+        self._publisher = EventPublisher(events, self._state, self._assigner, self._wait, clock.monotonic, patience)
         self._follower = EventFollower(self._subscription, self._assigner, self._state, self._publisher.sent)
         self._due = clock.monotonic() + snapshot_interval
         self._saving = threading.Lock()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, final
 
 from strandline.errors import Diverged, NotFound
 from strandline.log.contract import Log
@@ -17,20 +17,12 @@ from strandline.storage.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
 from strandline.tier.copy.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path
 from strandline.tier.metadata.cache import SegmentCache
-
-T = TypeVar("T")
+from strandline.tier.metadata.manager import MetadataManager
 
 _AT_ONCE: Final = 64
 """How many segments one lookup returns: each may cost a request to the event topic."""
 _TRIES: Final = 4
 """How often to plan again because a segment was deleted meanwhile."""
-
-
-class CurrentSegments(Protocol):
-    """The part of the metadata manager that readers use."""
-
-    def current(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> T:
-        """A lookup that sees every event published before this call; ``NotReady`` if this node has not caught up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +54,7 @@ class ColdPiece:
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class ColdReader:
     """Reads finished segments. Stateless and thread-safe.
 
@@ -69,36 +62,35 @@ class ColdReader:
     caught up.
     """
 
-    def __init__(self, registry: CurrentSegments, store: ObjectStore, partition: TopicPartition) -> None:
-        """Read the segments of one log in this store."""
-        self._registry = registry
-        self._store = store
-        self._partition = partition
+    registry: MetadataManager
+    store: ObjectStore
+    partition: TopicPartition
+    """The log's name in the events."""
 
     def first(self, hot: HotStart) -> int:
         """The first offset in segments, if they reach up to the hot tier; otherwise the start of the hot tier."""
 
         def look(cache: SegmentCache) -> int:
-            lowest = cache.lowest(self._partition, hot.term)
+            lowest = cache.lowest(self.partition, hot.term)
             is_below = lowest is not None and lowest < hot.first and self._reaches(cache, hot)
             return lowest if is_below and lowest is not None else hot.first
 
-        return self._registry.current(self._partition, look)
+        return self.registry.current(self.partition, look)
 
     def _reaches(self, cache: SegmentCache, hot: HotStart) -> bool:
         """Whether a segment holds the record before the hot tier, in its term."""
         before = hot.first - 1
         if hot.term is None:
-            return cache.holding(self._partition, before) is not None
-        return cache.segment_for(self._partition, hot.term, before) is not None
+            return cache.holding(self.partition, before) is not None
+        return cache.segment_for(self.partition, hot.term, before) is not None
 
     def holding(self, offset: int, hot: HotStart) -> SegmentMetadata | None:
         """The segment to read an offset below the hot tier from; None without one."""
 
         def look(cache: SegmentCache) -> SegmentMetadata | None:
-            return cache.holding(self._partition, offset, hot.term) if self._reaches(cache, hot) else None
+            return cache.holding(self.partition, offset, hot.term) if self._reaches(cache, hot) else None
 
-        return self._registry.current(self._partition, look)
+        return self.registry.current(self.partition, look)
 
     def pieces(self, first: int, following: Iterable[tuple[SegmentMetadata, int]]) -> list[ColdPiece]:
         """The objects to read the offsets from ``first`` on from."""
@@ -106,7 +98,7 @@ class ColdReader:
         for segment, behind_it in following:
             path = segment_path(segment.segment, segment.start)
             cuts = segment.start < first, segment.end >= behind_it
-            pieces.append(ColdPiece(self._store.url, path, first, behind_it, *cuts))
+            pieces.append(ColdPiece(self.store.url, path, first, behind_it, *cuts))
             first = behind_it
         return pieces
 
@@ -117,7 +109,7 @@ class ColdReader:
 
         Up to ``end`` and the hot tier; without a ``hot`` start, divergence from the log is not checked.
         """
-        partition = self._partition
+        partition = self.partition
         ends = [stop for stop in (end, None if hot is None else hot.first) if stop is not None]
         stop, term = min(ends, default=None), None if hot is None else hot.term
 
@@ -134,11 +126,11 @@ class ColdReader:
                 found.append((segment, at if stop is None else min(at, stop)))
             return found
 
-        return self._registry.current(partition, look)
+        return self.registry.current(partition, look)
 
     def is_same_record(self, log: Log, segment: SegmentMetadata, offset: int) -> bool:
         """Whether log and segment have the same record at an offset."""
-        return is_same_record(log, self._store, segment, offset)
+        return is_same_record(log, self.store, segment, offset)
 
     def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan]:
         """Spans from a cursor on, in order and without a gap, up to the hot tier and within the limit.
@@ -151,7 +143,7 @@ class ColdReader:
         while segments := self.following(since.next, limit.upto, hot, _AT_ONCE):
             try:
                 for segment, upto in segments:
-                    found = plan_segment(self._store, segment, since.next, replace(planned.rest, upto=upto))
+                    found = plan_segment(self.store, segment, since.next, replace(planned.rest, upto=upto))
                     if not planned.add(found) or planned.is_full or found[-1].next < upto:
                         return planned.spans
                     since = behind(since, found[-1])
@@ -190,10 +182,10 @@ class ColdReader:
         if slot.fingerprint is None or not slot.position:
             return
         before = slot.position - 1
-        segment = self._registry.current(self._partition, lambda cache: cache.holding(self._partition, before))
+        segment = self.registry.current(self.partition, lambda cache: cache.holding(self.partition, before))
         if segment is None or segment.end != before:
             return
-        known = load_tail(self._store, segment).facts.fingerprint
+        known = load_tail(self.store, segment).facts.fingerprint
         if known not in (None, slot.fingerprint) and not self._has_first(log, slot.position):
             raise Diverged(
                 f"The log's records below offset {slot.position} were copied to another segment than the one that "
@@ -207,21 +199,21 @@ class ColdReader:
         first = log.bounds().first
         if first >= end:
             return False
-        segment = self._registry.current(self._partition, lambda cache: cache.holding(self._partition, first))
+        segment = self.registry.current(self.partition, lambda cache: cache.holding(self.partition, first))
         return segment is not None and self.is_same_record(log, segment, first)
 
     def listed_since(self, time: int, hot: HotStart) -> int | None:
         """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any."""
 
         def last_listed(segment: SegmentMetadata) -> int:
-            tail = load_tail(self._store, segment)
+            tail = load_tail(self.store, segment)
             return tail.group(len(tail) - 1).listed
 
         for left in reversed(range(_TRIES)):
             segments = self._readable(hot)
             try:
                 at = bisect_left(segments, time, key=last_listed)
-                return None if at == len(segments) else listed_since(self._store, segments[at], time)
+                return None if at == len(segments) else listed_since(self.store, segments[at], time)
             except NotFound:
                 if not left:  # otherwise it may have expired since the lookup
                     raise
@@ -230,9 +222,9 @@ class ColdReader:
     def _readable(self, hot: HotStart) -> list[SegmentMetadata]:
         def look(cache: SegmentCache) -> list[SegmentMetadata]:
             reaches = self._reaches(cache, hot)
-            return cache.readable(self._partition, hot.first, hot.term) if reaches else []
+            return cache.readable(self.partition, hot.first, hot.term) if reaches else []
 
-        return self._registry.current(self._partition, look)
+        return self.registry.current(self.partition, look)
 
 
 def check_term(since: Cursor, term: int) -> None:

@@ -6,20 +6,26 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError
-from strandline.log.contract import Handle, Log, Slot
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, Unsupported
+from strandline.log.contract import READING, SLOTS, Handle, Log, Slot, require
+from strandline.log.folders import FolderKind, contents
 from strandline.log.heartbeat import Limited, SlotToucher
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds
 from strandline.log.planning import Gathering, behind
 from strandline.log.reading import read_between
 from strandline.log.slots import position_of
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReading
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
@@ -28,8 +34,7 @@ from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotSta
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
-from strandline.tier.copy.agreement import divergence
-from strandline.tier.copy.history import TermLookups, read_history
+from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 
 P = TypeVar("P")
@@ -363,3 +368,43 @@ def _opening() -> Iterator[None]:
         if not error.retryable:
             raise
         raise NotReady(f"The events of the log's segments cannot be had; try again: {error}") from error
+
+
+_STATE = "node.json"
+
+
+def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
+    """The hot log behind a tiered log or an lsn API; ``Unsupported`` for logs that cannot have a cold tier."""
+    if isinstance(log, WriteAheadLog):
+        log = log.log
+    if isinstance(log, TieredLog):
+        log = log.hot
+    if not isinstance(log, ObjectLog | WalLog | WalReader):
+        raise Unsupported(
+            f"A {type(log).__name__} cannot have a cold tier: only object logs can, and write-ahead logs on their own."
+        )
+    check_own(log)
+    return log
+
+
+def check_tierable(log: object) -> None:
+    """``Unsupported`` for a log that a tierer cannot or must not copy."""
+    require(log, "tiered", *READING, *SLOTS)
+    if isinstance(log, WalReader):
+        raise Unsupported(
+            f"{log!r} was opened for reading, and tiering moves a slot: the process that writes the log tiers it."
+        )
+    check_own(log)
+
+
+def check_own(log: object) -> None:
+    """``Unsupported`` for a node's copy of a log: after a failover another copy is authoritative."""
+    if not isinstance(log, WalReading):
+        return
+    folder = Path(log.folder).absolute()
+    names = contents(folder.parent, disk=log.disk).found.get(FolderKind.NODE, ())
+    if _STATE in names and folder.name in names:
+        raise Unsupported(
+            f"The log in {folder} belongs to the node in {folder.parent}, and the log of a primary and its replicas "
+            "cannot have a cold tier yet: only object logs can, and write-ahead logs on their own."
+        )
