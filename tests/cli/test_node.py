@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 import strandline as sl
-from strandline.cli.node.topology import lines as lines_of
-from strandline.cli.node.topology import remarks, rendered
+from strandline.cli.node.admin import lines as lines_of
+from strandline.cli.node.admin import remarks, rendered
 from strandline.errors import Diverged, StrandlineError
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ServerSecurity

@@ -16,12 +16,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.cli.tier.checks import check_known
-from strandline.cli.tier.listing import moment
-from strandline.cli.tier.picture import Stretch, picture, stretches
-from strandline.cli.tier.run import FENCED
-from strandline.cli.tier.shared import TierView, wal_folder
-from strandline.cli.tier.verify import examined
+from strandline.cli.common import wal_folder
+from strandline.cli.segments import Stretch, newest, picture, stretches
+from strandline.cli.tier import FENCED
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.formats.segment.writer import SegmentWriter
 from strandline.log.findings import FindingKind, Severity
@@ -35,6 +32,7 @@ from strandline.testing.plain import PlainStore
 from strandline.tier.copy.segment_files import examine_segment, segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, cold_cell, cold_tier, follow_events, partition_of
+from strandline.tier.verify import TierView, check_known, examined
 from tests.cli.conftest import Run, Start
 
 PARTITION = TopicPartition("", UUID(int=1), 0)
@@ -320,7 +318,7 @@ def test_segments_are_listed_by_their_offsets_and_chosen_by_term_and_state(run: 
 
 
 def test_a_time_that_no_calendar_has_is_told_as_a_number() -> None:
-    assert moment(1 << 60) == f"{1 << 60} ms"
+    assert newest(1 << 60) == f"{1 << 60} ms"
 
 
 # --- the map -----------------------------------------------------------------------------------------------------
@@ -498,7 +496,7 @@ def test_a_segment_that_expires_while_it_is_verified_is_no_damage(
         objects(cold)[0].unlink()
         return examined(store, segment, None, fast=fast)
 
-    monkeypatch.setattr("strandline.cli.tier.verify.examined", expiring)
+    monkeypatch.setattr("strandline.tier.verify.examined", expiring)
     seen = fields(run, "segments", "verify", cold.url)
     assert (seen["clean"], seen["findings"]) == (True, [])
 

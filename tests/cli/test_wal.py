@@ -322,7 +322,7 @@ def test_slots_are_forgotten_only_if_they_cannot_be_read_and_somebody_says_so(
     assert {**contents(folder), "lock": b""} == {**before, "lock": b""}
     done = run("wal", "repair", folder, "--forget-slots")
     assert done.exit_code == 0, done.output
-    assert "records that were pruned before may be seen again" in done.stdout
+    assert "records that were trimmed before may be seen again" in done.stdout
     if slots is not None:
         assert (folder / "slots.json.0.torn").read_bytes() == slots
     with WriteAheadLog.open(folder) as wal:

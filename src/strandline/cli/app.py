@@ -12,16 +12,18 @@ from strandline.cli.demo.command import demo
 from strandline.cli.doctor.command import doctor
 from strandline.cli.gc import gc
 from strandline.cli.lag import lag, with_default_interval
-from strandline.cli.node.command import node, promote
+from strandline.cli.node import node
+from strandline.cli.node.admin import promote
 from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
 from strandline.cli.retention import retention
+from strandline.cli.segments import segments
 from strandline.cli.slots import slots
 from strandline.cli.tail import tail
-from strandline.cli.tier.command import segments, tier
+from strandline.cli.tier import tier
 from strandline.cli.upgrade import upgrade
 from strandline.cli.verify import verify
-from strandline.cli.wal.command import wal
+from strandline.cli.wal import wal
 
 app = typer.Typer(
     name="strandline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -22,9 +23,10 @@ from strandline.cli.targets import is_free, local_folder, look, need, need_objec
 from strandline.cli.text import escaped, parse_start
 from strandline.compat.v1.gc import GRACE
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.errors import InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
+from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, StrandlineError, WrongKind
 from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
+from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Start
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 from strandline.tier.opening import tiered
@@ -39,11 +41,17 @@ Tiers = sl.log.ObjectLog | sl.tier.TieredLog
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-Url = Annotated[
-    str, typer.Argument(metavar="URL", help="The log: a folder, file://, s3://, gs:// or az://.", show_default=False)
+Url = Annotated[str, typer.Argument(metavar="URL", help="The log: a folder, file://, s3://, gs:// or az://.")]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG",
+        help="The log: its address (file://, s3://, gs://, az:// or a folder), or the folder of a write-ahead log.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_DEBUG: Final = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 
 
 class TargetFormat(StrEnum):
@@ -91,14 +99,15 @@ def retention(text: str) -> str:
     return str(_understood(parse_retention, text))
 
 
-def guarded(command: Callable[P, R]) -> Callable[P, R]:
+def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
     """End the command as a command should: an error is one sentence and status 1, Ctrl-C is quiet and status 130.
 
-    With ``--debug`` an error keeps its traceback. A reader that closed our standard output (``| head``) is no error.
+    Gives it the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
+    process has taken over. A reader that closed our standard output (``| head``) is no error.
     """
 
     @wraps(command)
-    def run(*args: P.args, **options: P.kwargs) -> R:
+    def run(*args: Any, debug: bool = False, **options: Any) -> R:
         try:
             return command(*args, **options)
         except KeyboardInterrupt:
@@ -108,11 +117,14 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except (StrandlineError, OSError) as error:
-            if _debug(options):
+            if debug:
                 raise
             show.error(error)
-            raise typer.Exit(1) from None
+            raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
+    own = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
 
 
@@ -206,6 +218,34 @@ def open_log(
         raise NotALog(f"There is no log at {url}: {hint}.") from error
 
 
+def wal_folder(place: str) -> str | None:
+    """The folder, if that is where a write-ahead log is; None for an address of an object log."""
+    folder = local_folder(place)
+    if folder is None:
+        return None
+    there = look(str(folder))
+    if not is_free(there):
+        need(there, FolderKind.OBJECT_LOG, FolderKind.WAL)
+    return str(folder) if FolderKind.WAL in there.kinds else None
+
+
+def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:
+    """The log at a place, without a lock: somebody else may be writing it."""
+    folder = wal_folder(place)
+    return open_log(place) if folder is None else sl.log.WalReader(folder)
+
+
+@contextmanager
+def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
+    """The log at a place; a write-ahead log is opened for writing, which only one process at a time can."""
+    folder = wal_folder(place)
+    if folder is None:
+        yield open_log(place)
+        return
+    with WalLog.open(folder, create=False) as log:
+        yield log
+
+
 @contextmanager
 def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
     """The log, with its cold tier if it has one; what was opened of that is closed at the end."""
@@ -247,7 +287,3 @@ def confirm(question: str, *, yes: bool) -> None:
     if not typer.confirm(escaped(question), err=True):
         print("Nothing was changed.", file=sys.stderr)
         raise typer.Exit(1)
-
-
-def _debug(options: dict[str, Any]) -> bool:
-    return bool(options.get("debug"))

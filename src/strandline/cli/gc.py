@@ -15,7 +15,6 @@ from strandline.cli.common import (
     DATA,
     MANIFEST,
     Data,
-    Debug,
     Json,
     LogFormat,
     Manifest,
@@ -58,7 +57,6 @@ def gc(
         bool, typer.Option("--yes", "-y", help="Of a queue-v1: do not ask about a short grace period.")
     ] = False,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Collect garbage: invalidate slots that break a limit, trim as retention and slots allow, delete what is unneeded.
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Protocol
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 import strandline as sl
@@ -23,7 +22,6 @@ from strandline.cli.common import (
     DATA,
     MANIFEST,
     Data,
-    Debug,
     Json,
     LogFormat,
     Manifest,
@@ -139,7 +137,6 @@ def lag(
     manifest: Manifest = MANIFEST,
     data: Data = DATA,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Show how far behind each slot is: in records, in bytes and in time, and what pins the floor. Changes nothing."""
     looking: Callable[[], LagView]
@@ -148,7 +145,8 @@ def lag(
     else:
         looking = partial(look_at_queue, open_shared(url, manifest=manifest, data=data))
     if watch is None:
-        _print(looking(), as_json=json)
+        seen = looking()
+        show.answer(seen.fields(), seen.rendered(), as_json=json)
         return
     with suppress(KeyboardInterrupt):  # that is how watching ends
         _watch(looking, watch, as_json=json)
@@ -176,18 +174,8 @@ def _watch(looking: Callable[[], LagView], every: float, *, as_json: bool) -> No
                 live.update(looking().rendered(), refresh=True)
     while True:
         seen = looking()
-        if as_json:
-            show.document(seen.fields())
-        else:
-            show.line(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}")
+        show.answer(seen.fields(), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}", as_json=as_json)
         time.sleep(every)
-
-
-def _print(seen: LagView, *, as_json: bool) -> None:
-    if as_json:
-        show.document(seen.fields())
-    else:
-        show.out().print(seen.rendered())
 
 
 def look(log: sl.log.ObjectLog) -> Lag:
@@ -232,13 +220,8 @@ def measure(
 
 def rendered(seen: Lag) -> RenderableType:
     """The table that people see."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("slot", no_wrap=True)
-    for name in ("position", "records\nbehind", "bytes\nbehind", "time\nbehind", "last seen\nago"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("holder", overflow="ellipsis")
-    table.add_column("epoch", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    numbers = (">position", ">records\nbehind", ">bytes\nbehind", ">time\nbehind", ">last seen\nago")
+    table = show.table("slot", *numbers, "~holder", ">epoch", "")
     for slot in seen.slots:
         note, style = _note(slot)
         table.add_row(

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.text import escaped
@@ -79,6 +80,24 @@ def _say(kind: str, style: str, text: str) -> None:
         line(f"{kind}: {text}", file=sys.stderr)
 
 
+def answer(fields: Any, *lines: RenderableType, as_json: bool) -> None:
+    """The result of a command: one JSON value for programs, or these lines and tables for people."""
+    if as_json:
+        document(fields)
+        return
+    for each in lines:
+        line(each) if isinstance(each, str) else out().print(each, soft_wrap=isinstance(each, Text))
+
+
+def table(*columns: str) -> Table:
+    """A table without rows. A column ``>name`` is for numbers, ``~name`` may be folded on a narrow terminal."""
+    empty = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        empty.add_column(name.lstrip(">~"), justify=justify, no_wrap=not name.startswith("~"), overflow="fold")
+    return empty
+
+
 def document(value: Any) -> None:
     """One JSON value on one line of standard output."""
     text = json.dumps(value, ensure_ascii=False)
@@ -121,6 +140,11 @@ def seconds(length: float) -> str:
 def _two(whole: int, unit: int, name: str, part: int, part_name: str) -> str:
     rest = whole % unit // part
     return f"{whole // unit} {name}" + (f" {rest} {part_name}" if rest else "")
+
+
+def number(value: int | None) -> str:
+    """A number that may not be known."""
+    return "-" if value is None else f"{value:,}"
 
 
 def short(name: str | None) -> str:

@@ -15,7 +15,7 @@ import typer
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import INTERRUPTED, Debug, Interruption, Json, Url, guarded, open_log
+from strandline.cli.common import INTERRUPTED, Interruption, Json, Url, guarded, open_log
 from strandline.cli.common import retention as known_retention
 from strandline.cli.text import InputRecord, parse_json, parse_line
 from strandline.errors import InvalidInput
@@ -65,7 +65,6 @@ def produce(
         ),
     ] = None,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     r"""Append records: lines of standard input, lines of JSON, or made-up ones.
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, guarded
+from strandline.cli.common import Json, guarded
 from strandline.errors import StrandlineError
 
 
@@ -85,10 +85,7 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 
 @guarded
 def quickstart(
-    *,
-    changes: Annotated[int, typer.Option(min=10, help="How many changes to append.")] = 40_000,
-    json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
+    *, changes: Annotated[int, typer.Option(min=10, help="How many changes to append.")] = 40_000, json: Json = False
 ) -> None:
     """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java."""
     home = Path(tempfile.mkdtemp(prefix="strandline-quickstart-"))
@@ -98,11 +95,8 @@ def quickstart(
     finally:
         shutil.rmtree(home, ignore_errors=True)
     facts["seconds"] = round(time.monotonic() - began, 1)
-    if json:
-        show.document(facts)
-    else:
-        verdict = "EXACT" if facts["exact"] else "WRONG"
-        show.out().print(Text.assemble((verdict, "bold"), f" after {show.seconds(facts['seconds'])}"))
+    verdict = ("EXACT" if facts["exact"] else "WRONG", "bold")
+    show.answer(facts, Text.assemble(verdict, f" after {show.seconds(facts['seconds'])}"), as_json=json)
     if not facts["exact"]:
         raise typer.Exit(1)
 

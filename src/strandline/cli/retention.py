@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, Url, guarded, length_of_time, open_log, size_in_bytes
+from strandline.cli.common import Json, Url, guarded, length_of_time, open_log, size_in_bytes
 from strandline.cli.common import retention as understood
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 
@@ -21,31 +21,20 @@ def retention(
     url: Url,
     policy: Annotated[
         str | None,
-        typer.Argument(
-            metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=understood, show_default=False
-        ),
+        typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=understood),
     ] = None,
     *,
     slot_lag: Annotated[
         int | None,
-        typer.Option(
-            metavar="SIZE",
-            parser=size_in_bytes,
-            help=f"Invalidate a slot that is more bytes behind{_OFF}.",
-            show_default=False,
-        ),
+        typer.Option(metavar="SIZE", parser=size_in_bytes, help=f"Invalidate a slot that is more bytes behind{_OFF}."),
     ] = None,
     slot_idle: Annotated[
         int | None,
         typer.Option(
-            metavar="TIME",
-            parser=length_of_time,
-            help=f"Invalidate a slot whose holder was not seen for longer{_OFF}.",
-            show_default=False,
+            metavar="TIME", parser=length_of_time, help=f"Invalidate a slot whose holder was not seen for longer{_OFF}."
         ),
     ] = None,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Show what a log may forget, or change it. The next collection goes by it.
 

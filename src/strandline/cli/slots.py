@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, Url, both_tiers, confirm, guarded, open_log, start
+from strandline.cli.common import Json, Url, Yes, both_tiers, confirm, guarded, open_log, start
 from strandline.errors import NotFound
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags
 from strandline.model.cursor import Start
@@ -39,17 +38,15 @@ slots = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.")]
 At = Annotated[
     str,
     typer.Option(
         "--at",
         metavar="OFFSET|TIME|beginning|retained|now",
         help="The next record that its consumer needs; a time means what was listed then or later.",
-        show_default=False,
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,7 @@ class Slots:
 
 @slots.command("list")
 @guarded
-def list_(url: Url, *, json: Json = False, debug: Debug = False) -> None:  # noqa: ARG001 - guarded looks at it
+def list_(url: Url, *, json: Json = False) -> None:
     """List the slots: where each stands, what it alone retains, and how far it is from being invalidated.
 
     It retains what the next collection would let go of if that slot alone were up to date. What is left are the bytes
@@ -132,22 +129,12 @@ def list_(url: Url, *, json: Json = False, debug: Debug = False) -> None:  # noq
     nothing any more.
     """
     seen = look(open_log(url))
-    if json:
-        show.document(seen.fields())
-    else:
-        show.out().print(rendered(seen))
+    show.answer(seen.fields(), rendered(seen), as_json=json)
 
 
 @slots.command()
 @guarded
-def create(
-    url: Url,
-    name: Name,
-    *,
-    at: At,
-    json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
-) -> None:
+def create(url: Url, name: Name, *, at: At, json: Json = False) -> None:
     """Create a slot: from now on everything from its offset on is kept, until its consumer has acknowledged it."""
     where: Start = start(at)
     with both_tiers(open_log(url)) as log:
@@ -157,15 +144,7 @@ def create(
 
 @slots.command()
 @guarded
-def reset(
-    url: Url,
-    name: Name,
-    *,
-    at: At,
-    yes: Yes = False,
-    json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
-) -> None:
+def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False) -> None:
     """Put a slot elsewhere, back or ahead, and make it valid again. Whoever holds it is fenced and has to stop.
 
     What lies before the new offset is no longer kept for this slot. A consumer that has a cursor of its own, such as a
@@ -185,14 +164,7 @@ def reset(
 
 @slots.command()
 @guarded
-def drop(
-    url: Url,
-    name: Name,
-    *,
-    yes: Yes = False,
-    json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
-) -> None:
+def drop(url: Url, name: Name, *, yes: Yes = False, json: Json = False) -> None:
     """Remove a slot: what only it needed goes with the next collection, as far as retention says so."""
     log = open_log(url)
     before = _listed(log, name)
@@ -200,10 +172,7 @@ def drop(
     held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
     confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
     log.drop_slot(name)
-    if json:
-        show.document({"slot": name, "dropped": True})
-    else:
-        show.line(f"Slot {name!r} is dropped.")
+    show.answer({"slot": name, "dropped": True}, f"Slot {name!r} is dropped.", as_json=json)
 
 
 def _listed(log: sl.log.ObjectLog, name: str) -> SlotState | None:
@@ -216,10 +185,8 @@ def _listed(log: sl.log.ObjectLog, name: str) -> SlotState | None:
 
 
 def _done(state: SlotState, what: str, *, as_json: bool) -> None:
-    if as_json:
-        show.document({"slot": state.name, "position": state.position, "epoch": state.epoch})
-    else:
-        show.line(f"Slot {state.name!r} {what} offset {state.position:,}.")
+    fields = {"slot": state.name, "position": state.position, "epoch": state.epoch}
+    show.answer(fields, f"Slot {state.name!r} {what} offset {state.position:,}.", as_json=as_json)
 
 
 # --- looking ---------------------------------------------------------------------------------------------------
@@ -246,20 +213,8 @@ def look(log: sl.log.ObjectLog) -> Slots:
 def rendered(seen: Slots) -> RenderableType:
     """The table that people see, and a sentence for each slot that needs somebody."""
     limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
-    numbers = [
-        "last seen\nago",
-        "retains",
-        *(["bytes\nleft"] if limited else []),
-        *(["silence\nleft"] if timed else []),
-    ]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("slot", no_wrap=True)
-    table.add_column("position", justify="right", no_wrap=True)
-    table.add_column("holder", overflow="ellipsis")
-    table.add_column("epoch", justify="right", no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
+    table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "")
     for row in seen.rows:
         cells = [show.seconds(row.seconds_since_seen), show.size(row.retained_bytes)]
         if limited:

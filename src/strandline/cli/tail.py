@@ -14,7 +14,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
+from strandline.cli.common import Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
 from strandline.cli.text import escaped, moment, readable, to_fields
 from strandline.errors import SlotInvalid
 from strandline.log.fetch import fetch_in_order
@@ -48,7 +48,6 @@ def tail(
         ),
     ] = None,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 

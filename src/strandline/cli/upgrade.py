@@ -11,7 +11,6 @@ from strandline.cli.common import (
     DATA,
     MANIFEST,
     Data,
-    Debug,
     Json,
     Manifest,
     confirm,
@@ -26,12 +25,9 @@ from strandline.compat.v1.upgrade import upgrade as copy
 
 @guarded
 def upgrade(
-    queue_url: Annotated[
-        str, typer.Argument(metavar="QUEUE_URL", help="The store that holds the queue.", show_default=False)
-    ],
+    queue_url: Annotated[str, typer.Argument(metavar="QUEUE_URL", help="The store that holds the queue.")],
     target_url: Annotated[
-        str,
-        typer.Argument(metavar="TARGET_URL", help="The log to copy into; made if there is none.", show_default=False),
+        str, typer.Argument(metavar="TARGET_URL", help="The log to copy into; made if there is none.")
     ],
     *,
     manifest: Manifest = MANIFEST,
@@ -47,13 +43,11 @@ def upgrade(
     acknowledge: Annotated[
         bool,
         typer.Option(
-            "--acknowledge",
-            help="In the end take what was copied out of the queue, which fences its consumer.",
+            "--acknowledge", help="In the end take what was copied out of the queue, which fences its consumer."
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --acknowledge: do not ask.")] = False,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
 

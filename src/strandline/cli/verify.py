@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, Url, guarded, open_log
+from strandline.cli.common import Json, Url, guarded, open_log
 from strandline.cli.findings import finish
 from strandline.errors import CorruptData
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -23,7 +23,6 @@ def verify(
     ] = False,
     workers: Annotated[int, typer.Option(min=1, help="How many batches are read at once.")] = 8,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Verify a log: each offset in one batch, each batch there and whole, slots in bounds, and nothing left over.
 

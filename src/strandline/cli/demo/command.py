@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, guarded
+from strandline.cli.common import Json, guarded
 from strandline.cli.demo.folder import OUTPUT, DemoFolder
 from strandline.cli.demo.generator import Shape
 from strandline.cli.demo.orchestrate import Demo
@@ -32,7 +32,6 @@ def demo(
     dir: Annotated[Path | None, typer.Option(help="Keep log, tables and report in this new folder.")] = None,  # noqa: A002
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary folder.")] = False,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
 

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, guarded
+from strandline.cli.common import Json, guarded
 from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import Place, disk_line, log_lines, other_line
@@ -28,15 +28,10 @@ _WORST_FIRST: Final = (CheckStatus.PROBLEM, CheckStatus.WARNING, CheckStatus.OK)
 def doctor(
     url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[URL]",
-            help="A log, or a place for one: a folder, file://, s3://, gs:// or az://.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[URL]", help="A log, or a place for one: a folder, file://, s3://, gs:// or az://."),
     ] = None,
     *,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Look whether everything that is needed is there and works: Python, packages, extras, Java; and the store at URL.
 

@@ -1,1 +1,17 @@
 """``strandline node`` and ``strandline promote``: running, looking at and looking after the nodes of a log."""
+
+from __future__ import annotations
+
+import typer
+
+from strandline.cli.node.admin import rebootstrap, reset_term, status, topology, unregister
+from strandline.cli.node.run import run
+
+node = typer.Typer(
+    no_args_is_help=True,
+    help="Run a node of a replicated log, and look at and after those that run.",
+    short_help="Run a node of a replicated log; see who replicates it, and how far each is.",
+    rich_markup_mode="markdown",
+)
+for command in (run, topology, status, unregister, rebootstrap, reset_term):
+    node.command()(command)

@@ -6,13 +6,14 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from prometheus_client import start_http_server
 
 from strandline.cli import output as show
-from strandline.cli.common import Debug, Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
+from strandline.cli.common import Json, guarded, length_of_time, log_to_stderr, size_in_bytes, told_to_stop
 from strandline.cli.common import retention as understood
 from strandline.cli.targets import is_free, look, meant, spool_at
 from strandline.errors import InvalidInput, StorageError
@@ -25,9 +26,9 @@ from strandline.node.running import NodeConfig, RunningNode
 PORT: Final = 7450
 _LOOK: Final = 0.2
 _HIGHEST_PORT: Final = 65535
-_ROLE: Final = "Who leads"
-_WRITES: Final = "What is written and kept"
-_SECURITY: Final = "Who may connect"
+_role: Final = partial(typer.Option, rich_help_panel="Who leads")
+_writes: Final = partial(typer.Option, rich_help_panel="What is written and kept")
+_security: Final = partial(typer.Option, rich_help_panel="Who may connect")
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -95,198 +96,100 @@ def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> 
 
 @guarded
 def run(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.", show_default=False)
-    ],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.")],
     *,
-    name: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Unique among the log's nodes; it never changes.", show_default=False),
-    ],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Unique among the log's nodes; it never changes.")],
     listen: Annotated[
         Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Where to listen; port 0 takes a free one.")
     ] = f"127.0.0.1:{PORT}",
     url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Where the other nodes reach it, if not where it listens.", show_default=False
-        ),
+        str | None, typer.Option(metavar="URL", help="Where the other nodes reach it, if not where it listens.")
     ] = None,
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="Where it is.", show_default=False)] = None,
+    region: Annotated[str | None, typer.Option(metavar="NAME", help="Where it is.")] = None,
     lease: Annotated[
         str | None,
-        typer.Option(
+        _role(
             metavar="URL",
             help="The folder or bucket of the lease that tells who leads, the same for all nodes of the log.",
-            show_default=False,
-            rich_help_panel=_ROLE,
         ),
     ] = None,
-    lease_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long the lease outlives its holder.", rich_help_panel=_ROLE)
-    ] = 15.0,
+    lease_seconds: Annotated[float, _role(metavar="SECONDS", help="How long the lease outlives its holder.")] = 15.0,
     node: Annotated[
         list[str] | None,
-        typer.Option(
+        _role(
             "--node",
             metavar="NAME=URL",
             help="Another node of the log. Give all: they are asked before this one takes over.",
-            show_default=False,
-            rich_help_panel=_ROLE,
         ),
     ] = None,
-    upstream: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Without a lease: the primary to follow.", show_default=False, rich_help_panel=_ROLE
-        ),
-    ] = None,
-    lead: Annotated[
-        bool, typer.Option("--lead", help="Without a lease: be the primary.", rich_help_panel=_ROLE)
-    ] = False,
-    create: Annotated[
-        bool, typer.Option("--create", help="Begin a new log if there has never been one.", rich_help_panel=_ROLE)
-    ] = False,
+    upstream: Annotated[str | None, _role(metavar="URL", help="Without a lease: the primary to follow.")] = None,
+    lead: Annotated[bool, _role("--lead", help="Without a lease: be the primary.")] = False,
+    create: Annotated[bool, _role("--create", help="Begin a new log if there has never been one.")] = False,
     take_over: Annotated[
         str | None,
-        typer.Option(
+        _role(
             metavar="FOLDER",
             help="Begin with a copy of this write-ahead log, if the node has no log yet; stop whoever writes it.",
-            show_default=False,
-            rich_help_panel=_ROLE,
         ),
     ] = None,
     automatic: Annotated[
-        bool,
-        typer.Option(
-            "--automatic", help="Take over when the primary is gone; needs a lease and a quorum.", rich_help_panel=_ROLE
-        ),
+        bool, _role("--automatic", help="Take over when the primary is gone; needs a lease and a quorum.")
     ] = False,
     policy: Annotated[
         str,
-        typer.Option(
-            metavar="POLICY",
-            help="When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).",
-            rich_help_panel=_WRITES,
-        ),
+        _writes(metavar="POLICY", help="When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1)."),
     ] = "local",
     retention: Annotated[
-        str,
-        typer.Option(
-            metavar="POLICY",
-            parser=understood,
-            help="forever, consumed, age:7d or bytes:100GiB.",
-            rich_help_panel=_WRITES,
-        ),
+        str, _writes(metavar="POLICY", parser=understood, help="forever, consumed, age:7d or bytes:100GiB.")
     ] = "forever",
     max_lag_bytes: Annotated[
         int | None,
-        typer.Option(
+        _writes(
             metavar="SIZE",
             parser=size_in_bytes,
             help="A replica further behind holds nothing back any more, and has to bootstrap; 0: never.",
             show_default="64 GiB where age or size bounds the log",
-            rich_help_panel=_WRITES,
         ),
     ] = None,
     max_idle: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TIME",
-            parser=length_of_time,
-            help="The same for one that is silent for longer.",
-            show_default=False,
-            rich_help_panel=_WRITES,
-        ),
+        int | None, _writes(metavar="TIME", parser=length_of_time, help="The same for one that is silent for longer.")
     ] = None,
     slow_at: Annotated[
-        int,
-        typer.Option(
-            metavar="RECORDS",
-            min=0,
-            help="Slow writers while a replica is so far behind; 0: never.",
-            rich_help_panel=_WRITES,
-        ),
+        int, _writes(metavar="RECORDS", min=0, help="Slow writers while a replica is so far behind; 0: never.")
     ] = 0,
-    refuse_at: Annotated[
-        int, typer.Option(metavar="RECORDS", min=0, help="And refuse them here; 0: never.", rich_help_panel=_WRITES)
-    ] = 0,
-    poll_seconds: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="How often replicas are heard of at least.", rich_help_panel=_WRITES),
-    ] = 1.0,
+    refuse_at: Annotated[int, _writes(metavar="RECORDS", min=0, help="And refuse them here; 0: never.")] = 0,
+    poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="How often replicas are heard of at least.")] = 1.0,
     tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Let in who has one of these: a line 'name roles token' each.",
-            show_default=False,
-            rich_help_panel=_SECURITY,
-        ),
+        str | None, _security(metavar="FILE", help="Let in who has one of these: a line 'name roles token' each.")
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The token that this node shows to others.",
-            show_default=False,
-            rich_help_panel=_SECURITY,
-        ),
-    ] = None,
-    cert: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Its certificate, for TLS (PEM).", show_default=False, rich_help_panel=_SECURITY
-        ),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Its key (PEM).", show_default=False, rich_help_panel=_SECURITY),
-    ] = None,
-    ca: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Who signed the other nodes' certificates (PEM).",
-            show_default=False,
-            rich_help_panel=_SECURITY,
-        ),
-    ] = None,
+    token: Annotated[str | None, _security(metavar="FILE", help="The token that this node shows to others.")] = None,
+    cert: Annotated[str | None, _security(metavar="FILE", help="Its certificate, for TLS (PEM).")] = None,
+    key: Annotated[str | None, _security(metavar="FILE", help="Its key (PEM).")] = None,
+    ca: Annotated[str | None, _security(metavar="FILE", help="Who signed the other nodes' certificates (PEM).")] = None,
     client_ca: Annotated[
         str | None,
-        typer.Option(
+        _security(
             metavar="FILE",
             help="Let in only who has a certificate that these signed; the node shows its own to others.",
-            show_default=False,
-            rich_help_panel=_SECURITY,
         ),
     ] = None,
     identity: Annotated[
         list[str] | None,
-        typer.Option(
+        _security(
             "--identity",
             metavar="NAME=ROLE,…",
             help="What the certificate of this name may be: replica, client, admin. The nodes that --node names are "
             "replicas; any other is a client.",
-            show_default=False,
-            rich_help_panel=_SECURITY,
         ),
     ] = None,
     insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Let other machines in without knowing them, and in plain text.",
-            rich_help_panel=_SECURITY,
-        ),
+        bool, _security("--insecure", help="Let other machines in without knowing them, and in plain text.")
     ] = False,
     metrics: Annotated[
-        Any,
-        typer.Option(metavar="HOST:PORT", parser=_place, help="Serve metrics for Prometheus here.", show_default=False),
+        Any, typer.Option(metavar="HOST:PORT", parser=_place, help="Serve metrics for Prometheus here.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
-    debug: Debug = False,  # noqa: ARG001 - guarded looks at it
 ) -> None:
     """Run a node of a replicated log: it leads, or follows whoever does, until Ctrl-C or SIGTERM.
 
@@ -338,10 +241,8 @@ def run(
 
 def _be(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
     said = running.condition
-    if as_json:
-        show.document({"name": running.name, "url": running.url, "condition": said})
-    else:
-        show.line(f"{running.name} serves at {running.url}, and is {said}.")
+    fields = {"name": running.name, "url": running.url, "condition": said}
+    show.answer(fields, f"{running.name} serves at {running.url}, and is {said}.", as_json=as_json)
     logger = logging.getLogger("strandline.node")
     while not stop.wait(_LOOK) and running.failure is None:
         now = running.condition

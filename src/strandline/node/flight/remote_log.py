@@ -51,8 +51,13 @@ class RemoteLog:
         self._clock = clock
         self._origin = Origin(f"The remote log {url}", self)
 
+    @property
+    def url(self) -> str:
+        """The node's address."""
+        return self._channel.url
+
     def __repr__(self) -> str:
-        return f"RemoteLog({self._channel.url!r})"
+        return f"RemoteLog({self.url!r})"
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +81,7 @@ class RemoteLog:
         The same writer and number again is a no-op. ``TransientStorageError`` if no answer came: the records may be
         appended or not, and only a numbered append can be repeated without doubt.
         """
-        url = self._channel.url
+        url = self.url
         table = pa.Table.from_batches([records]) if isinstance(records, pa.RecordBatch) else records
         command = write_command(AppendCommand(numbered(writer, number), as_policy(policy), timeout))
         with asking(url, "an append"):
@@ -97,7 +102,7 @@ class RemoteLog:
 
         Raises as the node does, ``TransientStorageError`` if the connection broke: go on behind the last offset.
         """
-        url = self._channel.url
+        url = self.url
         schema = read_schema(columns)
         ticket = encode_ticket(ReadTicket(since, upto, follow, None if columns is None else tuple(columns)))
 
@@ -124,26 +129,26 @@ class RemoteLog:
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
-        fields = answer(self._channel.ask("bounds", {}), self._channel.url)
+        fields = answer(self._channel.ask("bounds", {}), self.url)
         return Bounds(fields.natural("first"), fields.natural("next"))
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node."""
-        return answer(self._channel.ask("bounds", {}), self._channel.url).uuid("log_id")
+        return answer(self._channel.ask("bounds", {}), self.url).uuid("log_id")
 
     def topology(self) -> Topology:
         """Who replicates the log, and how far each is."""
-        return read_topology(answer(self._channel.ask("topology", {}), self._channel.url))
+        return read_topology(answer(self._channel.ask("topology", {}), self.url))
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
         """Make this node the primary, if nothing committed can be lost by that."""
         data = self._channel.ask("promote", {"force": force}, timeout=timeout)
-        return read_topology(answer(data, self._channel.url))
+        return read_topology(answer(data, self.url))
 
     def status(self) -> NodeStatus:
         """How this node is, whatever its role."""
-        return read_status(answer(self._channel.ask("status", {}), self._channel.url))
+        return read_status(answer(self._channel.ask("status", {}), self.url))
 
     def rebootstrap(self) -> None:
         """Have this node, which is a replica, build its copy of the log again."""

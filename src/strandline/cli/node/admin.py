@@ -1,0 +1,329 @@
+"""``strandline promote`` and the commands of ``strandline node`` that look at a node, or have it do something."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import wraps
+from typing import Annotated, Any, Concatenate, Final, ParamSpec
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from strandline.cli import output as show
+from strandline.cli.common import Json, Yes, confirm, guarded
+from strandline.cli.targets import look, need
+from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
+from strandline.formats.node.state import decode_node
+from strandline.log.folders import FolderKind
+from strandline.log.wal.log import WalLog
+from strandline.model.cursor import SECOND
+from strandline.node.elect.terms import plausible_term
+from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.flight.security import ClientSecurity
+from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.messages import Member, NodeStatus, Topology
+from strandline.node.node_folder import STATE, NodeFolder
+from strandline.storage.disk import DISK
+
+P = ParamSpec("P")
+
+NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
+TokenFile = Annotated[str | None, typer.Option(metavar="FILE", help="The file with the token to show.")]
+Ca = Annotated[str | None, typer.Option(metavar="FILE", help="Who must have signed a node's certificate (PEM).")]
+Cert = Annotated[str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).")]
+Key = Annotated[str | None, typer.Option(metavar="FILE", help="Its key (PEM).")]
+_WELL: Final = ("leading", "following")
+
+
+@contextmanager
+def connect(
+    url: NodeUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, key: Key = None
+) -> Iterator[RemoteLog]:
+    """The node at an address, called with these; where nobody listens, that is said in our own words."""
+    security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
+    with RemoteLog(url, security=security) as node:
+        try:
+            yield node
+        except TransientStorageError as error:
+            if "failed to connect" in str(error):
+                raise NotReady(f"Nobody answers at {url}: is the node running, and is the address right?") from error
+            raise
+
+
+def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., None]:
+    """A command that is given the node at its argument URL; has the options of :func:`connect` besides its own."""
+    connecting = list(inspect.signature(connect, eval_str=True).parameters.values())
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:
+        given: dict[str, Any] = {each.name: options.pop(each.name) for each in connecting[1:]}
+        with connect(url, **given) as node:
+            command(node, *arguments, **options)
+
+    parameters = sorted([connecting[0], *own, *connecting[1:]], key=lambda each: each.kind)
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return guarded(run)
+
+
+@asking
+def topology(node: RemoteLog, *, json: Json = False) -> None:
+    """Show who replicates a log and how far each is, as its primary sees it. Changes nothing."""
+    seen = node.topology()
+    show.answer(fields(seen), rendered(seen, now=time.time_ns() // 1000), as_json=json)
+
+
+def fields(seen: Topology) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    found = {**asdict(seen), "log_id": str(seen.log_id)}
+    for member in found["members"]:
+        member["lag"] = None if member["applied"] is None else max(0, seen.durable - member["applied"])
+    return found
+
+
+def rendered(seen: Topology, *, now: int) -> RenderableType:
+    """What people see; ``now`` is in microseconds."""
+    head = Text.assemble(
+        (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
+    )
+    facts = Table(box=None, pad_edge=False, show_header=False)
+    facts.add_row("  log", str(seen.log_id))
+    facts.add_row("  policy", seen.policy)
+    facts.add_row("  durable", f"below offset {seen.durable:,}")
+    behind = seen.durable - seen.committed
+    waiting = f"; {show.counted(behind, 'record')} not yet" if behind else ""
+    facts.add_row("  committed", f"below offset {seen.committed:,}{waiting}")
+    facts.add_row("  epoch", f"{seen.epoch:,}")
+    if not seen.members:
+        return Group(head, facts, Text(""), Text("no replicas"), *map(Text, remarks(seen)))
+    table = show.table("~replica", "~region", ">sent", ">applied", ">durable", ">lag", ">seen\nago", "")
+    for member in seen.members:
+        table.add_row(
+            member.name,
+            member.region or "-",
+            f"{member.sent:,}",
+            show.number(member.applied),
+            show.number(member.durable),
+            "-" if member.applied is None else f"{max(0, seen.durable - member.applied):,}",
+            show.seconds(max(0.0, (now - member.last_seen) / SECOND)),
+            Text(*note_on(member, seen.durable)),
+        )
+    return Group(head, facts, Text(""), table, *map(Text, remarks(seen)))
+
+
+def note_on(member: Member, end: int) -> tuple[str, str]:
+    """How a replica is, and the style of that."""
+    errors = f"; {show.counted(member.apply_errors, 'apply error')}" if member.apply_errors else ""
+    errors += f"; {show.counted(member.divergences, 'divergence')}" if member.divergences else ""
+    if not member.healthy:
+        return f"silent{errors}", "red"
+    if member.bootstrapping:
+        return f"bootstrapping{errors}", "yellow"
+    if member.applied is None:
+        return f"not heard of yet{errors}", "yellow"
+    return (f"up to date{errors}", "green") if member.applied >= end else (f"behind{errors}", "yellow")
+
+
+def remarks(seen: Topology) -> Iterator[str]:
+    """What somebody has to know who goes by the policy."""
+    policy = parse_policy(seen.policy)
+    if not isinstance(policy, Quorum):
+        return
+    present = {seen.primary, *(member.name for member in seen.members if member.healthy and not member.bootstrapping)}
+    voters = policy.voters & present
+    missing = ", ".join(sorted(policy.voters - present))
+    if len(voters) < policy.majority:
+        yield f"No quorum: {missing} missing. Appends are durable on {seen.primary}, and not committed."
+    elif missing:
+        left = len(voters) - policy.majority
+        may = f"{show.counted(left, 'more voter')} may be lost" if left else "no other voter may be lost"
+        yield f"{missing} missing: {may}, or nothing is committed any more."
+
+
+@asking
+def status(node: RemoteLog, *, json: Json = False) -> None:
+    """Show how one node is: leading or following, how far, and what stopped it. Ends with status 1 if something did."""
+    seen = node.status()
+    position = None if seen.position is None else str(seen.position)
+    show.answer({**asdict(seen), "position": position}, *lines(seen), as_json=json)
+    if seen.trouble is not None:
+        raise typer.Exit(1)
+
+
+def lines(seen: NodeStatus) -> Iterator[Text]:
+    """What people see of a node."""
+    of = f" {seen.primary}" if seen.condition == "following" and seen.primary else ""
+    style = "bold red" if seen.trouble is not None else "green" if seen.condition in _WELL else "yellow"
+    yield Text.assemble((seen.name, "bold"), " is ", (seen.condition, style), f"{of}, in term {seen.term}")
+    if seen.position is None:
+        yield Text("  it has no copy of the log yet")
+    else:
+        shown = "how much of it is committed is not known yet, and readers have to wait"
+        if seen.committed is not None:
+            shown = f"readers see up to {seen.committed:,}"
+        yield Text(f"  durable below offset {seen.position.next:,}, {shown}")
+    if seen.divergences:
+        whose = "its replicas have reported" if seen.condition == "leading" else "it has found"
+        yield Text(f"  {whose} {show.counted(seen.divergences, 'divergence')} so far")
+    if seen.trouble is not None:
+        yield Text(f"  {seen.trouble}")
+
+
+@asking
+def promote(
+    node: RemoteLog,
+    *,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Leave out the nodes that cannot be asked, and lead even from a copy that stopped with a gap or a "
+            "divergence. What only the others have is lost to the log.",
+        ),
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for the node's answer.")
+    ] = 120.0,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Make the node at URL the primary, if nothing that was committed can be lost by that.
+
+    It waits until the former primary's lease has run out, and asks the other nodes what they have. It refuses if it is
+    not healthy, if another one has more, or if too few can be asked to be sure: then the status is 1.
+    """
+    leads = _leading(node)
+    if leads is None and force:
+        confirm(f"Promote {node.url} without those who cannot be asked? What only they have will be lost.", yes=yes)
+    with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=json or leads is not None):
+        now = leads or node.promote(force=force, timeout=timeout)
+    said = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
+    if leads is None:
+        said = [
+            f"{now.primary} is the primary of term {now.term} now, and goes on at offset {now.term_start:,}.",
+            f"It is healthy, nobody who answered has more, and all that {now.policy} had committed is there.",
+        ]
+        if force:
+            said[1:] = [
+                "It is healthy, and nobody who answered has more. Who did not answer was left out, as you said: what",
+                "only they had goes into their quarantine when they come back.",
+            ]
+    found = {"promoted": leads is None, "forced": force and leads is None, **fields(now)}
+    show.answer(found, *said, as_json=json)
+
+
+def _leading(node: RemoteLog) -> Topology | None:
+    """The topology, if the node leads already."""
+    try:
+        return node.topology()
+    except (NotReady, Fenced):
+        return None
+
+
+@contextmanager
+def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    if quiet:
+        yield
+    elif sys.stderr.isatty():
+        with show.err().status(Text(what)):
+            yield
+    else:
+        show.line(f"{what} …", file=sys.stderr)
+        yield
+
+
+@asking
+def unregister(
+    node: RemoteLog,
+    replica: Annotated[str, typer.Argument(metavar="NAME", help="The replica's name.")],
+    *,
+    keep_slot: Annotated[
+        bool, typer.Option("--keep-slot", help="Go on keeping what it still needs, for when it comes back.")
+    ] = False,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Have the primary at URL count a replica no longer, and let go of what was kept for it.
+
+    Stop the replica first: one that runs registers again by itself.
+    """
+    known = replica in {member.name for member in node.topology().members}
+    slot = "It counts no longer" + (", and its slot stays." if keep_slot else ", and its slot is dropped.")
+    if known:
+        confirm(f"Unregister replica {replica!r}? {slot}", yes=yes)
+    node.unregister(replica, keep_slot=keep_slot)
+    said = f"Replica {replica!r} was not registered{'' if keep_slot else '; if it had a slot, that is dropped'}."
+    if known:
+        said = f"Replica {replica!r} is unregistered. {slot}"
+    show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, said, as_json=json)
+
+
+@asking
+def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> None:
+    """Have the replica at URL build its copy again, from a snapshot of the primary.
+
+    This is how a replica that stopped with a gap or a divergence goes on. Until the new copy is whole the old one is
+    kept, and can be read.
+    """
+    before = node.status()
+    confirm(f"Let {before.name} ({before.condition}) build its copy again? Its own is thrown away.", yes=yes)
+    node.rebootstrap()
+    said = f"{before.name} builds its copy again; 'strandline node status {node.url}' tells how it is."
+    show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, said, as_json=json)
+
+
+@guarded
+def reset_term(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a node that does not run.")],
+    *,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            metavar="TERM",
+            min=0,
+            help="The highest term that counts; by default the one of its records and of its own leading.",
+        ),
+    ] = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> None:
+    """Let the stopped node in FOLDER forget terms that are higher than those of its records.
+
+    For a node that refuses its primary, or to lead, because somebody told it of a term in which no node leads. Do it
+    only if that is so: a primary of that term would not be told from an older one any more.
+    """
+    need(look(folder), FolderKind.NODE)
+    state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
+    with NodeFolder.open(folder, state.name) as node_folder:
+        before = node_folder.state
+        in_log = _highest_term(node_folder) if before.generation else 0
+        term = plausible_term(in_log, before.adopted, before.led) if to is None else to
+        if term < in_log:
+            raise InvalidInput(f"{folder} has records of term {in_log}: a lower one than that cannot count.")
+        if term < before.seen:
+            confirm(
+                f"Let {before.name} forget terms {term + 1} to {before.seen}? Only if no node leads in one of them.",
+                yes=yes,
+            )
+            node_folder.reset_term(term)
+    changed = term < before.seen
+    found = {"name": before.name, "before": before.seen, "term": min(term, before.seen), "changed": changed}
+    said = f"{before.name} has seen no term above {before.seen}. Nothing was changed."
+    if changed:
+        said = f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again."
+    show.answer(found, said, as_json=json)
+
+
+def _highest_term(node_folder: NodeFolder) -> int:
+    """The term of the last record; terms never go down along a log."""
+    folder = node_folder.data(node_folder.state.generation)
+    with WalLog.open(folder, create=False, background=False) as log:
+        return log.end().term

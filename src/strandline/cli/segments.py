@@ -1,0 +1,356 @@
+"""``strandline segments``: list, draw and verify the segments of a log's cold tier."""
+
+from __future__ import annotations
+
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from strandline.cli import output as show
+from strandline.cli.common import Json, Place, guarded, open_to_look
+from strandline.cli.findings import finish
+from strandline.cli.text import moment
+from strandline.model.cursor import Bounds
+from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.tier.opening import cold_tier, follow_events
+from strandline.tier.verify import TierView, look_at, verify_tier
+
+segments = typer.Typer(
+    no_args_is_help=True,
+    help="List, draw and verify the segments of a log's cold tier.",
+    short_help="List, draw and verify the segments of a cold tier.",
+    rich_markup_mode="markdown",
+)
+
+_NARROW: Final = 80
+_LABEL: Final = 8
+_FEWEST: Final = 10
+_SEGMENTS: Final = "█▓"
+"""In turns, so that one is told from the next."""
+_HOT: Final = "▒"
+_PART: Final = "░"
+_HOLE: Final = "!"
+_UNDER_WAY: Final = {SegmentState.COPY_STARTED: "+", SegmentState.DELETE_STARTED: "-"}
+
+
+def look(place: str) -> TierView:
+    """What is known of a log's cold tier now; ``NotFound`` if it has none, ``NotReady`` if that cannot be known."""
+    log = open_to_look(place)
+    cold = cold_tier(log)
+    with follow_events(cold) as manager:
+        return look_at(log, cold, manager)
+
+
+# --- list ------------------------------------------------------------------------------------------------------
+
+
+class State(StrEnum):
+    """How far a segment is."""
+
+    COPY_STARTED = "copy-started"
+    COPY_FINISHED = "copy-finished"
+    DELETE_STARTED = "delete-started"
+
+
+_STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", State.DELETE_STARTED: "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """One segment as it is listed. ``end`` is its last offset; ``terms`` tells where each of its terms starts."""
+
+    start: int
+    end: int
+    records: int
+    size: int
+    state: State
+    superseded: bool
+    terms: tuple[tuple[int, int], ...]
+    max_timestamp: str | None
+    id: str
+
+    @classmethod
+    def of(cls, segment: SegmentMetadata, seen: TierView) -> SegmentRow:
+        """A segment among all that are known."""
+        is_finished = segment.state is SegmentState.COPY_FINISHED
+        return cls(
+            start=segment.start,
+            end=segment.end,
+            records=segment.end - segment.start + 1,
+            size=segment.size,
+            state=State[segment.state.name],
+            superseded=is_finished and segment.segment in seen.spare,
+            terms=segment.terms,
+            max_timestamp=newest(segment.max_timestamp),
+            id=str(segment.segment.id),
+        )
+
+
+@segments.command("list")
+@guarded
+def list_(
+    log: Place,
+    *,
+    term: Annotated[int | None, typer.Option(min=0, help="Only segments with records of this term.")] = None,
+    state: Annotated[State | None, typer.Option(help="Only segments in this state.")] = None,
+    json: Json = False,
+) -> None:
+    """List the segments by their first offset, as their events tell: offsets, size, state, terms, newest record, id.
+
+    A segment whose copy has started is not read yet, and one whose deletion has started no more. One that is
+    superseded holds only what others hold, too, and the next round of the tierer removes it.
+    """
+    seen = look(log)
+    rows = [row for segment in seen.segments if _is_wanted(row := SegmentRow.of(segment, seen), term, state)]
+    fields = {"url": seen.url, "store": seen.cold.store, "segments": [asdict(row) for row in rows]}
+    show.answer(fields, rendered(seen, rows), as_json=json)
+
+
+def _is_wanted(row: SegmentRow, term: int | None, state: State | None) -> bool:
+    return state in (None, row.state) and (term is None or any(term == has for has, _ in row.terms))
+
+
+def rendered(seen: TierView, rows: Sequence[SegmentRow]) -> RenderableType:
+    """The table that people see."""
+    table = show.table(">start", ">end", ">records", ">size", "state", "~terms", "newest record", "id")
+    for row in rows:
+        note = f"{row.state}, superseded" if row.superseded else str(row.state)
+        table.add_row(
+            f"{row.start:,}",
+            f"{row.end:,}",
+            f"{row.records:,}",
+            show.size(row.size),
+            Text(note, "yellow" if row.superseded else _STYLES[row.state]),
+            terms_of(row.terms),
+            (row.max_timestamp or "-").replace("T", " ").removesuffix("Z"),
+            row.id,
+        )
+    of = show.counted(len(rows), "segment")
+    total = f"{of}, {show.counted(sum(row.records for row in rows), 'record')}, {show.size(sum(r.size for r in rows))}"
+    head = Text.assemble((seen.cold.store, "bold"), f"  {total}")
+    return Group(head, table) if rows else head
+
+
+def terms_of(terms: Sequence[tuple[int, int]]) -> str:
+    """The terms of a segment, the later ones with where they start.
+
+    >>> terms_of([(3, 0)]), terms_of([(3, 0), (5, 1200)])
+    ('3', '3, 5 from 1,200')
+    """
+    (first, _), *later = terms
+    return ", ".join([str(first), *(f"{term} from {start:,}" for term, start in later)])
+
+
+def newest(milliseconds: int) -> str | None:
+    """The time of the newest record, UTC; None if there is none.
+
+    >>> newest(1_700_000_000_123), newest(-1)
+    ('2023-11-14T22:13:20.123Z', None)
+    """
+    if milliseconds == -1:
+        return None
+    # Records carry whatever time they were given.
+    found = moment(milliseconds * 1000, "%Y-%m-%dT%H:%M:%S.%f")
+    return f"{milliseconds} ms" if found is None else f"{found[:-3]}Z"
+
+
+# --- map -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Offsets ``first`` up to ``next``, all of them in the same tiers; in neither, they are lost."""
+
+    first: int
+    next: int
+    cold: bool
+    hot: bool
+    segments: int
+    """How many segments hold something of it."""
+
+    @property
+    def where(self) -> str:
+        """In words."""
+        match self.cold, self.hot:
+            case True, True:
+                return "both"
+            case True, False:
+                return "cold"
+            case False, True:
+                return "hot"
+            case _:
+                return "neither"
+
+
+@segments.command("map")
+@guarded
+def map_(
+    log: Place,
+    *,
+    width: Annotated[
+        int | None, typer.Option(min=20, help="How many columns the picture has; by default those of the terminal.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw which offsets are in which tier: segments in turns of shade, the hot tier below, and holes if there are any.
+
+    What is in both is read from the hot tier, until that forgets it. What is in neither, between the two, is lost: no
+    reader passes it by itself.
+    """
+    seen = look(log)
+    found = stretches(seen.finished, seen.hot)
+    if json:
+        show.document(_fields(seen, found))
+        return
+    out = show.out()
+    first = found[0].first if found else seen.hot.first
+    out.print(Text.assemble((seen.url, "bold"), f"  offsets {first:,} to {seen.hot.next:,}"), soft_wrap=True)
+    if not found:
+        out.print("no records, in neither tier")
+        return
+    columns = width or shutil.get_terminal_size((_NARROW, 24)).columns
+    for label, row, style in picture(seen.segments, found, seen.hot, columns - _LABEL):
+        out.print(Text.assemble((f"{label:<{_LABEL}}", "bold"), (row, style)), soft_wrap=True, crop=False)
+    for line, style in _legend(found):
+        out.print(Text(line, style), soft_wrap=True)
+
+
+def _fields(seen: TierView, found: Sequence[Stretch]) -> dict[str, Any]:
+    return {
+        "url": seen.url,
+        "first": found[0].first if found else seen.hot.first,
+        "next": seen.hot.next,
+        "hot": {"first": seen.hot.first, "next": seen.hot.next},
+        "segments": len(seen.finished),
+        "stretches": [{**asdict(stretch), "where": stretch.where} for stretch in found],
+    }
+
+
+def stretches(segments: Sequence[SegmentMetadata], hot: Bounds) -> list[Stretch]:
+    """The offsets from the first that is anywhere to the end, cut where the tiers that hold them change.
+
+    ``segments`` are those that can be read, by their first offset.
+    """
+    cold: list[tuple[int, int]] = []
+    for segment in segments:
+        if cold and segment.start <= cold[-1][1]:
+            cold[-1] = (cold[-1][0], max(cold[-1][1], segment.end + 1))
+        else:
+            cold.append((segment.start, segment.end + 1))
+    cuts = sorted({hot.first, hot.next, *(offset for each in cold for offset in each)})
+    starts = [segment.start for segment in segments]
+    found = []
+    for first, end in pairwise(cuts):
+        is_cold = any(begin <= first < after for begin, after in cold)
+        # Overlaps are rare and short: those that begin inside, and the one that holds the first offset.
+        count = bisect_right(starts, end - 1) - bisect_right(starts, first) + 1 if is_cold else 0
+        found.append(Stretch(first, end, is_cold, hot.first <= first < hot.next, count))
+    return found
+
+
+def picture(
+    segments: Sequence[SegmentMetadata], found: Sequence[Stretch], hot: Bounds, columns: int
+) -> list[tuple[str, str, str]]:
+    """The rows of the picture: label, characters and style. A column stands for equally many offsets each.
+
+    What is smaller than a column is seen all the same: part of a column is shaded, and a hole is a hole.
+    """
+    columns = max(_FEWEST, columns)
+    first, end = found[0].first, found[-1].next
+    total = end - first
+    cells = [
+        (first + at * total // columns, max(first + at * total // columns + 1, first + (at + 1) * total // columns))
+        for at in range(columns)
+    ]
+    starts = [segment.start for segment in segments if segment.state is SegmentState.COPY_FINISHED]
+
+    def cold(cell: tuple[int, int]) -> str:
+        held = _held(cell, [(stretch.first, stretch.next) for stretch in found if stretch.cold])
+        number = bisect_right(starts, cell[0]) - 1
+        return _SEGMENTS[number % 2] if held == 1 else _PART if held else " "
+
+    def recent(cell: tuple[int, int]) -> str:
+        held = _held(cell, [(hot.first, hot.next)])
+        return _HOT if held == 1 else _PART if held else " "
+
+    edges = f"{first:,}", f"{end:,}"
+    axis = edges[0] + " " * max(1, columns - len(edges[0]) - len(edges[1])) + edges[1]
+    rows = [
+        ("", axis, "dim"),
+        ("cold", "".join(map(cold, cells)), "cyan"),
+        ("hot", "".join(map(recent, cells)), "yellow"),
+    ]
+    holes = [(stretch.first, stretch.next) for stretch in found if stretch.where == "neither"]
+    if holes:
+        rows.append(("holes", "".join(_HOLE if _held(cell, holes) else " " for cell in cells), "bold red"))
+    for state, mark in _UNDER_WAY.items():
+        busy = [(segment.start, segment.end + 1) for segment in segments if segment.state is state]
+        if busy:
+            label = "copying" if state is SegmentState.COPY_STARTED else "going"
+            rows.append((label, "".join(mark if _held(cell, busy) else " " for cell in cells), "magenta"))
+    return [(label, row.rstrip(), style) for label, row, style in rows]
+
+
+def _held(cell: tuple[int, int], ranges: Sequence[tuple[int, int]]) -> float:
+    """Which part of a cell lies in ranges that do not overlap, or touch more than one of them."""
+    held = sum(max(0, min(cell[1], end) - max(cell[0], first)) for first, end in ranges)
+    return min(1.0, held / (cell[1] - cell[0]))
+
+
+def _legend(found: Sequence[Stretch]) -> list[tuple[str, str]]:
+    wide = len(f"{found[-1].next:,}")
+    lines = []
+    for stretch in found:
+        count = show.counted(stretch.next - stretch.first, "record")
+        of = f" in {show.counted(stretch.segments, 'segment')}" if stretch.segments else ""
+        offsets = f"{stretch.first:>{wide},} to {stretch.next - 1:>{wide},}"
+        if stretch.where == "neither":
+            lines.append((f"{'HOLE':<{_LABEL}}{offsets}  {count} in neither tier", "bold red"))
+        else:
+            lines.append((f"{stretch.where:<{_LABEL}}{offsets}  {count}{of}", "none"))
+    return lines
+
+
+# --- verify ----------------------------------------------------------------------------------------------------
+
+
+@segments.command()
+@guarded
+def verify(
+    log: Place,
+    *,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Read no records: only sizes, and the ends of segments with their checksums.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=1, help="How many segments are read at once.")] = 4,
+    json: Json = False,
+) -> None:
+    """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.
+
+    Segments must follow each other and reach the hot tier, be of its history, and agree with their events, and slots
+    must have what they need; objects that no event knows are told. Changes nothing, and tierers may run meanwhile.
+    Findings are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
+    """
+    opened = open_to_look(log)
+    cold = cold_tier(opened)
+
+    def meter(total: int) -> AbstractContextManager[Callable[[int], None]]:
+        return show.meter("looking at segments" if fast else "reading bytes", total=total, quiet=json)
+
+    with follow_events(cold) as manager:
+        url, found = verify_tier(opened, cold, manager, fast=fast, workers=workers, meter=meter)
+    seen = found.examined
+    looked = (
+        f"{show.counted(seen['segments'], 'segment')} {'looked at' if fast else 'read'}, with "
+        f"{show.counted(seen['records'], 'record')} ({show.size(seen['bytes'])})"
+    )
+    finish(found, looked, json=json, url=url, store=cold.store, fast=fast)

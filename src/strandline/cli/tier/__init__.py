@@ -1,1 +1,0 @@
-"""``strandline tier`` and ``strandline segments``: the cold tier of a log."""

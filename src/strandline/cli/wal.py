@@ -1,0 +1,407 @@
+"""``strandline wal``: inspect, verify, repair, export and migrate a write-ahead log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from strandline.cli import output as show
+from strandline.cli.common import Json, guarded
+from strandline.cli.findings import finish
+from strandline.cli.targets import look, need, spool_at
+from strandline.cli.text import moment, readable
+from strandline.compat.spool.export import export_spool
+from strandline.compat.spool.inspect import SpoolFile, SpoolFrame, inspect_spool
+from strandline.compat.spool.lsn_log import WriteAheadLog
+from strandline.compat.spool.migrate import SPOOL, migrate_spool
+from strandline.compat.spool.renumber import OLD_LSN, Renumbering
+from strandline.errors import AlreadyExists, InvalidInput
+from strandline.log.folders import Contents, FolderKind
+from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal
+from strandline.log.wal.names import data_name, firsts_in, index_name
+from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
+from strandline.log.wal.recover.verify import verify as verify_wal
+from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.disk import DISK
+
+wal = typer.Typer(
+    no_args_is_help=True,
+    help="Inspect, verify, repair, export and migrate a write-ahead log, which is a folder on this machine.",
+    short_help="Inspect, verify, repair, export and migrate a write-ahead log.",
+    rich_markup_mode="markdown",
+)
+
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.")]
+_SHOWN: Final = 50
+_STATES: Final = {
+    "closed": "closed",
+    "open": "open for writing by {holder}",
+    "died": "not closed: {holder} died, and opening it again repairs what is left",
+    "crashed": "not closed when the machine stopped ({holder}): opening it repairs what is left",
+    "unknown": "its mark cannot be read: opening it makes it again",
+}
+
+
+@wal.command()
+@guarded
+def inspect(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="The log's folder, or an older spool NAME.logical.wal.")
+    ],
+    *,
+    list_frames: Annotated[bool, typer.Option("--frames", help="List every frame, and check it.")] = False,
+    json: Json = False,
+) -> None:
+    """Say what is on the disk: identity, bounds, files, slots, the mark, and who has the log open.
+
+    Changes nothing and takes no lock; the log may be open, or damaged. With **--json** and **--frames** the first line
+    is the log, and each further one a frame.
+    """
+    there = look(folder)
+    if (spool := spool_at(there)) is not None:
+        _inspect_spool(spool, list_frames=list_frames, json=json)
+        return
+    need(there, FolderKind.WAL)
+    found = inspect_wal(folder)
+    if json:
+        show.document(asdict(found))
+        if list_frames:
+            for row in frames(found):
+                show.document(asdict(row))
+        return
+    out = show.out()
+    _print(out, found)
+    if list_frames:
+        _print_frames(out, frames(found))
+
+
+# --- a folder ----------------------------------------------------------------------------------------------------
+
+
+def _print(out: Console, found: WalFolder) -> None:
+    out.print(Text.assemble((found.folder, "bold"), f"  log {found.log_id or 'unknown'}"))
+    out.print(f"  state    {_STATES[found.state].format(holder=readable((found.holder or 'nobody').encode()))}")
+    out.print(f"  holds    {_bounds(found)}")
+    if found.mark is not None:
+        out.print(
+            f"  mark     everything below offset {found.mark['next']:,} is durable; the log begins at "
+            f"{found.mark['start']:,}"
+        )
+    out.print()
+    out.print(_file_table(found))
+    if found.slots:
+        out.print()
+        out.print(_slot_table(found))
+    for piece in found.torn:
+        out.print(f"  {piece.file} holds {show.counted(piece.size, 'byte')} that were once cut.", soft_wrap=True)
+    for problem in found.problems:
+        out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
+
+
+def _bounds(found: WalFolder) -> str:
+    if found.start is None or found.next is None:
+        return "how far it reaches is not known"
+    how = "as published" if found.published else "as found in the last file"
+    term = "" if found.term is None else f", in term {found.term}"
+    if found.start == found.next:
+        return f"no records; the next one gets offset {found.next:,}{term}, {how}"
+    return (
+        f"offsets {found.start:,} to {found.next - 1:,}, "
+        f"{show.counted(found.next - found.start, 'record')}{term}, {how}"
+    )
+
+
+def _file_table(found: WalFolder) -> Table:
+    table = show.table("file", ">first", ">size", ">records", ">checkpoints")
+    for row in found.files:
+        table.add_row(
+            row.file, f"{row.first:,}", show.size(row.size), show.number(row.records), show.number(row.checkpoints)
+        )
+    return table
+
+
+def _slot_table(found: WalFolder) -> Table:
+    table = show.table("slot", ">position", ">epoch", "holder", "")
+    for row in found.slots:
+        invalid = "" if row.invalid is None else f"invalid: {row.invalid}"
+        holder = readable(None if row.holder is None else row.holder.encode())
+        table.add_row(readable(row.slot.encode()), f"{row.position:,}", str(row.epoch), holder, invalid)
+    return table
+
+
+def _print_frames(out: Console, rows: Iterable[FrameRow]) -> None:
+    """One line for each, as it is found: there may be millions."""
+    last = ""
+    for row in rows:
+        if row.file != last:
+            last = row.file
+            out.print()
+            out.print(Text(last, "bold"))
+        out.print(_frame_line(row), soft_wrap=True)
+
+
+def _frame_line(row: FrameRow) -> Text:
+    place = f"  byte {row.byte:>10,} {show.size(row.size):>9}"
+    if row.first is None or row.next is None:
+        return Text.assemble(place, "  ", ("no frame", "bold red"), f": {row.problem}")
+    what = "begins" if row.lead else show.counted(row.next - row.first, "record")
+    span = f"{row.first:,}" if row.next - row.first <= 1 else f"{row.first:,}-{row.next - 1:,}"
+    text = (
+        f"{place}  offset {span:<15} {what:<14} term {row.term}  {_time(row.timestamp)}  durable below {row.durable:,}"
+    )
+    if row.writer is not None:
+        text += f"  writer {row.writer} number {row.number:,}"
+    return Text.assemble(text, *([("  " + row.problem, "bold red")] if row.problem else []))
+
+
+# --- a spool -----------------------------------------------------------------------------------------------------
+
+
+def _inspect_spool(path: str, *, list_frames: bool, json: bool) -> None:
+    rows: list[SpoolFrame] = []
+    found = inspect_spool(path, rows.append if list_frames else None)
+    if json:
+        show.document(asdict(found))
+        for row in rows:
+            show.document(asdict(row))
+        return
+    out = show.out()
+    _print_spool(out, found)
+    for row in rows:
+        term = "-" if row.term is None else row.term
+        line = f"  byte {row.byte:>10,} {show.size(row.size):>9}  lsn {row.lsn:<10,} version {row.version}  term {term}"
+        out.print(f"{line}  {_time(row.timestamp)}", soft_wrap=True)
+
+
+def _print_spool(out: Console, found: SpoolFile) -> None:
+    out.print(Text.assemble((found.spool, "bold"), "  a spool of an older version"))
+    count = sum(found.versions.values())
+    by_version = ", ".join(f"{number:,} of version {version}" for version, number in found.versions.items())
+    lsns = "" if found.first_lsn is None else f", lsns {found.first_lsn:,} to {found.last_lsn:,}"
+    out.print(f"  frames   {count:,}" + (f" ({by_version}){lsns}" if count else ""))
+    rest = found.size - found.valid_bytes
+    if rest:
+        out.print(
+            f"  valid    up to byte {found.valid_bytes:,} of {found.size:,}: {found.why} ({found.ending}); the last "
+            f"{show.counted(rest, 'byte')} count for nothing",
+            soft_wrap=True,
+        )
+    else:
+        out.print(f"  valid    all of its {found.size:,} bytes")
+    out.print(f"  slots    {'none beside it' if found.slots is None else show.counted(found.slots, 'slot')}")
+    for problem in found.problems:
+        out.print(Text.assemble(("problem", "bold red"), f"  {problem}"), soft_wrap=True)
+
+
+def _time(milliseconds: int | None) -> str:
+    found = moment((milliseconds or 0) * 1000)
+    return f"{milliseconds} ms" if found is None else found[:-3]
+
+
+# --- verifying and repairing ---------------------------------------------------------------------------------------
+
+
+def need_wal(folder: str) -> None:
+    """Refuse a path that leads to anything but a write-ahead log."""
+    need(look(folder), FolderKind.WAL)
+
+
+def data_bytes(folder: str) -> int:
+    """How many bytes of frames there are to read, as of now."""
+    rows = DISK.scan(folder)
+    return sum(row.size for row in rows if firsts_in([row]))
+
+
+@wal.command()
+@guarded
+def verify(folder: Folder, *, json: Json = False) -> None:
+    """Verify a log: each frame's checksums and records, each offset once and in order, terms, indexes, slots, the mark.
+
+    Reads every byte, changes nothing and takes no lock; the log may be used meanwhile. Findings are *damage* (something
+    acknowledged is lost or wrong) and *notes* (opening puts it right). Ends with status 1 if there is damage.
+    """
+    need_wal(folder)
+    with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
+        found = verify_wal(folder, disk=DISK, clock=CLOCK, told=advance)
+    seen = found.examined
+    looked = (
+        f"{show.counted(seen['files'], 'file')} read, with {show.counted(seen['records'], 'record')} in "
+        f"{show.counted(seen['frames'], 'frame')} ({show.size(seen['bytes'])}), and "
+        f"{show.counted(seen['slots'], 'slot')}"
+    )
+    log_id = None if found.log_id is None else str(found.log_id)
+    finish(found, looked, json=json, folder=folder, log_id=log_id, start=found.bounds.first, next=found.bounds.next)
+
+
+@wal.command()
+@guarded
+def repair(
+    folder: Folder,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    forget_slots: Annotated[
+        bool,
+        typer.Option(
+            "--forget-slots",
+            help="If slots.json is missing or damaged, make one without slots. Trimmed records may be seen again.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Repair a log: cut what a crash left above the durable mark (and keep it aside), and make wrong indexes again.
+
+    Reads every byte first. If anything acknowledged is damaged it refuses and changes nothing: then restore the log.
+    Opening a log does the same by itself, but for indexes of older files, and slots that cannot be read.
+    """
+    need_wal(folder)
+    with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
+        if dry_run:
+            plan = plan_repair(folder, forget_slots=forget_slots, told=advance)
+        else:
+            plan = repair_log(folder, forget_slots=forget_slots, told=advance)
+    show.answer(fields(plan, dry_run=dry_run), *lines(plan, dry_run=dry_run), as_json=json)
+
+
+def fields(plan: RepairPlan, *, dry_run: bool) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "folder": plan.folder,
+        "dry_run": dry_run,
+        "needed": plan.is_needed,
+        "start": plan.start,
+        "next": plan.next,
+        "cut": [
+            {"file": data_name(torn.first), "byte": torn.at, "size": torn.size, "why": torn.why} for torn in plan.torn
+        ],
+        "rewritten": None
+        if plan.rewritten is None
+        else {"file": data_name(plan.rewritten.first), "byte": plan.rewritten.at, "size": plan.rewritten.size},
+        "removed": [data_name(first) for first in plan.dropped],
+        "indexes": [index_name(first) for first in plan.indexes],
+        "slots_forgotten": plan.forgotten,
+    }
+
+
+def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
+    """What was done, or would be, a line each."""
+    is_ = "would be" if dry_run else "was"
+    are = "would be" if dry_run else "were"
+    for torn in plan.torn:
+        from_ = "as a whole" if not torn.at else f"from byte {torn.at:,} on"
+        size = show.counted(torn.size, "byte")
+        yield f"{data_name(torn.first)}: {size} {are} cut, {from_}, and kept aside: {torn.why}."
+    if plan.rewritten is not None:
+        first, at, length = plan.rewritten
+        yield (
+            f"{data_name(first)}: {show.counted(length, 'byte')} from byte {at:,} on {are} written again as they are: "
+            "it is not known whether they ever reached the disk."
+        )
+    for first in plan.dropped:
+        yield f"{data_name(first)}: {is_} removed, since it holds nothing that is retained."
+    for first in plan.indexes:
+        yield f"{index_name(first)}: {is_} made again."
+    if plan.forgotten is not None:
+        yield (
+            f"slots.json: {is_} made anew without slots ({plan.forgotten}). The log begins at offset {plan.start:,}, "
+            "with the oldest file: records that were trimmed before may be seen again. Create the slots again."
+        )
+    if not plan.is_needed:
+        yield "There is nothing to repair."
+    done = "Nothing was changed." if dry_run else "The log is whole and closed."
+    yield f"{done} {'It would hold' if dry_run else 'It holds'} offsets {plan.start:,} up to {plan.next:,}."
+
+
+# --- spools of older versions ------------------------------------------------------------------------------------
+
+
+@wal.command()
+@guarded
+def export(
+    folder: Folder,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The spool to write: NAME.logical.wal.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Write everything that is retained as a spool for older programs, with the slots beside it.
+
+    Changes nothing in the log, which may be open. The spool appears only when it is whole, and replaces nothing.
+    """
+    need_wal(folder)
+    log = WalReader(folder)
+    with show.meter("exporting", total=log.bounds().count, quiet=json) as advance:
+        done = export_spool(log, target, told=show.so_far(advance))
+    said = (
+        f"{done.path} holds {show.counted(done.records, 'record')} (lsns {done.first:,} to {done.last:,}, "
+        f"{show.size(done.size)}), and {done.slots_path} {show.counted(done.slots, 'slot')}."
+    )
+    show.answer(asdict(done), said, as_json=json)
+
+
+@wal.command()
+@guarded
+def migrate(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="The spool NAME.logical.wal, or NAME, the folder that is made.")
+    ],
+    *,
+    renumber: Annotated[
+        bool,
+        typer.Option(
+            "--renumber",
+            help="Give records whose lsns leave gaps or go back new ones; the header spool-lsn keeps the old.",
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Move a spool of an older version, with its slots, into a folder beside it. The spool stays as it is."""
+    there = look(path)
+    spool = spool_at(there)
+    if spool is None or not spool.endswith(SPOOL):
+        need(there, FolderKind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
+        raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
+    folder = spool.removesuffix(SPOOL)
+    refuse_taken(look(folder))
+    done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber)
+    with WriteAheadLog.open(folder, create=False) as wal:
+        oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots())
+    size = DISK.size(folder + SPOOL)
+    fields = {"folder": folder, "oldest": oldest, "current": current, "slots": slots, "spool_bytes": size}
+    said = (
+        f"{folder} holds {show.counted(current - oldest + 1, 'record')} (lsns {oldest:,} to {current:,}) and "
+        f"{show.counted(slots, 'slot')}; {folder}{SPOOL} ({show.size(size)}) is as it was."
+    )
+    gaps = () if done is None else _gap_lines(done)
+    show.answer({**fields, **_renumbered(done)}, said, *gaps, as_json=json)
+
+
+def _renumbered(done: Renumbering | None) -> dict[str, Any]:
+    """What ``--json`` prints of new numbers."""
+    gaps = () if done is None else done.gaps
+    return {
+        "renumbered": done is not None,
+        "missing": 0 if done is None else done.missing,
+        "gaps": [{"index": gap.index, "after": gap.after, "found": gap.found, "missing": gap.missing} for gap in gaps],
+    }
+
+
+def _gap_lines(done: Renumbering) -> Iterator[str]:
+    """What was renumbered, and each gap."""
+    gaps, lsns = show.counted(len(done.gaps), "gap"), show.counted(done.missing, "lsn")
+    yield f"Its records were renumbered, for {gaps} with {lsns} missing; the header {OLD_LSN} keeps the old ones."
+    for gap in done.gaps[:_SHOWN]:
+        yield f"  before record {gap.index:,}: {'missing' if gap.missing else 'goes back,'} {gap}"
+    if len(done.gaps) > _SHOWN:
+        yield f"  … and {len(done.gaps) - _SHOWN:,} more; --json tells all"
+
+
+def refuse_taken(there: Contents) -> None:
+    """Refuse to migrate to where something is already."""
+    if not there.kinds <= {FolderKind.SPOOL, FolderKind.EMPTY, FolderKind.ABSENT}:
+        raise AlreadyExists(f"{there.path} is there already, and is {there}: nothing was moved.")

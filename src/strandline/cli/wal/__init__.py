@@ -1,1 +1,0 @@
-"""``strandline wal``: looking at, checking, repairing and moving a write-ahead log."""

@@ -1,0 +1,334 @@
+"""Verification of a cold tier: every segment against its event, its checksums and the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
+from strandline.log.object.log import ObjectLog
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reader import WalReader
+from strandline.model.cold import ColdTier
+from strandline.model.cursor import Bounds
+from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
+from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.storage.store import ObjectStore
+from strandline.storage.urls import open_store
+from strandline.tier.copy.agreement import SegmentCut, plan_cuts
+from strandline.tier.copy.history import is_same_record, read_history
+from strandline.tier.copy.segment_files import (
+    SegmentObject,
+    examine_segment,
+    forget_tails,
+    list_segments,
+    load_tail,
+    segment_path,
+)
+from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.opening import log_address, partition_of
+
+HotLog = ObjectLog | WalReader | WalLog
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """A log and its cold tier, from all events that were published before the look."""
+
+    url: str
+    cold: ColdTier
+    hot: Bounds
+    """What the log itself has. It was looked at first: what it had forgotten by then was told of before."""
+    segments: tuple[SegmentMetadata, ...]
+    """All, in whichever state, by their first offset."""
+    spare: frozenset[SegmentId]
+    """Those that no lookup finds."""
+    deletion: PartitionDelete | None
+    partition: int
+    """Which partition of the events tells of them."""
+    events: int
+    """How many of its events were applied, or were there before."""
+    slots: tuple[SlotState, ...]
+
+    @property
+    def finished(self) -> list[SegmentMetadata]:
+        """The segments that can be read: those whose place others have taken are not among them."""
+        return [
+            segment
+            for segment in self.segments
+            if segment.state is SegmentState.COPY_FINISHED and segment.segment not in self.spare
+        ]
+
+    @property
+    def tiered(self) -> int | None:
+        """The offset behind all that can be read; None if nothing can."""
+        return max((segment.end + 1 for segment in self.finished), default=None)
+
+
+def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
+    """What is known of a log's cold tier now; ``NotReady`` if that cannot be known."""
+    partition = partition_of(cold)
+    hot = log.bounds()
+
+    def ask(cache: SegmentCache) -> tuple[tuple[SegmentMetadata, ...], frozenset[SegmentId], PartitionDelete | None]:
+        spare = frozenset(segment.segment for segment in cache.unreferenced(partition))
+        return tuple(cache.segments(partition)), spare, cache.deletion(partition)
+
+    segments, spare, deletion = manager.current(partition, ask)
+    number = manager.metadata_partition(partition)
+    return TierView(
+        url=log_address(log),
+        cold=cold,
+        hot=hot,
+        segments=segments,
+        spare=spare,
+        deletion=deletion,
+        partition=number,
+        events=manager.committed_offset(number) + 1,
+        # Last: a slot that moves on while segments expire stands higher by now, and never below what there is.
+        slots=tuple(log.slots()),
+    )
+
+
+def verify_tier(
+    log: HotLog,
+    cold: ColdTier,
+    manager: MetadataManager,
+    *,
+    fast: bool,
+    workers: int,
+    meter: Callable[[int], AbstractContextManager[Callable[[int], None]]],
+) -> tuple[str, Verification]:
+    """Verify a log's cold tier; returns the log's URL and the result.
+
+    ``fast`` reads no records. ``meter`` is given how many segments (``fast``) or bytes there are, and shows how many
+    more are done.
+    """
+    store, partition = open_store(cold.store), partition_of(cold)
+    # The objects before the events: a copy is told of before its object is put, so that what no event knows then was
+    # deleted, or put by somebody slow.
+    listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
+    seen = look_at(log, cold, manager)
+    found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
+    found.take(check_known(seen))
+    finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
+    forget_tails()  # what this process has read before proves nothing about the store
+
+    def judge(segment: SegmentMetadata) -> tuple[SegmentMetadata, str | None]:
+        return segment, examined(store, segment, listed.get(_path(segment)), fast=fast)
+
+    total = len(finished) if fast else sum(segment.size for segment in finished)
+    with meter(total) as advance, _pool(workers) as pool:
+        for segment, wrong in pool.map(judge, finished):
+            advance(1 if fast else segment.size)
+            found.examined["segments"] += 1
+            found.examined["records"] += segment.end - segment.start + 1
+            found.examined["bytes"] += segment.size
+            if wrong is not None and _is_finished(manager, segment):
+                found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, _path(segment), wrong)])
+    found.take(_history(log, store, seen, finished, fast=fast))
+    found.take(_orphans(store, listed.values(), seen))
+    return seen.url, found
+
+
+def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
+    """What is wrong with a segment's object; None if nothing is."""
+    try:
+        if found is not None and found.info.size != segment.size:
+            return (
+                f"{store.url}/{_path(segment)} is damaged: it has {found.info.size} bytes, and {segment.size} by its "
+                "events. Restore the object."
+            )
+        load_tail(store, segment)
+        if not fast:
+            # The tail is what its events sealed, and has the checksum of all that is before it.
+            examine_segment(store, _path(segment), segment.size)
+    except (NotFound, CorruptData, UnsupportedVersion) as error:
+        return str(error)
+    except pa.ArrowException as error:
+        return f"{store.url}/{_path(segment)} cannot be decoded ({error}): restore the object."
+    return None
+
+
+def _path(segment: SegmentMetadata) -> str:
+    return segment_path(segment.segment, segment.start)
+
+
+def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
+    """Whether it is still to be read: it may have expired since it was listed."""
+
+    def ask(cache: Any) -> bool:
+        known = cache.get(segment.segment)
+        return known is not None and known.state is SegmentState.COPY_FINISHED
+
+    return manager.current(segment.segment.partition, ask)
+
+
+def _history(
+    log: HotLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, fast: bool
+) -> Iterator[Finding]:
+    """Where segments are of another history than the log: by terms, and by batches and records that both have."""
+    kept = [segment for segment in segments if segment.segment not in seen.spare]
+    if not kept:
+        return
+    history = read_history(log, max(segment.end for segment in kept) + 1)
+    try:
+        cuts = plan_cuts(kept, history, partition_of(seen.cold))
+    except (Diverged, NotReady, Gap) as error:
+        yield Finding(Severity.DAMAGE, FindingKind.HISTORY, seen.cold.store, str(error))
+        return
+    yield from map(_parted, cuts)
+    parting = {cut.segment.segment for cut in cuts}
+    shared = [segment for segment in kept if segment.end >= history.bounds.first and segment.segment not in parting]
+    for segment in shared[-1:] if fast else shared:
+        try:
+            same = is_same_record(log, store, segment, segment.end)
+        except (NotFound, CorruptData, UnsupportedVersion):
+            continue  # told already, with what is wrong with it
+        if not same:
+            yield _differing(segment)
+            return
+    slot = next((slot for slot in seen.slots if slot.name == TIER_SLOT and slot.pins), None)
+    before = [segment for segment in kept if slot is not None and segment.end + 1 == slot.position]
+    for segment in before:
+        try:
+            known = load_tail(store, segment).facts.fingerprint
+        except (NotFound, CorruptData, UnsupportedVersion):
+            continue
+        if slot is not None and None not in (known, slot.fingerprint) and known != slot.fingerprint:
+            yield _differing(segment)
+
+
+def _parted(cut: SegmentCut) -> Finding:
+    """A segment of a history that the log has given up."""
+    path = _path(cut.segment)
+    said = (
+        f"{path} is of another history than the log from offset {cut.at} on, where the log went on in a later term: "
+        "the next round of a tierer cuts it there."
+    )
+    return Finding(Severity.NOTE, FindingKind.HISTORY, path, said)
+
+
+def _differing(segment: SegmentMetadata) -> Finding:
+    """A segment with other records than the log has, or had, in the same terms."""
+    path = _path(segment)
+    said = (
+        f"{path} ends with another record, at offset {segment.end}, than the log has there in the same term: the log "
+        "was restored from a copy and went on, or the cold tier was. Restore what belongs together; 'strandline tier "
+        "run' says where the two part."
+    )
+    return Finding(Severity.DAMAGE, FindingKind.HISTORY, path, said)
+
+
+def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: TierView) -> Iterator[Finding]:
+    known = {_path(segment) for segment in seen.segments}
+    for found in listed:
+        if found.info.path in known:
+            continue
+        # One whose deletion was finished after it was listed is gone by now.
+        if any(info.path == found.info.path for info in store.list(found.info.path)):
+            said = (
+                f"{found.info.path} ({found.info.size} bytes) is named as a segment, and no event knows it: a tierer "
+                "removes it when it is a day old."
+            )
+            yield Finding(Severity.WASTE, FindingKind.ORPHAN, found.info.path, said)
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="strandline-segments")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C what has not begun does not begin
+
+
+# --- what the events tell ---------------------------------------------------------------------------------------
+
+
+def check_known(seen: TierView) -> Iterator[Finding]:
+    """What the events tell that should not be so, or that somebody may want to know; no object is looked at."""
+    yield from _contiguity(seen)
+    yield from _slots(seen)
+    yield from _states(seen)
+
+
+def _contiguity(seen: TierView) -> Iterator[Finding]:
+    finished = seen.finished
+    if not finished:
+        return
+    reached = finished[0].start
+    for segment in finished:
+        path = _path(segment)
+        if segment.start > reached:
+            yield _hole(path, reached, segment.start, "no segment has them")
+        elif segment.start < reached:
+            said = (
+                f"{path} begins at offset {segment.start}, and segments before it hold everything up to {reached - 1}: "
+                "two primaries copied it, and the later term is read."
+            )
+            yield Finding(Severity.NOTE, FindingKind.OVERLAP, path, said)
+        reached = max(reached, segment.end + 1)
+    if reached < seen.hot.first:
+        yield _hole(seen.cold.store, reached, seen.hot.first, "neither tier has them")
+
+
+def _hole(where: str, first: int, end: int, why: str) -> Finding:
+    said = (
+        f"There is a hole: offsets {first} to {end - 1} are lost, {why}. Restore what held them, or bootstrap "
+        "consumers past them."
+    )
+    return Finding(Severity.DAMAGE, FindingKind.HOLE, where, said)
+
+
+def _slots(seen: TierView) -> Iterator[Finding]:
+    first = seen.hot.first
+    for segment in reversed(seen.finished):
+        # As readers do: what does not reach the log is not read.
+        if segment.end + 1 < first:
+            break
+        first = min(first, segment.start)
+    for slot in seen.slots:
+        if slot.name != TIER_SLOT and slot.pins and slot.position < first:
+            said = (
+                f"Slot {slot.name!r} needs offset {slot.position}, and both tiers begin at {first} or later: what it "
+                "pinned was removed. Bootstrap its consumer again, and reset the slot."
+            )
+            yield Finding(Severity.DAMAGE, FindingKind.SLOT, slot.name, said)
+
+
+_TOLD: Final = {
+    SegmentState.COPY_STARTED: (
+        Severity.NOTE,
+        "is being copied, or whoever did that died: the next round of a tierer removes it then.",
+    ),
+    SegmentState.DELETE_STARTED: (
+        Severity.NOTE,
+        "is being deleted, or whoever did that died: the next round of a tierer goes on with it.",
+    ),
+    SegmentState.COPY_FINISHED: (
+        Severity.WASTE,
+        "holds only what other segments hold: the next round of a tierer removes it.",
+    ),
+}
+
+
+def _states(seen: TierView) -> Iterator[Finding]:
+    for segment in seen.segments:
+        if segment.state in _TOLD and (
+            segment.state is not SegmentState.COPY_FINISHED or segment.segment in seen.spare
+        ):
+            (severity, told), path = _TOLD[segment.state], _path(segment)
+            said = f"{path} (offsets {segment.start} to {segment.end}) {told}"
+            yield Finding(severity, FindingKind.STATE, path, said)
+    if seen.deletion is not None:
+        said = f"The whole cold tier is being deleted: {seen.deletion.state}."
+        yield Finding(Severity.NOTE, FindingKind.STATE, seen.cold.store, said)
