@@ -33,7 +33,7 @@ from strandline.cli.demo.truth import (
     folded,
     truth,
 )
-from strandline.cli.lag import Lag, SlotLagRow
+from strandline.cli.lag import Lag, SlotRow
 from strandline.errors import StrandlineError
 from tests.cli.conftest import Run
 
@@ -203,7 +203,7 @@ def finished() -> DemoResult:
         DemoEvent(6.0, "join", "one joins late"),
         DemoEvent(11.0, "done", "done"),
     ]
-    slot = SlotLagRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
+    slot = SlotRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
     result.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
     wrong = replace(state, missing=12345, different=7)
     lossy = HistoryDifference(rows=900, lost=54321, doubled=17, disordered=3)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.slots import SlotRow, Slots, note_on, sentences
+from strandline.cli.lag import SlotRow
+from strandline.cli.slots import Slots, note_on, sentences
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, SlotLimits
@@ -133,7 +134,7 @@ def test_a_log_without_slots_says_so(run: Run, log: str) -> None:
 
 
 def test_notes_and_sentences_tell_each_state_apart() -> None:
-    row = SlotRow("a", 5, None, 0, 1.0, 10, 0, True, None, None, None, None, None, None)
+    row = SlotRow("a", 5, 0, 10, 1.0, None, 0, pins_floor=True, invalid=None)
     assert note_on(row, 10) == ("pins the floor", "yellow")
     assert note_on(row, 5) == ("", "")
     assert note_on(replace(row, idle_left=-1.0), 10)[0] == "the next gc invalidates it"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Group, RenderableType
@@ -31,22 +31,29 @@ from strandline.cli.common import (
     open_log,
     open_shared,
 )
-from strandline.cli.queue import look_at_queue
+from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.names import time_of
+from strandline.errors import CursorExpired
 from strandline.log.object.head.index import Chunks
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end
 from strandline.log.slots import floor as lowest
 from strandline.log.slots import pending_positions
-from strandline.model.cursor import microseconds
-from strandline.model.head import Head
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotState
+from strandline.model.cursor import SECOND, microseconds
+from strandline.model.head import Head, MetadataRanges, QueueEntry
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
 
 EVERY: Final = 2.0
 """How often ``--watch`` looks, unless it is told."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLagRow:
-    """One slot, measured against the end of its log."""
+class SlotRow:
+    """One slot, measured against the end of its log. What is None does not apply; times are seconds.
+
+    ``retained_bytes`` is what the next collection would let go of if this slot alone were up to date. ``bytes_left``
+    and ``idle_left`` are what is left before it is invalidated; below zero the next collection does that. One that is
+    ``pending`` is being put to that offset, and pins it until that is done.
+    """
 
     slot: str
     position: int
@@ -58,22 +65,34 @@ class SlotLagRow:
     pins_floor: bool
     invalid: str | None
     seconds_behind: float = 0.0
+    retained_bytes: int = 0
+    bytes_left: int | None = None
+    idle_left: float | None = None
+    expires_in: float | None = None
+    pending: int | None = None
+    invalid_for: float | None = None
 
     @classmethod
-    def of(cls, measured: SlotLag) -> SlotLagRow:
-        """The row of a slot."""
-        state = measured.state
+    def of(cls, lag: SlotLag, now: int) -> SlotRow:
+        """The row of a slot at ``now`` (microseconds)."""
+        state, gone = lag.state, lag.state.invalid
         return cls(
             slot=state.name,
             position=state.position,
-            records_behind=measured.records_behind,
-            bytes_behind=measured.bytes_behind,
-            seconds_since_seen=round(measured.seconds_since_seen, 3),
+            records_behind=lag.records_behind,
+            bytes_behind=lag.bytes_behind,
+            seconds_since_seen=round(lag.seconds_since_seen, 3),
             holder=state.holder,
             epoch=state.epoch,
-            pins_floor=measured.pins_floor,
-            invalid=None if state.invalid is None else str(state.invalid.reason),
-            seconds_behind=round(measured.seconds_behind, 3),
+            pins_floor=lag.pins_floor,
+            invalid=None if gone is None else str(gone.reason),
+            seconds_behind=round(lag.seconds_behind, 3),
+            retained_bytes=lag.retained,
+            bytes_left=lag.bytes_left,
+            idle_left=None if lag.seconds_left is None else round(lag.seconds_left, 3),
+            expires_in=None if lag.expires_in is None else round(lag.expires_in, 3),
+            pending=lag.pending,
+            invalid_for=None if gone is None else max(0.0, round((now - gone.at) / SECOND, 3)),
         )
 
 
@@ -92,7 +111,7 @@ class Lag:
     next: int
     floor: int | None
     floor_without: int | None
-    slots: tuple[SlotLagRow, ...]
+    slots: tuple[SlotRow, ...]
     records_kept: int | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -101,7 +120,23 @@ class Lag:
 
     def rendered(self) -> RenderableType:
         """What people see."""
-        return rendered(self)
+        numbers = (">position", ">records\nbehind", ">bytes\nbehind", ">time\nbehind", ">last seen\nago")
+        table = show.table("slot", *numbers, "~holder", ">epoch", "")
+        for slot in self.slots:
+            note, style = _note(slot)
+            table.add_row(
+                show.slot(slot.slot),
+                f"{slot.position:,}",
+                f"{slot.records_behind:,}",
+                show.size(slot.bytes_behind),
+                show.seconds(slot.seconds_behind),
+                show.seconds(slot.seconds_since_seen),
+                show.short(slot.holder),
+                str(slot.epoch),
+                Text(note, style),
+            )
+        head = Text.assemble((self.url, "bold"), f"  offsets {self.first:,} to {self.next:,}")
+        return Group(head, table if self.slots else Text("no slots"), Text(floor_sentence(self)))
 
     def line(self) -> str:
         """The same on one line."""
@@ -112,17 +147,37 @@ class Lag:
         return f"offsets {self.first:,} to {self.next:,}; " + ("; ".join(slots) or "no slots")
 
 
-class LagView(Protocol):
-    """Lag of a log or of a queue at one moment."""
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """A queue at one moment. It has one consumer and knows no records: what is listed is what that is behind.
+
+    ``seconds_behind`` is the age of the oldest batch, None if neither its metadata nor its name tells.
+    """
+
+    url: str
+    manifest: str
+    first: int
+    next: int
+    epoch: int
+    batches_behind: int
+    bytes_behind: int
+    seconds_behind: float | None
 
     def fields(self) -> dict[str, Any]:
-        """For programs."""
+        """What ``--json`` prints."""
+        return asdict(self)
 
     def rendered(self) -> RenderableType:
-        """For a terminal."""
+        """What people see."""
+        return Text.assemble((f"{self.url}/{self.manifest}", "bold"), f"  {self.line()}")
 
     def line(self) -> str:
-        """For a file or a pipe."""
+        """The same on one line."""
+        if not self.batches_behind:
+            return f"batches {self.first:,} to {self.next:,}; the consumer (epoch {self.epoch}) is up to date"
+        age = "" if self.seconds_behind is None else f", {show.seconds(self.seconds_behind)}"
+        behind = f"{show.counted(self.batches_behind, 'batch', 'batches')} ({show.size(self.bytes_behind)}{age}) behind"
+        return f"batches {self.first:,} to {self.next:,}; the consumer (epoch {self.epoch}) is {behind}"
 
 
 @guarded
@@ -139,7 +194,7 @@ def lag(
     json: Json = False,
 ) -> None:
     """Show how far behind each slot is: in records, in bytes and in time, and what pins the floor. Changes nothing."""
-    looking: Callable[[], LagView]
+    looking: Callable[[], Lag | QueueLag]
     if format is TargetFormat.LOG:
         looking = partial(look, open_log(url))
     else:
@@ -166,7 +221,7 @@ def with_default_interval(arguments: list[str]) -> list[str]:
     return given
 
 
-def _watch(looking: Callable[[], LagView], every: float, *, as_json: bool) -> None:
+def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool) -> None:
     if sys.stdout.isatty() and not as_json:
         with Live(looking().rendered(), console=show.out(), auto_refresh=False) as live:
             while True:
@@ -181,7 +236,8 @@ def _watch(looking: Callable[[], LagView], every: float, *, as_json: bool) -> No
 def look(log: sl.log.ObjectLog) -> Lag:
     """How the log and its slots stand now."""
     states = log.slots()  # before the head: then no slot is ahead of the log's end
-    return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=log.identity.retention)
+    retention, limits = log.identity.retention, log.identity.limits
+    return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=retention, limits=limits)
 
 
 def measure(
@@ -189,20 +245,22 @@ def measure(
     head: Head,
     states: list[SlotState],
     chunks: Chunks,
-    now: datetime,
+    moment: datetime,
     *,
     retention: Retention = FOREVER,
+    limits: SlotLimits = NO_LIMITS,
 ) -> Lag:
     """Slots against a head, as a value."""
+    now = microseconds(moment)
     pending = pending_positions(head.slots.values())  # slots that are being created or moved
     floor = lowest(states, pending)
-    found = slot_lags(head, states, chunks, retention=retention, limits=NO_LIMITS, now=microseconds(now))
+    found = slot_lags(head, states, chunks, retention=retention, limits=limits, now=now)
     others = [state for state in states if state.position != floor]
     pinning = frozenset(one.state.name for one in found if one.pins_floor)
     kept: int | None = None
     if retention != FOREVER:
         now_at, then_at = (
-            trim_end(head, states, chunks, retention=retention, now=microseconds(now), up_to_date=names)
+            trim_end(head, states, chunks, retention=retention, now=now, up_to_date=names)
             for names in (frozenset(), pinning)
         )
         kept = then_at - now_at
@@ -213,40 +271,19 @@ def measure(
         next=head.next_offset,
         floor=floor,
         floor_without=lowest(others, [position for position in pending if position != floor]),
-        slots=tuple(map(SlotLagRow.of, found)),
+        slots=tuple(SlotRow.of(each, now) for each in found),
         records_kept=kept,
     )
 
 
-def rendered(seen: Lag) -> RenderableType:
-    """The table that people see."""
-    numbers = (">position", ">records\nbehind", ">bytes\nbehind", ">time\nbehind", ">last seen\nago")
-    table = show.table("slot", *numbers, "~holder", ">epoch", "")
-    for slot in seen.slots:
-        note, style = _note(slot)
-        table.add_row(
-            show.slot(slot.slot),
-            f"{slot.position:,}",
-            f"{slot.records_behind:,}",
-            show.size(slot.bytes_behind),
-            show.seconds(slot.seconds_behind),
-            show.seconds(slot.seconds_since_seen),
-            show.short(slot.holder),
-            str(slot.epoch),
-            Text(note, style),
-        )
-    head = Text.assemble((seen.url, "bold"), f"  offsets {seen.first:,} to {seen.next:,}")
-    return Group(head, table if seen.slots else Text("no slots"), Text(floor_sentence(seen)))
-
-
-def _behind(slot: SlotLagRow) -> str:
+def _behind(slot: SlotRow) -> str:
     if not slot.records_behind:
         return "up to date"
     size, length = show.size(slot.bytes_behind), show.seconds(slot.seconds_behind)
     return f"{slot.records_behind:,} records ({size}, {length}) behind"
 
 
-def _note(slot: SlotLagRow) -> tuple[str, str]:
+def _note(slot: SlotRow) -> tuple[str, str]:
     if slot.invalid is not None:
         return f"invalid: {slot.invalid}", "red"
     if slot.pins_floor and slot.records_behind:
@@ -266,3 +303,34 @@ def floor_sentence(seen: Lag) -> str:
         what = show.counted(seen.records_kept, "record") if seen.records_kept else "nothing"
         cost = f"{what} would go with the next collection but for {them}"
     return f"The floor is {seen.floor:,}, pinned by {names}; {cost}."
+
+
+# --- a queue of version 1 --------------------------------------------------------------------------------------
+
+
+def look_at_queue(queue: QueueLog) -> QueueLag:
+    """How the queue stands now. Its sizes come from a listing: the manifest has none."""
+    while True:
+        try:
+            spans = queue.plan(queue.start())
+        except CursorExpired:
+            continue  # acknowledged between the two
+        break
+    manifest = queue.manifest()
+    now = queue.clock.now()
+    oldest = _ingested(spans[0].entry) if spans else now
+    return QueueLag(
+        url=queue.url,
+        manifest=queue.manifest_path,
+        first=spans[0].first if spans else manifest.next_sequence,
+        next=spans[-1].next if spans else manifest.next_sequence,
+        epoch=manifest.epoch,
+        batches_behind=len(spans),
+        bytes_behind=sum(span.size for span in spans),
+        seconds_behind=None if oldest is None else max(0.0, round((now - oldest) / 1e6, 3)),
+    )
+
+
+def _ingested(entry: QueueEntry) -> float | None:
+    times = MetadataRanges.of(entry.metadata).times
+    return min(times) if times else time_of(entry.location)

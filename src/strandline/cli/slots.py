@@ -15,8 +15,9 @@ from typer.core import TyperGroup
 import strandline as sl
 from strandline.cli import output as show
 from strandline.cli.common import Json, Url, Yes, both_tiers, confirm, guarded, open_log, start
+from strandline.cli.lag import SlotRow
 from strandline.errors import NotFound
-from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags
+from strandline.log.object.maintain.slot_lag import slot_lags
 from strandline.model.cursor import Start
 from strandline.model.retention import Retention, SlotLimits, SlotState
 
@@ -47,52 +48,6 @@ At = Annotated[
         help="The next record that its consumer needs; a time means what was listed then or later.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """One slot as it is listed. What is None does not apply; times are seconds.
-
-    ``retained_bytes`` is what the next collection would let go of if this slot alone were up to date. ``bytes_left``
-    and ``idle_left`` are what is left before it is invalidated; below zero the next collection does that. One that is
-    ``pending`` is being put to that offset, and pins it until that is done.
-    """
-
-    slot: str
-    position: int
-    holder: str | None
-    epoch: int
-    seconds_since_seen: float
-    bytes_behind: int
-    retained_bytes: int
-    pins_floor: bool
-    bytes_left: int | None
-    idle_left: float | None
-    expires_in: float | None
-    pending: int | None
-    invalid: str | None
-    invalid_for: float | None
-
-    @classmethod
-    def of(cls, lag: SlotLag, now: int) -> SlotRow:
-        """The row of a slot at ``now`` (microseconds)."""
-        state, gone = lag.state, lag.state.invalid
-        return cls(
-            slot=state.name,
-            position=state.position,
-            holder=state.holder,
-            epoch=state.epoch,
-            seconds_since_seen=round(lag.seconds_since_seen, 3),
-            bytes_behind=lag.bytes_behind,
-            retained_bytes=lag.retained,
-            pins_floor=lag.pins_floor,
-            bytes_left=lag.bytes_left,
-            idle_left=None if lag.seconds_left is None else round(lag.seconds_left, 3),
-            expires_in=None if lag.expires_in is None else round(lag.expires_in, 3),
-            pending=lag.pending,
-            invalid=None if gone is None else str(gone.reason),
-            invalid_for=None if gone is None else max(0.0, round((now - gone.at) / 1e6, 3)),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,9 @@ from strandline.cli.common import (
 from strandline.cli.common import retention as understood
 from strandline.errors import StrandlineError
 from strandline.log.object.head.index import bytes_from
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.retention import parse_retention
-from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState, parse_retention
+from strandline.model.segments import ColdTier, SegmentMetadata, SegmentState
 from strandline.tier.attachment import PARTITIONS
 from strandline.tier.copy.ledger import TieringStep
 from strandline.tier.copy.tierer import Round

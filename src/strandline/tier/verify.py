@@ -16,14 +16,12 @@ from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reader import WalReader
-from strandline.model.cold import ColdTier
 from strandline.model.cursor import Bounds
-from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState
-from strandline.model.slots import TIER_SLOT, SlotState
+from strandline.model.retention import TIER_SLOT, SlotState
+from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
-from strandline.tier.copy.agreement import SegmentCut, plan_cuts
-from strandline.tier.copy.history import is_same_record, read_history
+from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
 from strandline.tier.copy.segment_files import (
     SegmentObject,
     examine_segment,

@@ -17,7 +17,7 @@ from strandline.cli.demo.processes import Process, ProcessGroup
 from strandline.cli.demo.report import event_line
 from strandline.cli.demo.result import DemoEvent, DemoResult, Sample
 from strandline.cli.demo.truth import compare, truth
-from strandline.cli.lag import look, rendered
+from strandline.cli.lag import look
 from strandline.errors import NotReady
 from strandline.log.object.log import open_log
 
@@ -116,7 +116,7 @@ class Demo:
         folder.hold.unlink()
         self._allow(_ALLOWED_WHILE_DOWN[1])
         self._show("\nLag while Spark is down:")
-        self._show(rendered(look(self._log)))
+        self._show(look(self._log).rendered())
         self._show("")
         return self._start_spark(2)
 

@@ -13,7 +13,6 @@ from rich.text import Text
 from strandline.cli import output as show
 from strandline.cli.demo.result import DemoEvent, DemoResult, Sample
 from strandline.cli.demo.truth import Comparison
-from strandline.cli.lag import rendered
 
 _PAGE_WIDTH: Final = 140
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -70,7 +69,7 @@ def summary(result: DemoResult) -> RenderableType:
     best, records = f"{rates['followed_best']:,.0f}", f"{result.shape.records:,}"
     parts: list[RenderableType] = []
     if result.lag is not None:
-        parts += ["\nLag at the end:", rendered(result.lag)]
+        parts += ["\nLag at the end:", result.lag.rendered()]
     parts += [
         "\nRecords behind the end of the log, over time:",
         *(f"{name:<14}{sparkline(lags)}" for name, lags in _lags(result.samples).items()),
