@@ -18,21 +18,23 @@ import pytest
 
 import strandline as sl
 from strandline.cli.demo import command
-from strandline.cli.demo.generator import Change, Shape, changes, producer_of
-from strandline.cli.demo.processes import ProcessGroup, failure_in
-from strandline.cli.demo.producer import table
-from strandline.cli.demo.report import page, sparkline
-from strandline.cli.demo.result import DemoEvent, DemoResult, Sample
-from strandline.cli.demo.truth import (
+from strandline.cli.demo.changes import (
+    Change,
     Comparison,
     HistoryDifference,
+    Shape,
     StateDifference,
     Truth,
+    changes,
     compare_history,
     compare_state,
     folded,
+    producer_of,
     truth,
 )
+from strandline.cli.demo.processes import ProcessGroup, failure_in
+from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, page, sparkline
+from strandline.cli.demo.workers import table_of
 from strandline.cli.lag import Lag, SlotRow
 from strandline.errors import StrandlineError
 from tests.cli.conftest import Run
@@ -58,14 +60,14 @@ def interleaved(shape: Shape, seed: int) -> list[Change]:
 
 def test_the_changes_are_the_same_in_every_process() -> None:
     code = (
-        "import hashlib; from strandline.cli.demo.generator import *;"
+        "import hashlib; from strandline.cli.demo.changes import *;"
         f"print(hashlib.sha256(repr([list(changes({SMALL!r}, p)) for p in range(3)]).encode()).hexdigest())"
     )
     expected = hashlib.sha256(repr(streams(SMALL)).encode()).hexdigest()
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code],
-            capture_output=True, text=True, check=True, timeout=600, env={"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True, timeout=600, env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
         assert done.stdout.strip() == expected
 
@@ -117,7 +119,7 @@ def test_the_truth_is_what_a_fold_of_a_real_log_gives_and_the_log_s_history_pass
     with log.producer() as producer:
         stream = interleaved(SMALL, 5)
         for start in range(0, len(stream), 250):
-            producer.append_batch(table(stream[start : start + 250]))
+            producer.append_batch(table_of(stream[start : start + 250]))
     rows = [row for batch in log.read() for row in batch.to_pylist()]
     latest: dict[bytes, bytes] = {}
     for row in rows:

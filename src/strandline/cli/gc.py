@@ -100,15 +100,10 @@ def _unlogged() -> Iterator[None]:
 
 
 def _report(where: str, facts: dict[str, Any], said: list[Line], as_json: bool) -> None:
-    if as_json:
-        show.document(facts)
-        return
-    out = show.out()
-    out.print(Text(where, "bold"))
     said = said or [("nothing", "to trim, and nothing to delete")]
     width = max(len(word) for word, _ in said)
-    for word, sentence in said:
-        out.print(Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}"))
+    told = (Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}") for word, sentence in said)
+    show.answer(facts, Text(where, "bold"), *told, as_json=as_json)
 
 
 def _shout(url: str, done: TrimResult) -> None:

@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.cli import output as show
 from strandline.cli.common import INTERRUPTED, Interruption, Json, Url, guarded, open_log
 from strandline.cli.common import retention as known_retention
-from strandline.cli.text import InputRecord, parse_json, parse_line
+from strandline.cli.text import parse_json, parse_line
 from strandline.errors import InvalidInput
 from strandline.log.contract import Handle
 
@@ -116,14 +116,12 @@ def _append_lines(
         if kind is InputFormat.JSON and not line.strip():
             continue
         row = parse_json(line, number) if kind is InputFormat.JSON else parse_line(line, number, separator)
-        tally.last = _append(producer, row)
+        tally.last = producer.append(
+            key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=row.headers
+        )
         tally.records += 1
         tally.bytes += len(row.key or b"") + len(row.value or b"")
         advance(1)
-
-
-def _append(producer: sl.Producer, row: InputRecord) -> Handle:
-    return producer.append(key=row.key, value=row.value, op=row.op, timestamp=row.timestamp, headers=row.headers)
 
 
 def _append_tables(
@@ -156,19 +154,15 @@ def _report(tally: Tally, took: float, *, as_json: bool, stopped: bool) -> None:
     first = None if receipt is None else receipt.first
     end = None if receipt is None or first is None else first + receipt.count
     rate = tally.records / took if took else 0.0
-    if as_json:
-        show.document(
-            {
-                "records": tally.records,
-                "bytes": tally.bytes,
-                "seconds": round(took, 3),
-                "records_per_second": round(rate),
-                "next": end,
-                "interrupted": stopped,
-            }
-        )
-        return
+    fields = {
+        "records": tally.records,
+        "bytes": tally.bytes,
+        "seconds": round(took, 3),
+        "records_per_second": round(rate),
+        "next": end,
+        "interrupted": stopped,
+    }
     where = "nothing was appended" if end is None else f"the last one is at offset {end - 1:,}"
     records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
     what = f"{records} ({size}) in {show.seconds(took)}, {rate:,.0f} records/s"
-    show.line(f"{'stopped: ' if stopped else ''}{what}; {where}")
+    show.answer(fields, f"{'stopped: ' if stopped else ''}{what}; {where}", as_json=as_json)

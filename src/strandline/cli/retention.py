@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as encoder
 from dataclasses import replace
 from typing import Annotated
 
@@ -51,17 +50,14 @@ def retention(
             limits = replace(limits, idle_seconds=slot_idle)
         log.set_retention(wanted, limits)
     identity = log.identity
-    if json:
-        fields = {
-            "url": log.url,
-            "retention": str(identity.retention),
-            "slot_lag_bytes": identity.limits.lag_bytes,
-            "slot_idle_seconds": identity.limits.idle_seconds,
-        }
-        typer.echo(encoder.dumps(fields))
-        return
-    typer.echo(f"{log.url} {show.policy(identity.retention)} ({identity.retention}).")
-    typer.echo(_limits(identity.limits))
+    fields = {
+        "url": log.url,
+        "retention": str(identity.retention),
+        "slot_lag_bytes": identity.limits.lag_bytes,
+        "slot_idle_seconds": identity.limits.idle_seconds,
+    }
+    said = f"{log.url} {show.policy(identity.retention)} ({identity.retention})."
+    show.answer(fields, said, _limits(identity.limits), as_json=json)
 
 
 def _limits(limits: SlotLimits) -> str:

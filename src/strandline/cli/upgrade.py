@@ -68,21 +68,18 @@ def upgrade(
             acknowledge=acknowledge,
             on_progress=lambda progress: tell(max(0, progress.next - bounds.first)),
         )
-    if json:
-        show.document(
-            {
-                "batches": done.copied,
-                "records": done.records,
-                "missed": done.missed,
-                "empty": done.empty,
-                "next_sequence": done.next,
-                "next": target.bounds().next,
-                "acknowledged": acknowledge,
-            }
-        )
-        return
-    show.line(sentence(done, target.bounds().next, acknowledged=acknowledge))
-    if done.missed:
+    end = target.bounds().next
+    fields = {
+        "batches": done.copied,
+        "records": done.records,
+        "missed": done.missed,
+        "empty": done.empty,
+        "next_sequence": done.next,
+        "next": end,
+        "acknowledged": acknowledge,
+    }
+    show.answer(fields, sentence(done, end, acknowledged=acknowledge), as_json=json)
+    if done.missed and not json:
         batches = show.counted(done.missed, "batch", "batches")
         show.warning(f"{batches} had been acknowledged by the queue's consumer before they could be copied.")
 

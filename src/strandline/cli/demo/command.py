@@ -1,25 +1,60 @@
-"""``strandline demo``."""
+"""``strandline demo``: starts, kills and restarts the demo's processes, and compares what they have made."""
 
 from __future__ import annotations
 
+import json as encoder
 import shutil
 import signal
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+from rich.console import RenderableType
 
 from strandline.cli import output as show
 from strandline.cli.common import Json, guarded
-from strandline.cli.demo.folder import OUTPUT, DemoFolder
-from strandline.cli.demo.generator import Shape
-from strandline.cli.demo.orchestrate import Demo
-from strandline.cli.demo.processes import ProcessGroup
-from strandline.cli.demo.report import page, summary
-from strandline.cli.demo.result import DemoResult
-from strandline.errors import MissingExtra, StrandlineError
+from strandline.cli.demo.changes import Shape, compare, truth
+from strandline.cli.demo.processes import (
+    LATE_SLOT,
+    OUTPUT,
+    SLOT,
+    STALLED_SLOT,
+    DemoFolder,
+    Process,
+    ProcessGroup,
+    read_marker,
+    write_marker,
+)
+from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, page, summary
+from strandline.cli.lag import look
+from strandline.errors import MissingExtra, NotReady, StrandlineError
+from strandline.log.object.log import open_log
+
+_POLL: Final = 0.2
+_SAMPLE_INTERVAL: Final = 1.0
+_PRINT_INTERVAL: Final = 5.0
+_TIMEOUT: Final = 180.0
+
+# The share of the changes that must be in the table before the n-th kill of Spark; and the share that the producers may
+# append: during the n-th run, once the first kill is prepared (each query then needs one more batch), and while Spark
+# is down. So every kill has something to lose, and the end comes after the last restart.
+_KILLED: Final = {1: 0.40, 2: 0.70}
+_ALLOWED: Final = {1: 0.50, 2: 0.78, 3: 1.0}
+_ALLOWED_FOR_THE_KILL: Final = 0.58
+_ALLOWED_WHILE_DOWN: Final = {1: 0.66, 2: 0.92}
+_STALLED: Final = 0.05
+
+_INTRODUCTION: Final = """\
+{records:,} changes of {keys:,} orders (seed {seed}) from {producers} processes go into a log. Spark follows it into a
+Delta table. In the same session a naive twin, which knows only its checkpoint, does so too. Both are killed twice:
+first at a moment that we choose, when each has written a batch and not yet recorded it (every batch passes
+through that moment, an accident seldom hits it); then at any moment, and both checkpoints are deleted.
+"""
 
 
 @guarded
@@ -106,3 +141,173 @@ def _run(shape: Shape, folder: Path, *, quiet: bool) -> DemoResult:
             return Demo(shape, DemoFolder(folder), processes, printed).run()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Demo:
+    """One run. The producers are throttled, so that changes are pending whenever the pipeline is down."""
+
+    def __init__(
+        self, shape: Shape, folder: DemoFolder, processes: ProcessGroup, show: Callable[[RenderableType], None]
+    ) -> None:
+        """Create the log; starts nothing."""
+        self.result = DemoResult(shape)
+        self._shape = shape
+        self._folder = folder
+        self._processes = processes
+        self._show = show
+        self._began = time.monotonic()
+        self._producers: list[Process] = []
+        self._run = 0
+        self._next_sample = 0.0
+        self._next_print = 0.0
+        folder.prepare()
+        self._log = open_log(folder.log, create=True)
+
+    def run(self) -> DemoResult:
+        """Run the whole schedule."""
+        self._show(_INTRODUCTION.format_map(asdict(self._shape)))
+        self._event("start", "Spark starts, with our pipeline and a naive twin in one session")
+        spark = self._start_spark(1)
+        self._start_producers()
+        self._start_stalled_consumer()
+        spark = self._kill_in_the_middle_of_a_batch(spark)
+        late = self._start_late_consumer()
+        spark = self._kill_and_delete_checkpoints(spark)
+        self._finish(spark, late)
+        self._show("Computing the truth from the generator, and comparing …")
+        self.result.compared = compare(self._folder, truth(self._shape))
+        self.result.seconds = self._now()
+        return self.result
+
+    # --- the steps ---------------------------------------------------------------------------------------------
+
+    def _start_spark(self, run: int) -> Process:
+        child = self._start(f"spark-{run}", str(self._folder.path), str(run), module="pipeline")
+        self._until(lambda _: self._folder.up(run).exists(), f"Spark to start (run {run})")
+        self._run = run
+        self._event("up", f"Spark is up, run {run}; the table is at offset {self._sample().orders:,}")
+        self._allow(_ALLOWED[run])
+        return child
+
+    def _start_producers(self) -> None:
+        rate = self._shape.records / (20 + 50 * min(1.0, self._shape.records / 1_000_000)) / self._shape.producers
+        for index in range(self._shape.producers):
+            arguments = [self._folder.log, encoder.dumps(asdict(self._shape)), str(index), str(rate)]
+            self._producers.append(self._start(f"producer-{index}", "produce", *arguments))
+        self._allow(_ALLOWED[self._run])
+        paced = rate * self._shape.producers
+        self._event("start", f"{self._shape.producers} producers start, paced at {paced:,.0f} records/s together")
+
+    def _start_stalled_consumer(self) -> None:
+        upto = int(self._shape.records * _STALLED)
+        self._start("stalled", "consume", self._folder.log, self._folder.stalled, "latest", STALLED_SLOT, str(upto))
+        self._event("join", f"a consumer with slot {STALLED_SLOT!r} joins; it will stop for good at offset {upto:,}")
+
+    def _kill_in_the_middle_of_a_batch(self, spark: Process) -> Process:
+        folder = self._folder
+        self._wait_for_table(_KILLED[1])
+        write_marker(folder.hold)
+        self._allow(_ALLOWED_FOR_THE_KILL)
+        both = [folder.held("orders"), folder.held("naive")]
+        self._until(lambda _: all(marker.exists() for marker in both), "both queries to have written a batch")
+        self._kill(
+            spark, "SIGKILL: each query has written a batch to its table that its checkpoint does not know of yet"
+        )
+        folder.hold.unlink()
+        self._allow(_ALLOWED_WHILE_DOWN[1])
+        self._show("\nLag while Spark is down:")
+        self._show(look(self._log).rendered())
+        self._show("")
+        return self._start_spark(2)
+
+    def _start_late_consumer(self) -> Process:
+        end = str(self._shape.records)
+        late = self._start("late", "consume", self._folder.log, self._folder.history, "append", LATE_SLOT, end)
+        self._event("join", "a second consumer joins late and reads all changes from the beginning, without Spark")
+        return late
+
+    def _kill_and_delete_checkpoints(self, spark: Process) -> Process:
+        self._wait_for_table(_KILLED[2])
+        self._kill(spark, "SIGKILL, at no particular moment")
+        self._allow(_ALLOWED_WHILE_DOWN[2])
+        shutil.rmtree(self._folder.checkpoints)
+        self._event("checkpoint", "both checkpoints are deleted")
+        return self._start_spark(3)
+
+    def _finish(self, spark: Process, late: Process) -> None:
+        end = self._shape.records
+        self._until(lambda now: now.produced >= end, "all changes to be produced")
+        self._event("done", f"all {end:,} changes are produced")
+        self._until(lambda now: min(now.orders, now.naive, now.history) >= end, "everybody to reach the end")
+        self._until(lambda _: not late.running, "the late consumer to end")
+        self.result.lag = look(self._log)
+        self._event("done", f"everybody is at offset {end:,}; the log ends at {self.result.lag.next:,}")
+        write_marker(self._folder.stop)
+        self._until(lambda _: not spark.running, "Spark to stop")
+        self.result.exposed = read_marker(self._folder.exposed)
+
+    # --- helpers -----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _start(self, name: str, *arguments: str, module: str = "workers") -> Process:
+        output = self._folder.output / f"{name}.txt"
+        return self._processes.start(name, f"strandline.cli.demo.{module}", list(arguments), output)
+
+    def _kill(self, spark: Process, text: str) -> None:
+        self._processes.kill(spark)
+        self._run = 0
+        self._event("kill", text)
+
+    def _allow(self, part: float) -> None:
+        for index, producer in enumerate(self._producers):
+            share = self._shape.share(index)
+            producer.send(str(share if part >= 1 else int(share * part)))
+
+    def _event(self, kind: str, text: str) -> None:
+        event = DemoEvent(self._now(), kind, text)
+        self.result.events.append(event)
+        self._show(event_line(event))
+
+    def _sample(self) -> Sample:
+        slots = {state.name: state.position for state in self._log.slots()}
+        return Sample(
+            at=self._now(),
+            produced=self._log.bounds().next,
+            orders=slots.get(SLOT, 0),
+            naive=read_marker(self._folder.naive_position) or 0,
+            history=slots.get(LATE_SLOT, 0),
+            run=self._run,
+        )
+
+    def _wait_for_table(self, part: float) -> None:
+        wanted = int(self._shape.records * part)
+        self._until(lambda now: now.orders >= wanted, f"the table to reach offset {wanted:,}")
+
+    def _until(self, done: Callable[[Sample], bool], what: str) -> None:
+        """Wait for a condition and take samples; a failed process or a timeout ends the demo."""
+        deadline = self._now() + _TIMEOUT
+        while True:
+            now = self._sample()
+            if now.at >= self._next_sample:
+                self._next_sample = now.at + _SAMPLE_INTERVAL
+                self.result.samples.append(now)
+            if now.at >= self._next_print:
+                self._next_print = now.at + _PRINT_INTERVAL
+                self._show(_progress(now))
+            if done(now):
+                return
+            self._processes.check()
+            if now.at > deadline:
+                raise NotReady(
+                    f"The demo waited {_TIMEOUT:.0f} seconds for {what}, in vain; is the machine very busy? The "
+                    f"output of its processes is in {self._folder.output}."
+                )
+            time.sleep(_POLL)
+
+
+def _progress(now: Sample) -> str:
+    counts = f"orders table {now.orders:>9,}   naive twin {now.naive:>9,}   late history {now.history:>9,}"
+    state = f"Spark run {now.run}" if now.run else "Spark is down or starting"
+    return f"{now.at:6.1f} s    produced {now.produced:>9,}   {counts}   ({state})"

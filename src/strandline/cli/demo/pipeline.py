@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 import strandline as sl
-from strandline.cli.demo.folder import SLOT, DemoFolder, exit_with_parent, write_marker
+from strandline.cli.demo.processes import SLOT, DemoFolder, exit_with_parent, write_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class CheckStatus(StrEnum):
@@ -23,16 +24,9 @@ class Line:
     said: str
 
 
-def ok(what: str, said: str) -> Line:
-    """It is well."""
-    return Line(CheckStatus.OK, what, said)
-
-
-def warning(what: str, said: str) -> Line:
-    """It works, and somebody should look at it."""
-    return Line(CheckStatus.WARNING, what, said)
-
-
-def problem(what: str, said: str) -> Line:
-    """It does not work, or cannot be relied on."""
-    return Line(CheckStatus.PROBLEM, what, said)
+ok = partial(Line, CheckStatus.OK)
+"""It is well."""
+warning = partial(Line, CheckStatus.WARNING)
+"""It works, and somebody should look at it."""
+problem = partial(Line, CheckStatus.PROBLEM)
+"""It does not work, or cannot be relied on."""

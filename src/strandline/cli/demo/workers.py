@@ -1,6 +1,7 @@
-"""One producer process of the demo: ``python -m strandline.cli.demo.producer LOG SHAPE INDEX RATE``.
+"""The demo's processes without Spark: ``python -m strandline.cli.demo.workers produce|consume ARGUMENTS``.
 
-It appends at a steady rate, up to the limit that its parent sets: each line on standard input is a count of changes.
+A producer appends at a steady rate, up to the limit that its parent sets: each line on standard input is a count of
+changes. A consumer follows the log into a Delta table.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 import pyarrow as pa
 
 import strandline as sl
-from strandline.cli.demo.folder import exit_with_parent
-from strandline.cli.demo.generator import Change, Shape, changes
+from strandline.cli.demo.changes import Change, Shape, changes
+from strandline.cli.demo.processes import exit_with_parent
 
 _TICK: Final = 0.1
 
@@ -47,7 +48,7 @@ class RateLimit:
         self._next += more / self._rate
 
 
-def table(part: list[Change]) -> pa.Table:
+def table_of(part: list[Change]) -> pa.Table:
     """Changes as an Arrow table."""
     return pa.table(
         {
@@ -58,7 +59,7 @@ def table(part: list[Change]) -> pa.Table:
     )
 
 
-def main(url: str, shape: Shape, index: int, rate: float) -> None:
+def produce(url: str, shape: Shape, index: int, rate: float) -> None:
     """Append all changes of one producer."""
     limit = RateLimit(rate)
     exit_with_parent(limit.allow)
@@ -68,9 +69,21 @@ def main(url: str, shape: Shape, index: int, rate: float) -> None:
     with sl.open(url).producer(linger=0.2) as producer:
         while part := list(islice(stream, at_once)):
             limit.wait(done, len(part))
-            producer.append_batch(table(part))
+            producer.append_batch(table_of(part))
             done += len(part)
 
 
+def consume(url: str, table: str, mode: str, slot: str, until: int) -> None:
+    """Follow the log from its beginning into a Delta table, up to an offset."""
+    exit_with_parent()
+    sink = sl.DeltaSink(table, mode="append" if mode == "append" else "latest")
+    sl.follow(sl.open(url), sink, slot=slot, start="beginning", until=until)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Shape(**json.loads(sys.argv[2])), int(sys.argv[3]), float(sys.argv[4]))
+    role, url, *arguments = sys.argv[1:]
+    if role == "produce":
+        produce(url, Shape(**json.loads(arguments[0])), int(arguments[1]), float(arguments[2]))
+    else:
+        table, mode, slot, until = arguments
+        consume(url, table, mode, slot, int(until))
