@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 import strandline as sl
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, WrongKind
@@ -87,6 +89,32 @@ def test_nothing_begins_where_something_else_is(made: Path, tmp_path: Path, open
     with pytest.raises(WrongKind, match=f"{OTHERS[other]}.*{OPENED_WITH[other]}"):
         open_there(tmp_path / "it")
     assert things.state_of(tmp_path) == before, "nothing was changed"
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_nothing_begins_within_a_delta_table_where_a_vacuum_would_delete_it(tmp_path: Path, opener: str) -> None:
+    write_deltalake(str(tmp_path / "table"), pa.table({"number": [1]}))
+    before = things.state_of(tmp_path)
+    with pytest.raises(WrongKind, match=rf"is within the Delta table {tmp_path}/table, and a VACUUM"):
+        OPENERS[opener][1](tmp_path / "table" / "deep" / "it")
+    assert things.state_of(tmp_path) == before, "nothing was changed"
+
+
+@pytest.mark.parametrize("depth", ["it", "deep/it"])
+def test_no_delta_table_begins_around_a_log_that_a_vacuum_of_it_would_delete(tmp_path: Path, depth: str) -> None:
+    log = sl.open(str(tmp_path / "data" / depth), create=True)
+    with log.producer() as producer:
+        producer.produce([b"one"])
+    before = things.state_of(tmp_path)
+    with pytest.raises(WrongKind, match=r"data holds something else \((it|deep)\), which a VACUUM"):
+        sl.follow(log, sl.DeltaSink(tmp_path / "data", mode="append"), until="end")
+    assert things.state_of(tmp_path) == before, "nothing was changed"
+
+
+def test_a_log_that_is_within_a_table_already_is_still_opened(tmp_path: Path) -> None:
+    sl.open(str(tmp_path / "table" / "it"), create=True).close()
+    write_deltalake(str(tmp_path / "table"), pa.table({"number": [1]}))
+    sl.open(str(tmp_path / "table" / "it"), create=True).close()
 
 
 @pytest.mark.parametrize("make", [things.empty, things.absent, things.something_else], ids=lambda make: make.__name__)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from os import PathLike
+from pathlib import Path
 from typing import Final
 
 from strandline.errors import NotFound, WrongKind
@@ -54,7 +55,27 @@ def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> N
 
     What an interrupted beginning of the same kind has left is left to the opener.
     """
-    _refuse_new(contents(folder, disk=disk), kind, "folder")
+    there = contents(folder, disk=disk)
+    _refuse_new(there, kind, "folder")
+    if kind not in there.found:
+        _refuse_beside_table(there, kind, disk=disk)
+
+
+def _refuse_beside_table(there: Contents, kind: FolderKind, *, disk: Disk) -> None:
+    """``WrongKind`` for anything new within a table, and for a table around anything: a VACUUM would delete that."""
+    path = Path(there.path).absolute()
+    others = there.found.get(FolderKind.OTHER, ())
+    if kind is FolderKind.DELTA_TABLE and others:
+        raise WrongKind(
+            f"{path} holds something else ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
+            "nothing was changed. Name an empty folder."
+        )
+    around = next((parent for parent in path.parents if disk.scan(str(parent / "_delta_log"))), None)
+    if around is not None:
+        raise WrongKind(
+            f"{path} is within the Delta table {around}, and a VACUUM of that would delete it: nothing was changed. "
+            "Name a folder outside of the table."
+        )
 
 
 def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
