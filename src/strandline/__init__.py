@@ -22,6 +22,7 @@ from strandline.lazy_names import lazy
 if TYPE_CHECKING:
     from strandline import compat as compat
     from strandline import errors as errors
+    from strandline import followers as followers
     from strandline import kv as kv
     from strandline import log as log
     from strandline import node as node
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from strandline.followers.run import Batching as Batching
     from strandline.followers.run import follow as follow
     from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
-    from strandline.followers.stores.memory import MemoryStore as MemoryStore
     from strandline.followers.stores.rocks import RocksStore as RocksStore
+    from strandline.followers.stores.state import MemoryStore as MemoryStore
+    from strandline.followers.watch.api import Supervisor as Supervisor
     from strandline.followers.watch.api import watch_applied as watch_applied
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
-    from strandline.followers.watch.exports import Exports as Exports
-    from strandline.followers.watch.supervisor import Supervisor as Supervisor
+    from strandline.followers.watch.run import Exports as Exports
     from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
     from strandline.log.object.produce.producer import Producer as Producer
@@ -59,20 +60,21 @@ _get, __dir__, __all__ = lazy(
         "Consumer": "strandline.followers.consumer.consumer",
         "Cursor": "strandline.model.cursor",
         "DeltaSink": "strandline.followers.delta.sink",
-        "Exports": "strandline.followers.watch.exports",
+        "Exports": "strandline.followers.watch.run",
         "Log": "strandline.log.contract",
-        "MemoryStore": "strandline.followers.stores.memory",
+        "MemoryStore": "strandline.followers.stores.state",
         "Op": "strandline.model.records",
         "Prefix": "strandline.model.keyed",
         "Producer": "strandline.log.object.produce.producer",
         "RocksStore": "strandline.followers.stores.rocks",
         "Sink": "strandline.model.sink",
         "Store": "strandline.model.sink",
-        "Supervisor": "strandline.followers.watch.supervisor",
+        "Supervisor": "strandline.followers.watch.api",
         "Watcher": "strandline.kv.contract",
         "compat": "strandline.compat:",
         "errors": "strandline.errors:",
         "follow": "strandline.followers.run",
+        "followers": "strandline.followers:",
         "kv": "strandline.kv:",
         "log": "strandline.log:",
         "node": "strandline.node:",

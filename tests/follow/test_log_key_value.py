@@ -33,8 +33,8 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.followers.run import follow
-from strandline.followers.stores.memory import MemoryStore
 from strandline.followers.stores.rocks import RocksStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.kv.contract import KeyValueSubscription, Listed
 from strandline.kv.log import LogKeyValue
 from strandline.log.contract import Log

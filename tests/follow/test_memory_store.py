@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strandline.errors import InvalidInput
-from strandline.followers.stores.memory import MemoryStore
-from strandline.followers.stores.state import KeyedState, change_of
+from strandline.followers.stores.state import KeyedState, MemoryStore, change_of
 from strandline.testing.folds import StoreContract
 from strandline.testing.sinks import changes
 

@@ -4,8 +4,8 @@ import pytest
 
 from strandline.errors import Gap, NullKey
 from strandline.followers.stores.append_log import AppendLogStore
-from strandline.followers.stores.memory import MemoryStore
 from strandline.followers.stores.rocks import RocksStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op

@@ -6,8 +6,8 @@ import pytest
 
 from strandline.errors import InvalidInput, StorageError, TransientStorageError
 from strandline.followers.events import Batching
-from strandline.followers.stores.memory import MemoryStore
-from strandline.followers.watch.supervisor import Supervisor
+from strandline.followers.stores.state import MemoryStore
+from strandline.followers.watch.api import Supervisor
 from strandline.kv.memory import MemoryKeyValue
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock

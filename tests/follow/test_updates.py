@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import InvalidInput
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.model.keyed import EVERYTHING, UNKNOWN, Prefix, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op
 from tests.follow.scripted import at, delete, given, held, put

@@ -11,7 +11,7 @@ import pytest
 
 from strandline.errors import Gap, InvalidInput, NotReady, StorageError
 from strandline.followers.events import Batching
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import WATCHING, watch_applied
 from strandline.kv.contract import Ended, Listed
 from strandline.kv.memory import MemoryKeyValue

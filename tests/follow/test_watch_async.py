@@ -9,7 +9,7 @@ import pytest
 
 from strandline.errors import Gap, InvalidInput
 from strandline.followers.events import Batching
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import watch_applied_async
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor

@@ -11,7 +11,7 @@ import pytest
 from strandline.errors import NotReady, StorageError
 from strandline.followers.events import Batching
 from strandline.followers.stores.append_log import AppendLogStore
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import watch_applied
 from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.errors import Gap, NullKey, StorageError, TransientStorageError
 from strandline.followers.events import Batching
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.kv.contract import Ended
 from strandline.model.keyed import Updates
 from strandline.model.records import Op

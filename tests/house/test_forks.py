@@ -20,9 +20,9 @@ import strandline as sl
 from strandline.compat.v1.log import open_queue
 from strandline.errors import UsedAcrossFork
 from strandline.followers.stores.append_log import AppendLogStore
-from strandline.followers.stores.memory import MemoryStore
 from strandline.followers.stores.rocks import RocksStore
-from strandline.followers.watch.supervisor import Supervisor
+from strandline.followers.stores.state import MemoryStore
+from strandline.followers.watch.api import Supervisor
 from strandline.kv.log import LogKeyValue
 from strandline.kv.memory import MemoryKeyValue
 from strandline.log.memory import MemoryLog
@@ -276,7 +276,7 @@ def _consumer(log: Any, **options: Any) -> Iterator[Opened]:
             consumer.ack(first.sequence)
             second = consumer.next_batch()
             assert second is not None
-            assert second.entries == [b"b"]
+            assert second.values == [b"b"]
             consumer.ack_through(second.sequence)
             assert consumer.next_batch() is None
 

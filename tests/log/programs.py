@@ -207,7 +207,7 @@ def _taken(consumer: sl.Consumer, notes: Notes, most: int) -> Iterator[int]:
             return
         entry = batch.descriptor
         mark = (str(entry.writer), entry.number) if isinstance(entry, Entry) else None
-        values = [value.decode() for value in batch.entries if value is not None]
+        values = [value.decode() for value in batch.values if value is not None]
         offsets = batch.records["offset"].to_pylist()
         notes.write("given", sequence=batch.sequence, offsets=offsets, values=values, mark=mark)
         yield batch.sequence

@@ -76,9 +76,9 @@ def test_a_batch_whose_call_was_interrupted_anywhere_comes_again_and_is_not_ackn
             with pytest.raises(OutOfOrderAck):
                 consumer.ack_through(first)
         assert interruptions > 10
-        assert (batch.sequence, batch.entries) == (first, [b"a"])
+        assert (batch.sequence, batch.values) == (first, [b"a"])
         consumer.ack(batch.sequence)
-        assert [batch.entries for batch in consumer.batches()] == [[b"b"], [b"c"]]
+        assert [batch.values for batch in consumer.batches()] == [[b"b"], [b"c"]]
 
 
 def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_a_cancelled_call_leaves_its_batch_for_the_next_one(log: Any, monkeypatc
                 consumer.ack_through(first)
             given = []
             async for batch in consumer:
-                given.append(batch.entries)
+                given.append(batch.values)
                 consumer.ack(batch.sequence)
             return given
 
@@ -123,7 +123,7 @@ def test_a_call_that_asyncio_could_drop_with_its_batch_is_refused_and_takes_noth
                     await asyncio.wait_for(call, 120)
             with pytest.raises(OutOfOrderAck):
                 consumer.ack_through(first)
-            return [batch.entries async for batch in consumer]
+            return [batch.values async for batch in consumer]
 
     assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
 
@@ -132,7 +132,7 @@ def test_a_function_in_asyncios_executor_may_take_and_acknowledge_by_itself(log:
     def work(consumer: sl.Consumer) -> list[list[bytes]]:
         given = []
         while (batch := consumer.next_batch()) is not None:
-            given.append(batch.entries)
+            given.append(batch.values)
             consumer.ack(batch.sequence)
         return given
 
@@ -145,14 +145,14 @@ def test_a_function_in_asyncios_executor_may_take_and_acknowledge_by_itself(log:
 
 def test_an_executor_of_the_callers_own_may_take(log: Any) -> None:
     with sl.Consumer(log) as consumer, ThreadPoolExecutor(1) as pool:
-        assert pool.submit(consumer.next_batch).result(120).entries == [b"a"]
+        assert pool.submit(consumer.next_batch).result(120).values == [b"a"]
 
 
 def test_tasks_that_take_at_the_same_time_share_the_batches(log: Any) -> None:
     async def run() -> list[list[bytes]]:
         async with sl.Consumer(log) as consumer:
             taken = await asyncio.gather(*(consumer.next_batch_async() for _ in range(5)))
-            return sorted(batch.entries for batch in taken if batch is not None)
+            return sorted(batch.values for batch in taken if batch is not None)
 
     assert asyncio.run(run()) == [[b"a"], [b"b"], [b"c"]]
 
@@ -193,7 +193,7 @@ def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> 
     for place in interruptions(lambda: CALLS[call](*now[0]), within=consuming):
         consumer, given = now[0]
         given += [batch for batch in consumer.batches(parallel=1) if batch not in given]
-        assert [batch.entries for batch in given] == [[b"a"], [b"b"], [b"c"], [b"d"]], f"interrupted at {place}"
+        assert [batch.values for batch in given] == [[b"a"], [b"b"], [b"c"], [b"d"]], f"interrupted at {place}"
         consumer.ack_through(3)
         consumer.close()
         assert log.slot("default").position == 4

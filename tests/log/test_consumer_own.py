@@ -367,7 +367,7 @@ def test_batches_can_be_fetched_in_another_process(tmp_path: Path) -> None:
     descriptors = consumer.next_descriptors(3)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(consumer.fetch_handle().fetch, descriptors))
-    assert [batch.entries for batch in found] == [[b"0"], [b"1"], [b"2"]]
+    assert [batch.values for batch in found] == [[b"0"], [b"1"], [b"2"]]
     assert found == [consumer.fetch_descriptor(descriptor) for descriptor in descriptors]
 
 
@@ -403,7 +403,7 @@ class TestBatches:
             producer.append(key=b"k", value=b"v")
             producer.append(key=b"k", op=1)
         (batch,) = opened(log, start=10).batches()
-        assert batch.entries == [b"v", None]
+        assert batch.values == [b"v", None]
         assert batch.records["offset"].to_pylist() == [10, 11]
         assert batch.metadata == ()
 
@@ -438,7 +438,7 @@ class TestBatches:
         assert len(consumer) == 50
         assert rest(opened(log)) == list(range(200, 250))
         again = opened(log, last_acked=69)
-        assert again.next_batch().entries == [b"70"]
+        assert again.next_batch().values == [b"70"]
         assert [found.sequence for found in again.descriptors_between(60, 130)] == list(range(60, 131))
 
     def test_opening_and_looking_cost_the_same_however_long_the_backlog(self) -> None:
@@ -596,7 +596,7 @@ class TestPlaces:
         with sl.open(url, create=True).producer() as producer:
             producer.produce([b"a"])
         for place in (url, sl.open(url), OwnQueue(sl.open(url))):
-            assert sl.Consumer(place, trim_every=None).next_batch().entries == [b"a"]
+            assert sl.Consumer(place, trim_every=None).next_batch().values == [b"a"]
 
     def test_the_front_has_it(self) -> None:
         assert sl.Consumer is Consumer
@@ -608,7 +608,7 @@ class TestPlaces:
         paths = {"manifest": "m/manifest", "data": "m"}
         for place, options in ((url, {"format": "queue-v1", **paths}), (open_queue(url, **paths), {})):
             batch = sl.Consumer(place, trim_every=None, **options).next_batch()
-            assert (batch.entries, batch.metadata[0].payload) == ([b"a"], b"payload")
+            assert (batch.values, batch.metadata[0].payload) == ([b"a"], b"payload")
 
     def test_where_there_is_no_log_there_is_no_consumer(self) -> None:
         with pytest.raises(NotALog):

@@ -40,7 +40,7 @@ class Restored:
 
     def rest(self) -> list[Any]:
         with sl.Consumer(self.log, trim_every=None) as consumer:
-            return [batch.entries for batch in consumer.batches()]
+            return [batch.values for batch in consumer.batches()]
 
 
 ALL = [[b"a"], [b"b"], [b"c"], [b"x"], [b"y"], [b"z"]]

@@ -143,7 +143,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
         assert value("strandline_lag_seconds", **labels) == pytest.approx(7)
         consumer.ack_through(0)
         assert value("strandline_queue_length", **labels) == 2
-        assert consumer.next_batch().entries == [b"1"]
+        assert consumer.next_batch().values == [b"1"]
         assert consumer.next_batch() is None  # the third one was set aside, and counts as acknowledged in its turn
         consumer.ack(1)
     assert moved.by == [1, 3, 1]

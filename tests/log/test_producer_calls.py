@@ -46,7 +46,7 @@ def consumed(log: Any) -> list[tuple[list[bytes], list[tuple[int, bytes]]]]:
     """Of each batch: its entries, and where each call begins in it with what it attached."""
     with sl.Consumer(log) as consumer:
         batches = list(consumer.batches())
-    return [(batch.entries, [(item.start, item.payload) for item in batch.metadata]) for batch in batches]
+    return [(batch.values, [(item.start, item.payload) for item in batch.metadata]) for batch in batches]
 
 
 def calls_of(batch: tuple[list[bytes], list[tuple[int, bytes]]]) -> list[tuple[list[bytes], bytes]]:

@@ -18,7 +18,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.followers.run import follow
 from strandline.followers.stores.append_log import AppendLogStore
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.kv.log import LogKeyValue
 from strandline.log.object import open_log
 from strandline.log.planning import behind

@@ -14,7 +14,7 @@ def claimed(log):
 
 def consumed(log):
     with sl.Consumer(log, slot="s", trim_every=None) as consumer:
-        return [batch.entries for batch in consumer.batches(parallel=1)]
+        return [batch.values for batch in consumer.batches(parallel=1)]
 
 
 def followed(log):

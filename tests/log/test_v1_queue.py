@@ -251,7 +251,7 @@ def test_the_queue_face_consumes_what_others_produced_from_5_on(store):
     with consumer(store) as taken:
         batches = [taken.next_batch() for _ in range(3)]
         assert [batch.sequence for batch in batches] == [5, 6, 7]
-        assert batches[0].entries == [b"a", b"b"]
+        assert batches[0].values == [b"a", b"b"]
         assert batches[0].metadata[0].payload == b"m0"
         assert taken.next_batch() is None
         with pytest.raises(OutOfOrderAck, match="5"):
@@ -268,7 +268,7 @@ def test_the_queue_face_opens_a_queue_by_its_address_and_format(tmp_path):
         producer.produce([b"a"], metadata=b"m")
     with sl.Consumer(str(tmp_path), format="queue-v1", trim_every=None) as taken:
         batch = taken.next_batch()
-        assert (batch.entries, batch.metadata[0].payload) == ([b"a"], b"m")
+        assert (batch.values, batch.metadata[0].payload) == ([b"a"], b"m")
         taken.ack_through(batch.sequence)
     assert open_queue(str(tmp_path)).bounds().first == 1
 

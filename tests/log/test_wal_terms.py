@@ -10,7 +10,7 @@ import pytest
 
 from strandline.errors import CursorExpired, Diverged
 from strandline.followers.run import follow
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.log.memory import MemoryLog
 from strandline.log.planning import behind
 from strandline.log.wal.log import WalLog

@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CorruptData, NotReady, StorageError
-from strandline.followers.stores.memory import MemoryStore
+from strandline.followers.stores.state import MemoryStore
 from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.formats.node.state import KIND, VERSION, decode_node, encode_node
 from strandline.kv.log import LogKeyValue

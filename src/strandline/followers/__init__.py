@@ -1,1 +1,25 @@
-"""Followers of a log: the engine, sinks and stores that move their cursor only after apply, watches, the consumer."""
+"""Followers of logs; public are the parts that sinks, stores and watchers of one's own are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strandline.lazy_names import lazy
+
+if TYPE_CHECKING:
+    from strandline.followers.stores.state import RuledStore as RuledStore
+    from strandline.kv.contract import Listed as Listed
+    from strandline.model.keyed import Updates as Updates
+    from strandline.model.sink import StorePosition as StorePosition
+    from strandline.model.sink import remaining as remaining
+
+__getattr__, __dir__, __all__ = lazy(
+    __name__,
+    {
+        "Listed": "strandline.kv.contract",
+        "RuledStore": "strandline.followers.stores.state",
+        "StorePosition": "strandline.model.sink",
+        "Updates": "strandline.model.keyed",
+        "remaining": "strandline.model.sink",
+    },
+)

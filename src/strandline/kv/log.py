@@ -24,8 +24,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.kv.contract import KeyListing
-from strandline.kv.log_fold import Held, LogFold
-from strandline.kv.log_watch import LogKeyValueSubscription
+from strandline.kv.log_watch import Held, LogFold, LogKeyValueSubscription
 from strandline.log.contract import READING, Log, Receipt, require
 from strandline.log.numbered_writer import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
@@ -14,6 +14,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE, Chance
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOOKED_THROUGH: Final = 4096
@@ -258,7 +259,7 @@ class MemoryKeyValue:
 
 @bound_to_process()
 @checked
-class MemoryKeyValueSubscription:
+class MemoryKeyValueSubscription(Closing):
     """A watch of a key-value store in memory."""
 
     def __init__(
@@ -301,9 +302,3 @@ class MemoryKeyValueSubscription:
     def close(self) -> None:
         """Close the watch."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -6,23 +6,20 @@ import fcntl
 import os
 from functools import partial
 from io import FileIO
-from types import TracebackType
-from typing import Self
 
+from strandline.storage.closing import Closing
 from strandline.storage.file_append import speaking
 from strandline.storage.fork_check import call_in_child
 from strandline.storage.permissions import file_mode
 
 
-class LockFile:
+class LockFile(Closing):
     """A lock that is held on purpose, or not at all.
 
     An exclusive ``flock`` belongs to the open file, which may stay open by accident. So the lock goes with this object,
     also when a signal interrupts whoever was about to close it; and a forked child closes its copy of the file at once,
     which would hold the lock as long as the child lives, also when the parent is done or dead.
     """
-
-    __slots__ = ("__weakref__", "_file", "_process")
 
     def __init__(self) -> None:
         """Nothing is open yet."""
@@ -57,11 +54,3 @@ class LockFile:
     def __del__(self) -> None:
         if hasattr(self, "_file"):  # else it was interrupted when it was made
             self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

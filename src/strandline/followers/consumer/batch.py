@@ -43,10 +43,9 @@ class ConsumedBatch:
         return pa.Table.from_batches(self.batches, READ_SCHEMA)
 
     @cached_property
-    def entries(self) -> list[bytes | None]:
+    def values(self) -> list[bytes | None]:
         """The value of each record, worked out when asked for; None for a record that has none."""
-        values: list[bytes | None] = self.records["value"].to_pylist()
-        return values
+        return list(self.records["value"].to_pylist())
 
 
 @dataclass(frozen=True, slots=True)

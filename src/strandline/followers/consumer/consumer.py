@@ -14,11 +14,9 @@ from types import FrameType, TracebackType
 from typing import Final, Literal, Self
 
 from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError, TooManyDeadLetters
-from strandline.followers.consumer.background_gc import BackgroundCollector
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
-from strandline.followers.consumer.metrics import Gauges
-from strandline.followers.consumer.opening import DEFAULT_SLOT, Format, Place, queue_at
-from strandline.followers.consumer.progress import AckProgress, AckStep
+from strandline.followers.consumer.opening import DEFAULT_SLOT, BackgroundCollector, Format, Place, queue_at
+from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
 from strandline.log.reading import pauses
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
@@ -70,7 +68,7 @@ class Consumer:
     ...     handle = producer.produce([b"one", b"two"], metadata=b"from here")
     >>> with Consumer(log) as consumer:
     ...     batch = consumer.next_batch()
-    ...     print(batch.entries, [item.payload for item in batch.metadata])
+    ...     print(batch.values, [item.payload for item in batch.metadata])
     ...     consumer.ack(batch.sequence)
     [b'one', b'two'] [b'from here']
     >>> with Consumer(log) as consumer:

@@ -8,16 +8,110 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import InvalidInput
-from strandline.followers.stores.rules import RuledStore
+from strandline.errors import Diverged, InvalidInput, NotReady
+from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates, as_bytes
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.model.sink import StorePosition, without_key
+from strandline.model.sink import StorePosition, remaining, without_key
+from strandline.model.snapshot import Snapshot
+from strandline.storage.closing import Closing
+from strandline.storage.fork_check import Origin, bound_to_process
+
+
+@checked
+class RuledStore(Closing):
+    """The exactly-once rule and the resync of a :class:`~strandline.model.sink.Store`; one write at a time."""
+
+    def __init__(self) -> None:
+        self._writing = threading.Lock()
+        """Held through a whole write."""
+
+    @abstractmethod
+    def standing(self) -> StorePosition:
+        """How far it has got, in whichever stream."""
+
+    @abstractmethod
+    def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
+        """Store records and standing, all or nothing."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; what was written is kept. Closing twice is fine."""
+
+    def cursor(self, log_id: UUID) -> Cursor | None:
+        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
+        at = self._settled(self.standing()).cursor
+        if at is not None and at.log_id != log_id:
+            raise Diverged(
+                f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
+            )
+        return at
+
+    def apply(self, records: pa.Table | Updates, *, since: Cursor, upto: Cursor) -> None:
+        """Store the range and its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
+
+        Updates are taken as they are: turning what a watch received into a table and back would double the work.
+        """
+        with self._writing:
+            at = self.cursor(since.log_id)
+            if isinstance(records, Updates) and (records.columnar or at not in (None, since)):
+                records = records.table()
+            todo = remaining(records, since=since, upto=upto, at=at)
+            if todo is not None:
+                self._write(todo, StorePosition(upto))
+
+    def begin_resync(self, stream: UUID) -> None:
+        """Durably mark the state as being brought in step with a stream."""
+        with self._writing:
+            self._write(None, StorePosition(self.standing().cursor, stream))
+
+    def resync(self, records: pa.Table | Updates) -> None:
+        """Apply puts and removals outside the rule of offsets; the cursor stays."""
+        with self._writing:
+            self._write(records, self._unsettled())
+
+    def end_resync(self, cursor: Cursor) -> None:
+        """Atomically end the resync at a cursor of the stream that it began with."""
+        with self._writing:
+            stream = self._unsettled().resync
+            if cursor.log_id != stream:
+                raise InvalidInput(
+                    f"The resync of {self!r} began with {stream} and cannot end in {cursor.log_id}: begin it again."
+                )
+            self._write(None, StorePosition(cursor))
+
+    # --- refusals ----------------------------------------------------------------------------------------------
+
+    def _settled(self, standing: StorePosition) -> StorePosition:
+        """The standing, if it is outside a resync."""
+        if standing.resync is not None:
+            raise NotReady(
+                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the resync "
+                "has been done to its end."
+            )
+        return standing
+
+    def _unsettled(self) -> StorePosition:
+        """The standing, within a resync."""
+        standing = self.standing()
+        if standing.resync is None:
+            raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
+        return standing
+
+    def _exported_cursor(self, standing: StorePosition) -> Cursor:
+        """The cursor that a snapshot of the state at this standing has."""
+        cursor = self._settled(standing).cursor
+        if cursor is None:
+            raise NotReady(f"{self!r} has no cursor yet, from which nobody could follow on: let it follow first.")
+        return cursor
+
 
 _PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
 _ONE_BY_ONE: Final = 64
@@ -241,3 +335,43 @@ def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: i
         held += length
     if some_keys:
         yield KeyChange(some_keys, some_values, None)
+
+
+@bound_to_process()
+@final
+@checked
+class MemoryStore(KeyedStore):
+    """Everything that a :class:`~strandline.model.sink.Store` promises, but nothing survives the process.
+
+    It cannot be exported: there are no files to seal.
+
+    >>> from uuid import UUID
+    >>> from strandline.model.cursor import Cursor
+    >>> from strandline.model.keyed import Update, Updates
+    >>> from strandline.model.records import Op
+    >>> start = Cursor(UUID(int=1), 0)
+    >>> updates = Updates.of([Update(Op.PUT, b"b", b"2", 0), Update(Op.PUT, b"a", b"1", 1)], start)
+    >>> store = MemoryStore()
+    >>> store.apply(updates.table(), since=start, upto=updates.upto)
+    >>> list(store.range()), store.get(b"c"), store.standing().cursor.next
+    ([(b'a', b'1'), (b'b', b'2')], None, 2)
+    """
+
+    def __init__(self) -> None:
+        """An empty store."""
+        super().__init__()
+        self._origin = Origin("A store in memory", self)
+
+    def __repr__(self) -> str:
+        return "MemoryStore()"
+
+    def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
+        """Nothing outlives the process."""
+
+    def export_to(self, folder: Address) -> Snapshot:
+        """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
+        self._settled(self._standing)
+        folder = as_folder(folder)
+        raise InvalidInput(
+            f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."
+        )

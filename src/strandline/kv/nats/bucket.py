@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from strandline.errors import (
@@ -33,6 +33,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Entry, Key, KeyVersion, Prefix, Scope, Update, Updates, as_bytes, as_key
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9_-]+")
@@ -48,7 +49,7 @@ _PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 
 @bound_to_process()
 @checked
-class NatsKeyValue:
+class NatsKeyValue(Closing):
     """A NATS JetStream key-value bucket. Satisfies :class:`~strandline.kv.contract.KeyValue`; thread-safe.
 
     A version is a sequence number of the bucket's stream. A cursor carries the stream's identity, made of its name and
@@ -158,12 +159,6 @@ class NatsKeyValue:
     def close(self) -> None:
         """Close the connection; its watches end with an error. Idempotent."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- writing ------------------------------------------------------------------------------------------------
 

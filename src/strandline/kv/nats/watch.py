@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import Gap, InvalidInput, NotFound, StrandlineError, TransientStorageError
@@ -16,6 +16,7 @@ from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Updates
 from strandline.model.records import Op
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _FIRST_LOOK: Final = 0.1
@@ -73,7 +74,7 @@ class _Chunk:
 
 @bound_to_process()
 @checked(own=("__init__",))
-class NatsSubscription:
+class NatsSubscription(Closing):
     """A watch of a NATS bucket.
 
     Two sequence numbers are its position: everything in scope up to ``seen`` was given, or was not current when a full
@@ -315,9 +316,3 @@ class NatsSubscription:
         if not self._closed:
             self._closed = True
             self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -218,7 +218,7 @@ class AckingContract(QueueFixtures):
         consumer = five.open()
         batch = consumer.next_batch()
         assert batch is not None
-        assert (batch.sequence, batch.entries) == (5, [b"5"])
+        assert (batch.sequence, batch.values) == (5, [b"5"])
         consumer.ack(5)
         assert values(consumer) == [[b"6"]]
 

@@ -78,7 +78,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         old = five.open()
         held, handle = old.next_descriptors(2), old.fetch_handle()
         new = five.open()
-        assert [old.fetch_descriptor(descriptor).entries for descriptor in held] == [[b"0a", b"0b"], [b"1"]]
+        assert [old.fetch_descriptor(descriptor).values for descriptor in held] == [[b"0a", b"0b"], [b"1"]]
         assert [handle.fetch(descriptor) for descriptor in held] == [new.next_batch(), new.next_batch()]
 
     def test_a_consumer_that_was_fenced_may_open_anew(self, five: QueuePlace) -> None:
@@ -86,7 +86,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         new.next_batch()
         new.ack_through(0)
         again = five.open()
-        assert again.next_batch().entries == [b"1"]  # type: ignore[union-attr]
+        assert again.next_batch().values == [b"1"]  # type: ignore[union-attr]
         for fenced in (old, new):
             with pytest.raises(Fenced):
                 fenced.next_batch()

@@ -49,7 +49,7 @@ def values(consumer: Consumer) -> list[list[bytes | None]]:
     """What is left, read one by one."""
     found = []
     while (batch := consumer.next_batch()) is not None:
-        found.append(batch.entries)
+        found.append(batch.values)
     return found
 
 

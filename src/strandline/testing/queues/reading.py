@@ -62,7 +62,7 @@ class QueueReadContract(QueueFixtures):
         consumer = place.open(clock=clock)
         batch = consumer.next_batch(timeout=60)
         assert batch is not None
-        assert batch.entries == [b"late"]
+        assert batch.values == [b"late"]
         assert clock.sleeps == 3
 
     def test_next_batch_waits_no_longer_than_it_was_told(self, place: QueuePlace) -> None:
@@ -76,7 +76,7 @@ class QueueReadContract(QueueFixtures):
         consumer = place.open(clock=_ProducingClock(place, after=500))
         batch = consumer.next_batch(timeout=None)
         assert batch is not None
-        assert batch.entries == [b"late"]
+        assert batch.values == [b"late"]
 
     @pytest.mark.parametrize("timeout", [-1, float("nan")], ids=["a negative one", "no number"])
     def test_a_timeout_that_is_no_time_is_refused(self, five: QueuePlace, timeout: float) -> None:
@@ -98,7 +98,7 @@ class QueueReadContract(QueueFixtures):
         missed, batch = asyncio.run(take())
         assert missed is None
         assert batch is not None
-        assert batch.entries == [b"late"]
+        assert batch.values == [b"late"]
 
     def test_a_consumer_is_iterated_until_nothing_is_left(self, five: QueuePlace) -> None:
         consumer = five.open()
@@ -121,9 +121,9 @@ class QueueReadContract(QueueFixtures):
         consumer = five.open()
         batch = consumer.next_batch()
         assert isinstance(batch, ConsumedBatch)
-        assert batch.entries == [b"0a", b"0b"]
+        assert batch.values == [b"0a", b"0b"]
         assert batch.records.schema == READ_SCHEMA
-        assert batch.records["value"].to_pylist() == batch.entries
+        assert batch.records["value"].to_pylist() == batch.values
         assert (batch.sequence, batch.location) == (0, self.locations(five)[0])
         ((start, ingested, payload),) = [(item.start, item.ingested, item.payload) for item in batch.metadata]
         assert (start, payload) == (0, b"zero")
@@ -245,7 +245,7 @@ class QueueReadContract(QueueFixtures):
         assert copies == descriptors
         assert [copy.fetch(found) for found in reversed(copies)] == [handle.fetch(found) for found in descriptors[::-1]]
         consumer.close()
-        assert copy.fetch(copies[0]).entries == [b"0a", b"0b"]
+        assert copy.fetch(copies[0]).values == [b"0a", b"0b"]
 
     def test_fetching_moves_no_cursor(self, five: QueuePlace) -> None:
         consumer = five.open()
@@ -273,7 +273,7 @@ class QueueReadContract(QueueFixtures):
             consumer.flush()
             assert not fetching.done()
             go_on.set()
-            assert fetching.result(_SOON).entries == [b"0a", b"0b"]
+            assert fetching.result(_SOON).values == [b"0a", b"0b"]
 
     def test_acknowledging_goes_on_while_the_next_batch_is_fetched(self, five: QueuePlace, line: FaultyStore) -> None:
         consumer = five.open(line)
@@ -341,10 +341,10 @@ class QueueReadContract(QueueFixtures):
     def test_the_iterator_gives_all_in_order(self, five: QueuePlace, parallel: int, ahead: int) -> None:
         consumer = five.open()
         found = list(consumer.batches(parallel=parallel, ahead=ahead))
-        assert [batch.entries for batch in found] == [[b"0a", b"0b"], [b"1"], [b"2"], [b"3"], [b"4"]]
+        assert [batch.values for batch in found] == [[b"0a", b"0b"], [b"1"], [b"2"], [b"3"], [b"4"]]
         assert [batch.sequence for batch in found] == [0, 1, 2, 3, 4]
         five.produce(b"5")
-        assert [batch.entries for batch in consumer.batches(parallel=parallel)] == [[b"5"]]
+        assert [batch.values for batch in consumer.batches(parallel=parallel)] == [[b"5"]]
 
     def test_the_cursor_moves_only_as_the_iterator_gives(self, five: QueuePlace) -> None:
         consumer = five.open()

@@ -23,6 +23,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.worker_thread import WorkerThread
@@ -57,7 +58,7 @@ _PAUSE: Final = 0.01
 
 @bound_to_process()
 @checked
-class MetadataManager:
+class MetadataManager(Closing):
     """Follows the segment events of the assigned metadata partitions, and answers from all of them or not at all.
 
     Thread-safe. Reads block for milliseconds at most; a read that this node cannot answer yet raises ``NotReady``,
@@ -383,9 +384,3 @@ class MetadataManager:
                 thread.join()
             self._threads = []
             self._save()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar, final, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
 from strandline.model.segments import SegmentMetadata
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
@@ -64,7 +64,7 @@ class ColdNewcomerSlots(Protocol):
 @bound_to_process(keep=("log_id",))
 @final
 @checked
-class TieredLog:
+class TieredLog(Closing):
     """A log whose older records are in segments. Satisfies :class:`~strandline.log.contract.Log`; thread-safe.
 
     The records of both tiers are retained and read as one log, also while records move between the tiers. Consumers'
@@ -93,14 +93,6 @@ class TieredLog:
 
     def __repr__(self) -> str:
         return f"TieredLog({self._hot!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the cold tier, which reopens on the next use; the hot log stays open."""
