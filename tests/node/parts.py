@@ -119,26 +119,23 @@ class Cluster:
         lease = None
         if self.leased:
             lease = Lease(self.store, "lease", f"{name} to:{name}", seconds=TERM, clock=self.clock)
-        node = Node.open(
-            "",
+        node_folder = NodeFolder.open(
+            str(self.folder / name),
             name,
-            options,
-            connect=lambda url: Link(self, url.removeprefix("to:")),
-            lease=lease,
-            background=False,
-            node_folder=NodeFolder.open(str(self.folder / name), name, disk=self.disks.get(name, self.disk)),
+            disk=self.disks.get(name, self.disk),
             clock=self.clock,
             chance=SeededChance(crc32(name.encode())),
-            **more,
         )
+        connect = lambda url: Link(self, url.removeprefix("to:"))
+        node = Node.open(node_folder, options, connect=connect, lease=lease, background=False, **more)
         self.nodes[name] = node
         return node
 
     def kill(self, name: str) -> None:
         """End a node as a killed process ends: nothing is said to anybody, the lease is kept."""
         node = self.nodes.pop(name)
-        node._roles.lease = None
-        node._roles.settle = lambda: None
+        node._lease = None
+        node._settle = lambda: None
         node.close()
 
     def stop(self, name: str) -> None:
@@ -180,12 +177,12 @@ class Cluster:
 
     def end(self, name: str) -> int:
         """Where a node's copy ends; -1 without one."""
-        copy = self.nodes[name]._roles.copy
+        copy = self.nodes[name].copy
         return -1 if copy is None else copy.bounds().next
 
     def content(self, name: str) -> list[tuple[int, bytes]]:
         """Offsets and values of a node's whole copy, committed or not."""
-        log = self.nodes[name]._roles.copy.log
+        log = self.nodes[name].copy.log
         return [
             row
             for batch in log.read()

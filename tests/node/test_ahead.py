@@ -242,18 +242,18 @@ class TestOverFlight:
         with ExitStack() as opened:
             a = opened.enter_context(
                 Node.open(
-                    "",
-                    "a",
+                    NodeFolder.open(str(tmp_path / "a"), "a", disk=disk),
                     NodeOptions(),
                     connect=FlightUpstream,
                     create=True,
                     lead=True,
-                    node_folder=NodeFolder.open(str(tmp_path / "a"), "a", disk=disk),
                 )
             )
             server = opened.enter_context(FlightNode(a, heartbeat_seconds=0.05))
             options = NodeOptions(upstream=server.url)
-            b = opened.enter_context(Node.open(str(tmp_path / "b"), "b", options, connect=FlightUpstream))
+            b = opened.enter_context(
+                Node.open(NodeFolder.open(str(tmp_path / "b"), "b"), options, connect=FlightUpstream)
+            )
             stop = threading.Event()
             pool = opened.enter_context(ThreadPoolExecutor())
             pool.submit(b.run, stop)

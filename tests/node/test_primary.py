@@ -337,7 +337,7 @@ class TestResuming:
         cluster, primary = alone
         fill(primary, 3)
         cluster.nodes["a"].node_folder.remember(seen=2)
-        cluster.nodes["a"]._roles.lead(3, None)
+        cluster.nodes["a"]._lead(3, None)
         later = cluster.nodes["a"].primary
         fill(later, 2)
         caller = Caller("r1", 3)
@@ -471,7 +471,7 @@ class TestCommitting:
         primary.register(ONE)
         fill(primary, 3)
         cluster.nodes["a"].node_folder.remember(seen=2)
-        cluster.nodes["a"]._roles.lead(3, None)
+        cluster.nodes["a"]._lead(3, None)
         later = cluster.nodes["a"].primary
         caller = Caller("r1", 3)
         later.register(caller)

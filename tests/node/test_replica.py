@@ -87,7 +87,7 @@ class TestFollowing:
         mine, theirs = (
             [
                 (span.batch().first, span.batch().term, span.batch().timestamp, span.batch().append, span.batch().count)
-                for span in pair.nodes[name]._roles.copy.log.plan(pair.nodes[name]._roles.copy.log.start())
+                for span in pair.nodes[name].copy.log.plan(pair.nodes[name].copy.log.start())
             ]
             for name in "ab"
         )
@@ -182,7 +182,7 @@ class TestFollowing:
             pair.append(b"%d" % number)
         pair.settled("b")
         pair.nodes["a"].primary.trim(5)
-        pair.until(lambda: pair.nodes["b"]._roles.copy.bounds() == Bounds(5, 8))
+        pair.until(lambda: pair.nodes["b"].copy.bounds() == Bounds(5, 8))
 
     def test_after_a_restart_its_readers_see_no_less_than_was_written_down(self, pair):
         handle = pair.append(b"x")
@@ -211,7 +211,7 @@ class TestTrouble:
         """Give the replica a last record of its own, in the place of the primary's."""
         pair.kill("b")
         node = pair.start("b")
-        log = node._roles.copy.log
+        log = node.copy.log
         log.append_batch(records(value), term=1).result()
         return node
 
@@ -395,7 +395,7 @@ class TestBootstrap:
         self.fall_behind(pair)
         pair.settled("b")
         assert pair.content("b") == pair.content("a")
-        assert pair.nodes["b"]._roles.copy.bounds() == Bounds(19, 21)
+        assert pair.nodes["b"].copy.bounds() == Bounds(19, 21)
         handle = pair.append(b"after")
         pair.until(handle.done)
         assert pair.nodes["a"].primary.log.slots()[0].invalid is None
@@ -566,7 +566,7 @@ class TestBootstrap:
             reading = pair.nodes["b"].reading()
             seen.append(sum(batch.num_rows for batch in reading.read()))
             with pytest.raises(NotReady, match="builds its copy again"):
-                pair.nodes["b"].replica.readable(after=pair.nodes["b"]._roles.copy.end(), timeout=0)
+                pair.nodes["b"].replica.readable(after=pair.nodes["b"].copy.end(), timeout=0)
 
         self.fall_behind(pair)
         pair.before["chunks"] = read

@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from strandline.model.cursor import Cursor
-from strandline.node.elect import candidacy, election
-from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.elect import election
+from strandline.node.lead.commits import CommitHandle, Leadership
 from strandline.node.lead.feed import LogFeed
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry, bootstrapping
 from strandline.node.lead.replica_slots import Replicas
@@ -227,7 +226,7 @@ def counts_replicas_below_the_beginning_of_its_term(patch):
 
 def does_not_fence_when_it_reports(patch):
     """Broken: who was asked by a candidate goes on with the former primary."""
-    patch.setattr(Node, "report", lambda self, _: self._roles.report())
+    patch.setattr(Node, "report", lambda self, _: self._report())
 
 
 def notes_what_it_adopted_too_late(patch):
@@ -243,7 +242,6 @@ def notes_what_it_adopted_too_late(patch):
 def is_elected_by_its_length_alone(patch):
     """Broken: the longer log wins, of whatever term."""
     patch.setattr(election, "log_rank", lambda report: (0, report.durable))
-    patch.setattr(candidacy, "log_rank", lambda report: (0, report.durable))
 
 
 def shows_what_is_durable(patch):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 import pyarrow as pa
 
@@ -16,13 +15,14 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.node.config import NodeConfig
-from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.messages import Caller, Commit, Resume, Topology
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import RunningNode, leading
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LEADS_WITHIN: Final = 30.0
@@ -31,7 +31,7 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 @bound_to_process(keep=("name", "url"))
 @checked
-class _NodeHandle:
+class _NodeHandle(Closing):
     """A running node, which closing stops."""
 
     def __init__(self, running: RunningNode) -> None:
@@ -62,14 +62,6 @@ class _NodeHandle:
     def close(self) -> None:
         """Stop, and release the lease at once. Idempotent."""
         self.running.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @final

@@ -1,25 +1,28 @@
-"""A node: a copy of the log in one of two roles, primary or replica."""
+"""A node: a copy of the log in one of two roles, primary or replica, and the transitions between them."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self, final
+from typing import Final, final
 
 from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.snapshot import KIND
 from strandline.model.cursor import Cursor
-from strandline.node.elect.election import own_term
-from strandline.node.lead.committed_log import CommittedLog, ReadableLog
+from strandline.node.elect.election import Candidacy, own_term
+from strandline.node.lead.bootstrap_snapshots import Export
+from strandline.node.lead.commits import Leadership
+from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
+from strandline.node.replicate.log_copy import LogCopy, create_log, export_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
-from strandline.node.roles import Roles, create_log, take_over_log
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease, LeaseState
 from strandline.storage.metrics import TERM
@@ -33,7 +36,7 @@ _LOOKS: Final = 8
 
 @bound_to_process()
 @final
-class Node:
+class Node(Closing):
     """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.messages.NodeService`.
 
     Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
@@ -49,8 +52,6 @@ class Node:
         connect: Callable[[str], Upstream],
         lease: Lease | None = None,
         background: bool = True,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
     ) -> None:
         """Use :meth:`open`. ``connect`` reaches a node by its URL."""
         if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
@@ -59,14 +60,16 @@ class Node:
                 "something that was acknowledged could be lost. Promote by hand, or configure both."
             )
         self.options = options
-        self._node_folder = node_folder
-        self._clock = clock
-        self._chance = chance
+        self.node_folder = node_folder
+        self._lease = lease
+        self._reach = connect
+        self._background = background
+        self._clock = node_folder.clock
+        self._candidacy = Candidacy(node_folder, options, connect)
         self._turn = threading.RLock()
         """Held while a call depends on the role."""
-        self._roles = Roles(
-            node_folder, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance
-        )
+        self._led: LogCopy | None = None
+        """The copy of the primary role."""
         self._due = 0.0
         self._ticked = float("-inf")
         self._campaign_at = 0.0
@@ -76,13 +79,18 @@ class Node:
         self._closed = False
         self._follow_at = 0.0
         """End of the back-off after a failed attempt to follow."""
+        state = node_folder.state
+        copy = LogCopy(node_folder, background=background) if state.generation else None
+        # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
+        knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
+        self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
+        """The current role. One thread changes it, any thread reads it."""
         self._origin = Origin(f"The node in {node_folder.folder}", self)
 
     @classmethod
     def open(
         cls,
-        folder: str,
-        name: str,
+        node_folder: NodeFolder,
         options: NodeOptions,
         *,
         connect: Callable[[str], Upstream],
@@ -91,26 +99,22 @@ class Node:
         take_over: str | None = None,
         lead: bool = False,
         background: bool = True,
-        node_folder: NodeFolder | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
     ) -> Node:
         """Open the node in this folder. It follows the primary, unless nobody else can have led since it did.
 
         ``create`` begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log;
         ``lead`` makes it the primary where there is no lease.
         """
-        place = NodeFolder.open(folder, name) if node_folder is None else node_folder
         try:
-            if take_over is not None and not place.state.generation:
-                take_over_log(place, take_over, lease, clock=clock, chance=chance)
-            if create and not place.state.generation:
-                create_log(place, lease, clock=clock, chance=chance)
-            node = cls(place, options, connect=connect, lease=lease, background=background, clock=clock, chance=chance)
+            if take_over is not None and not node_folder.state.generation:
+                take_over_log(node_folder, take_over, lease)
+            if create and not node_folder.state.generation:
+                create_log(node_folder, lease)
+            node = cls(node_folder, options, connect=connect, lease=lease, background=background)
             if lead and lease is None:
                 node._lead_unleased()
         except BaseException:
-            place.close()
+            node_folder.close()
             raise
         return node
 
@@ -119,17 +123,17 @@ class Node:
     @property
     def name(self) -> str:
         """The node's name."""
-        return self._node_folder.state.name
+        return self.node_folder.state.name
 
     @property
     def is_primary(self) -> bool:
         """Whether it leads now."""
-        return isinstance(self._roles.now, PrimaryRole) and self._roles.now.leadership.is_held
+        return isinstance(self._role, PrimaryRole) and self._role.leadership.is_held
 
     @property
     def condition(self) -> str:
         """Its state in a word, such as leading or following."""
-        role = self._roles.now
+        role = self._role
         if isinstance(role, PrimaryRole):
             return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
         return str(role.condition)
@@ -137,16 +141,16 @@ class Node:
     @property
     def primary(self) -> PrimaryRole:
         """This node as the primary; ``NotReady`` if it does not lead."""
-        role = self._roles.now
+        role = self._role
         if not isinstance(role, PrimaryRole):
-            known = self._node_folder.state.primary
+            known = self.node_folder.state.primary
             raise NotReady(f"{self.name} is no primary: ask {known or 'another node'}.")
         return role
 
     @property
     def replica(self) -> ReplicaRole:
         """This node as a replica; ``NotReady`` if it leads."""
-        role = self._roles.now
+        role = self._role
         if not isinstance(role, ReplicaRole):
             raise NotReady(f"{self.name} is the primary, and no replica.")
         return role
@@ -154,17 +158,25 @@ class Node:
     @property
     def knows_committed(self) -> bool:
         """Whether the commit watermark covers all that readers were ever shown; until then they get ``NotReady``."""
-        return self._roles.now.knows_committed
+        return self._role.knows_committed
 
     @property
-    def node_folder(self) -> NodeFolder:
-        """Its folder."""
-        return self._node_folder
+    def copy(self) -> LogCopy | None:
+        """The copy of the log, in either role."""
+        role = self._role
+        return role.copy if isinstance(role, ReplicaRole) else self._led
+
+    @property
+    def log(self) -> WalLog:
+        """The copy's log; ``NotReady`` if there is none."""
+        if self.copy is None:
+            raise NotReady(f"{self.name} has no copy of the log yet.")
+        return self.copy.log
 
     @property
     def position(self) -> Cursor | None:
         """The cursor behind everything durable here; None while it has no copy of the log."""
-        copy = self._roles.copy
+        copy = self.copy
         return None if copy is None else copy.end()
 
     # --- one step ----------------------------------------------------------------------------------------------
@@ -179,8 +191,8 @@ class Node:
     def step(self) -> float:
         """Do the next step of the current role; returns the pause before the one after, in seconds."""
         with self._turn:
-            if self._told_term != self._node_folder.state.seen:
-                self._told_term = self._node_folder.state.seen
+            if self._told_term != self.node_folder.state.seen:
+                self._told_term = self.node_folder.state.seen
                 TERM.labels(self.name).set(self._told_term)
             try:
                 return self._step()
@@ -190,18 +202,18 @@ class Node:
                 return self.options.poll_seconds
 
     def _step(self) -> float:
-        if isinstance(self._roles.now, PrimaryRole):
-            return self._lead_on(self._roles.now)
+        if isinstance(self._role, PrimaryRole):
+            return self._lead_on(self._role)
         if self._clock.monotonic() >= self._follow_at:
-            self._follow_at = self._clock.monotonic() + self._roles.now.step()
+            self._follow_at = self._clock.monotonic() + self._role.step()
         pause = self._follow_at - self._clock.monotonic()
-        if self._roles.lease is not None and self._roles.now.condition is not Condition.FOLLOWING:
+        if self._lease is not None and self._role.condition is not Condition.FOLLOWING:
             pause = min(pause, self._take_over())
         return max(0.0, pause)
 
     def _lead_on(self, primary: PrimaryRole) -> float:
         now = self._clock.boot()
-        lease = self._roles.lease
+        lease = self._lease
         if lease is not None and now >= self._due:
             self._due = now + lease.seconds / _RENEWALS
             try:
@@ -214,7 +226,7 @@ class Node:
         if primary.log.failed:
             primary.step_down("its log could not write")
         if not primary.leadership.is_held:
-            self._roles.step_down(primary, "its lease ran out")
+            self._step_down(primary, "its lease ran out")
             self._follow_at = 0.0
             return 0.0
         pause = self.options.poll_seconds
@@ -230,20 +242,20 @@ class Node:
 
     def _take_over(self) -> float:
         """Lead if there is no primary and this node may; returns the pause before the next check."""
-        lease, now = self._roles.lease, self._clock.boot()
+        lease, now = self._lease, self._clock.boot()
         if lease is None or now < self._campaign_at:
             return self.options.poll_seconds
-        pause = lease.seconds / _LOOKS * (0.5 + self._chance.jitter())
+        pause = lease.seconds / _LOOKS * (0.5 + self.node_folder.chance.jitter())
         self._campaign_at = now + pause
         try:
             state = lease.look()
             may_lead = self._led_last(state)
             if may_lead:
-                self._roles.check_newest()
+                self._candidacy.check_newest(self._report())
             elif self.options.automatic:
-                may_lead = not self._roles.is_behind()
-            if may_lead and lease.try_acquire(above=self._node_folder.state.seen):
-                self._leads(self._roles.lead_leased(lease, force=False))
+                may_lead = not self._candidacy.is_behind(self._report())
+            if may_lead and lease.try_acquire(above=self.node_folder.state.seen):
+                self._leads(self._lead_leased(lease, force=False))
         except StrandlineError as error:
             self.hindrance = str(error)
             _LOGGER.info("Node %s does not lead: %s", self.name, error)
@@ -251,14 +263,14 @@ class Node:
 
     def _led_last(self, state: LeaseState | None) -> bool:
         """Whether no other node can have led since this one did: its term was the last."""
-        own = self._node_folder.state
+        own = self.node_folder.state
         if state is None:
             # It has just created the log, or taken it over.
             return own.generation > 0 and own.seen == own.led and not own.primary
         holder = (state.holder or "").partition(" ")[0]
         if own.generation and holder == self.name and state.epoch == own.led + 1:
             # It acquired the lease, and crashed before it stored that. Nobody else led in that term.
-            own = self._node_folder.remember(led=state.epoch)
+            own = self.node_folder.remember(led=state.epoch)
         return own.led > 0 and state.epoch == own.led
 
     def promote(self, *, force: bool = False) -> Topology:
@@ -269,32 +281,32 @@ class Node:
         reached. The log continues from what this node has.
         """
         with self._turn:
-            role = self._roles.now
+            role = self._role
             if isinstance(role, PrimaryRole) and role.leadership.is_held:
                 return role.topology(Caller(self.name, role.term))
             if isinstance(role, PrimaryRole):
-                self._roles.step_down(role, "it leads no more")
-            self._roles.log()  # without a copy it must not take the lease from a node that has one
-            lease = self._roles.lease
+                self._step_down(role, "it leads no more")
+            _ = self.log  # without a copy it must not take the lease from a node that has one
+            lease = self._lease
             if lease is None:
-                term = own_term(self.name, self.options.nodes, self._node_folder.state.seen)
-                primary = self._roles.lead_checked(term, None, force=force)
+                term = own_term(self.name, self.options.nodes, self.node_folder.state.seen)
+                primary = self._lead_checked(term, None, force=force)
             else:
                 patience = lease.seconds * 1.5
                 deadline = self._clock.monotonic() + patience
-                while not lease.try_acquire(above=self._node_folder.state.seen):
+                while not lease.try_acquire(above=self.node_folder.state.seen):
                     if self._clock.monotonic() >= deadline:
                         state = lease.look()
                         holder = None if state is None else state.holder
                         raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
                     self._clock.sleep(lease.seconds / _LOOKS)
-                primary = self._roles.lead_leased(lease, force=force)
+                primary = self._lead_leased(lease, force=force)
             self._leads(primary)
             return primary.topology(Caller(self.name, primary.term))
 
     def _lead_unleased(self) -> None:
         """Lead by configuration, always in the term that it led in: a higher one is another node's."""
-        own = self._node_folder.state
+        own = self.node_folder.state
         if own.seen > own.led:
             raise Fenced(
                 f"{self.name} led in term {own.led} and has seen term {own.seen}: another node was promoted. Start "
@@ -302,27 +314,120 @@ class Node:
                 "reset-term')."
             )
         with self._turn:
-            self._roles.check_newest()
-            self._leads(self._roles.lead(max(1, own.led), None, continues=True))
+            self._candidacy.check_newest(self._report())
+            self._leads(self._lead(max(1, own.led), None, continues=True))
 
     def _leads(self, primary: PrimaryRole) -> None:
         self._due, self.hindrance = self._clock.boot(), None
         _LOGGER.warning("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
 
+    def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
+        return ReplicaRole(
+            self.node_folder,
+            copy,
+            self._find_primary,
+            self.options,
+            committed=committed,
+            knows_committed=knows_committed,
+            background=self._background,
+        )
+
+    def _find_primary(self) -> Upstream:
+        url = self.options.upstream
+        if self._lease is not None:
+            state = self._lease.look()
+            holder = None if state is None else state.holder
+            name, _, url = ("", "", None) if holder is None else holder.partition(" ")
+            if name == self.name:
+                url = None  # an earlier run of this node
+        if not url:
+            raise NotReady(f"{self.name} knows of no primary now.")
+        return self._reach(url)
+
+    def _step_down(self, primary: PrimaryRole, why: str) -> None:
+        """Stop leading, and follow."""
+        primary.step_down(why)
+        _LOGGER.warning("Node %s leads no more, after term %d.", self.name, primary.term)
+        if self._lease is not None:
+            self._lease.release()
+        self._settle()
+        committed, knows = primary.committed, primary.knows_committed
+        if self._led is not None:
+            self._led.reopen()  # queued appends are written or refused, and a failed log is usable again
+        self._role = self._follower(self._led, committed, knows_committed=knows)
+
+    def _settle(self) -> None:
+        """Store the watermark up to which readers were shown records, at the end of a role.
+
+        If the disk refuses, the node serves no reads after a restart until a primary tells it the watermark.
+        """
+        role = self._role
+        committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
+        try:
+            self.node_folder.remember(committed=committed, settled=role.knows_committed)
+        except StorageError as error:
+            _LOGGER.warning("Node %s could not store its watermark: %s", self.name, error)
+
+    def _lead_leased(self, lease: Lease, *, force: bool) -> PrimaryRole:
+        """Lead in the term of a lease that was just acquired; raises, and releases it, if this node must not."""
+        term = lease.ensure()
+        if self.node_folder.state.generation and self.node_folder.state.led == term - 1:
+            # Stored first: a crash from here on must not make it forget that it led. Until then the lease's holder
+            # tells the same.
+            self.node_folder.remember(led=term)
+        try:
+            return self._lead_checked(term, lease, force=force)
+        except BaseException:
+            lease.release()
+            raise
+
+    def _lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
+        """Lead in this term; raises if this node must not."""
+        # There was no term in between: nobody else can have led.
+        continues = lease is not None and self.node_folder.state.led == term
+        if self.copy is not None:
+            self.copy.fence(term, "The lease" if lease is not None else self.name)
+        mine = self._report()
+        if not (continues and mine.unhealthy is None):
+            self._candidacy.check(mine, force=force)
+        return self._lead(term, lease, continues=continues)
+
+    def _lead(self, term: int, lease: Lease | None, *, continues: bool = False) -> PrimaryRole:
+        """Lead in this term; the caller has made sure that nothing committed is missing here.
+
+        ``continues`` if nobody else can have led since this node did.
+        """
+        role, copy = self._role, self.copy
+        if copy is None:
+            raise NotReady(f"{self.name} has no copy of the log yet.")
+        committed = 0
+        if isinstance(role, ReplicaRole):
+            role.close()
+            committed = role.highest_committed
+        settled = continues and self.node_folder.state.settled
+        led_since = (continues and self.node_folder.state.led_since) or term
+        self.node_folder.remember(
+            seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
+            primary=self.name, policy=str(self.options.commit_policy),
+        )  # fmt: skip
+        exports: dict[str, Export] = {KIND: lambda folder: export_log(self.log, folder, node_folder=self.node_folder)}
+        leadership = Leadership(term, lease)
+        primary = PrimaryRole(self.node_folder, copy.lead(), leadership, self.options, exports=exports, settled=settled)
+        leadership.check("it does not lead")
+        self._led, self._role = copy, primary
+        return primary
+
     # --- service -----------------------------------------------------------------------------------------------
 
     def reading(self) -> CommittedLog:
         """The log up to the commit watermark, in either role and through changes of it."""
-        self._readable()  # raises if there is nothing to show yet
-        return CommittedLog(self._readable)
-
-    def _readable(self) -> ReadableLog:
-        return self._roles.now.readable()
+        self._role.readable()  # raises if there is nothing to show yet
+        return CommittedLog(lambda: self._role.readable())  # noqa: PLW0108 - of whatever role it has by then
 
     def status(self) -> NodeStatus:
         """State, in either role."""
-        condition, role, position = self.condition, self._roles.now, self.position
-        state = self._node_folder.state  # read after the condition, which is set after its reason
+        condition, role, position = self.condition, self._role, self.position
+        state = self.node_folder.state  # read after the condition, which is set after its reason
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
         divergences = state.divergences
@@ -338,15 +443,24 @@ class Node:
 
     def report(self, caller: Caller) -> ElectionReport:
         """What this node has; once this returns, it applies and acknowledges nothing below the caller's term."""
-        role = self._roles.now
-        if caller.term > self._node_folder.state.seen:
-            if self._roles.copy is not None:
-                self._roles.copy.fence(caller.term, caller.name)
+        role = self._role
+        if caller.term > self.node_folder.state.seen:
+            if self.copy is not None:
+                self.copy.fence(caller.term, caller.name)
             else:
-                self._node_folder.hear_term(caller.term, caller.name)
+                self.node_folder.hear_term(caller.term, caller.name)
             if isinstance(role, PrimaryRole):
                 role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
-        return self._roles.report()
+        return self._report()
+
+    def _report(self) -> ElectionReport:
+        """This node's report for elections."""
+        state, role = self.node_folder.state, self._role
+        durable = 0 if self.copy is None else self.copy.bounds().next
+        trouble = None if state.trouble is None else state.trouble.state
+        committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
+        adopted = 0 if self.copy is None else state.adopted
+        return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble)
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""
@@ -354,21 +468,13 @@ class Node:
             if self._closed:
                 return
             self._closed = True
-            if isinstance(self._roles.now, PrimaryRole):
-                self._roles.now.step_down("it was closed")
-                if self._roles.lease is not None:
-                    self._roles.lease.release()
+            if isinstance(self._role, PrimaryRole):
+                self._role.step_down("it was closed")
+                if self._lease is not None:
+                    self._lease.release()
             else:
-                self._roles.now.close()
-            self._roles.settle()
-            if self._roles.copy is not None:
-                self._roles.copy.close()
-            self._node_folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+                self._role.close()
+            self._settle()
+            if self.copy is not None:
+                self.copy.close()
+            self.node_folder.close()

@@ -6,8 +6,7 @@ import contextlib
 import re
 import threading
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
@@ -15,6 +14,8 @@ from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_new
 from strandline.model.node import NodeState
 from strandline.node.elect.terms import check_rise
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.files import below, exists, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
@@ -38,16 +39,19 @@ def _refuse_orphans(folder: str, *, disk: Disk) -> None:
 
 @bound_to_process()
 @final
-class NodeFolder:
+class NodeFolder(Closing):
     """The folder of a node, locked by one process. State is durable once :meth:`remember` returns.
 
-    ``data-N`` holds the copy of the log. A bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
+    It has the disk, the clock and the chance for everything that the node does. ``data-N`` holds the copy of the log. A
+    bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
     """
 
-    def __init__(self, folder: str, state: NodeState, *, disk: Disk) -> None:
+    def __init__(self, folder: str, state: NodeState, *, disk: Disk, clock: Clock, chance: Chance) -> None:
         """Use :meth:`open`."""
         self.folder = folder
         self.disk = disk
+        self.clock = clock
+        self.chance = chance
         self._state = state
         self._lock = threading.Lock()
         self._held = contextlib.ExitStack()
@@ -58,7 +62,9 @@ class NodeFolder:
         self._held.close()  # only this process's part of the lock
 
     @classmethod
-    def open(cls, folder: str, name: str, *, disk: Disk = DISK) -> NodeFolder:
+    def open(
+        cls, folder: str, name: str, *, disk: Disk = DISK, clock: Clock = CLOCK, chance: Chance = CHANCE
+    ) -> NodeFolder:
         """Open the folder of a node, or make one. ``Fenced`` while another process has it open.
 
         ``InvalidInput`` if it is the folder of a node of another name: two that share a folder's past must not both
@@ -83,7 +89,7 @@ class NodeFolder:
                 replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
-            node_folder = cls(folder, state, disk=disk)
+            node_folder = cls(folder, state, disk=disk, clock=clock, chance=chance)
             node_folder._held = held.pop_all()
         node_folder.sweep()
         return node_folder
@@ -152,11 +158,3 @@ class NodeFolder:
     def close(self) -> None:
         """Release the folder. Idempotent."""
         self._held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from types import TracebackType
-from typing import Final, Generic, Self, TypeVar, final
+from typing import Final, Generic, TypeVar, final
 
 from strandline.errors import NotReady
 from strandline.model.arguments import Timeout, checked
@@ -24,6 +23,7 @@ from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topolog
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.urls import open_store
@@ -102,7 +102,7 @@ class _Job(Generic[T]):
 @bound_to_process(keep=("name",))
 @final
 @checked
-class RunningNode:
+class RunningNode(Closing):
     """A node with its server and its control thread. Satisfies :class:`~strandline.node.messages.NodeService`.
 
     :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
@@ -133,23 +133,20 @@ class RunningNode:
         self.failure: BaseException | None = None
         """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
-            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name))
+            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, clock=clock))
             # The server starts first: the lease holds its address, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
             self._lease = None if config.lease is None else self._lease_at(config.lease)
             node = opened.enter_context(
                 Node.open(
-                    config.folder,
-                    config.name,
+                    node_folder,
                     config,
                     connect=self._reach,
                     lease=self._lease,
                     create=config.create,
                     take_over=config.take_over,
                     lead=config.lead,
-                    node_folder=node_folder,
-                    clock=clock,
                 )
             )
             opened.pop_all()
@@ -325,14 +322,6 @@ class RunningNode:
     def _close_node(self) -> None:
         with contextlib.suppress(NotReady):
             self.node.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def leading(running: RunningNode, timeout: float) -> None:

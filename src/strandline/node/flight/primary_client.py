@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 import pyarrow as pa
 
@@ -38,6 +37,7 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _SNAPSHOT_SECONDS: Final = 300.0
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @bound_to_process()
 @final
-class FlightUpstream:
+class FlightUpstream(Closing):
     """Another node over Flight. Satisfies :class:`~strandline.node.messages.Upstream`. Safe in threads.
 
     Connects when it is first used. Every call ends within ``timeout`` seconds, but for sealing a snapshot.
@@ -84,14 +84,6 @@ class FlightUpstream:
 
     def __repr__(self) -> str:
         return f"FlightUpstream({self._channel.url!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answer(self, action: str, caller: Caller, **fields: Any) -> Any:
         return answer(self._channel.ask(action, _asked(caller, **fields)), self._channel.url)

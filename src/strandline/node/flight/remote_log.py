@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -29,13 +28,14 @@ from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.messages import Commit, NodeStatus, Topology
 from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
 @bound_to_process()
 @final
 @checked
-class RemoteLog:
+class RemoteLog(Closing):
     """A log on a node: append to it on its primary, and read it anywhere up to what is committed. Safe in threads."""
 
     def __init__(
@@ -58,14 +58,6 @@ class RemoteLog:
 
     def __repr__(self) -> str:
         return f"RemoteLog({self.url!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def append(
         self,

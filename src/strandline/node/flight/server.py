@@ -8,8 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Final, Self, final
+from typing import Any, Final, final
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -46,6 +45,7 @@ from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer
 from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller, NodeService
 from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _PATIENCE: Final = 1.0
@@ -62,7 +62,7 @@ _EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
 
 @bound_to_process(keep=("port", "url"))
 @final
-class FlightNode:
+class FlightNode(Closing):
     """Serves a node over Arrow Flight, from when it is made until it is closed. Does not close the node itself.
 
     Listens on loopback unless it is told otherwise; other machines are let in only with ``security`` that says who
@@ -135,14 +135,6 @@ class FlightNode:
     def _leave(self) -> None:
         self.close()
         self._server.stop(_PATIENCE).wait(_EXIT_PATIENCE)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Commit waiters: each is woken once, when the watermark of its policy has passed its records."""
+"""Commits of a primary: its leadership, the appends that wait for a commit policy, and their handles."""
 
 from __future__ import annotations
 
@@ -10,9 +10,54 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import final
 
-from strandline.node.lead.policies import CommitPolicy
+from strandline.errors import Fenced
+from strandline.log.wal.log import WalLog
+from strandline.log.wal.write.groups import WalHandle
+from strandline.model.arguments import Timeout, checked
+from strandline.model.cursor import Cursor
+from strandline.node.lead.policies import CommitPolicy, Local
+from strandline.node.messages import Commit, NotRequired, Outcome, Reached, TimedOut
+from strandline.storage.clock import Clock
+from strandline.storage.lease import Lease
+from strandline.storage.metrics import COMMITS
 
 _TICKETS = itertools.count()
+_COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
+_DOUBT = "the records are durable here and nobody knows whether they survive; append them again by writer and number"
+
+
+@final
+class Leadership:
+    """Held while this node is the primary of its term. Ends by itself when the lease expires, and never resumes.
+
+    No I/O: a lease counts its time from before it was requested, so that no other node holds it at the same time.
+    """
+
+    def __init__(self, term: int, lease: Lease | None = None) -> None:
+        """Leadership in this term under this lease; without a lease only a higher term ends it."""
+        self.term = term
+        self._lease = lease
+        self._ended: str | None = None
+
+    def end(self, why: str) -> None:
+        """End it for good."""
+        if self._ended is None:
+            self._ended = why
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node leads at this moment."""
+        return self._ended is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
+
+    def check(self, what: str) -> None:
+        """``Fenced`` unless this node leads now; ``what`` says what became of the write."""
+        if self._ended is not None:
+            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Ask the new primary.")
+        if not self.is_held:
+            raise Fenced(
+                f"This node's lease of term {self.term} has run out, so that another node may be the primary: {what}. "
+                "Find the primary, and ask there."
+            )
 
 
 class _PolicyQueue:
@@ -141,3 +186,78 @@ class Commits:
                 queue.waiters.clear()
         for waiter in waiting:
             waiter.wake(done=False)
+
+
+@final
+@checked
+class CommitHandle:
+    """The result of an append. Leadership is checked once the records are durable here and the policy is satisfied."""
+
+    __slots__ = ("_clock", "_commits", "_handle", "_is_alone", "_leadership", "_log", "_policy", "_term_start")
+
+    def __init__(
+        self,
+        handle: WalHandle,
+        policy: CommitPolicy,
+        commits: Commits,
+        leadership: Leadership,
+        log: WalLog,
+        clock: Clock,
+        *,
+        term_start: int,
+        is_alone: bool = False,
+    ) -> None:
+        """For a queued append; all records from ``term_start`` on are of the current term.
+
+        ``is_alone``: durable on the primary satisfies the policy, without any acknowledgement.
+        """
+        self._handle = handle
+        self._policy = policy
+        self._commits = commits
+        self._leadership = leadership
+        self._log = log
+        self._clock = clock
+        self._term_start = term_start
+        self._is_alone = is_alone
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would not block."""
+        if not self._handle.done():
+            return False
+        is_decided = isinstance(self._policy, Local) or not self._leadership.is_held
+        return is_decided or self._commits.reached(self._policy) >= self._upto()
+
+    def result(self, timeout: Timeout) -> Commit:
+        """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
+        outcome: Outcome = NotRequired()
+        if not isinstance(self._policy, Local):
+            deadline = self._clock.monotonic() + timeout
+            if self._handle.first is None or not self._handle.is_driven or self._is_alone:
+                self._handle.result()
+            # Replicas only get what is durable here, so their acknowledgements are enough to wait for. A thread that
+            # woke up in between would only slow down those that send.
+            outcome = self._wait(deadline, timeout)
+        receipt = self._handle.result()
+        self._leadership.check(_DOUBT)
+        _COUNTS[type(outcome)].inc()
+        return Commit(receipt, outcome, self._bookmark())
+
+    def _upto(self) -> int:
+        first = self._handle.first
+        # A repeated append whose offset is unknown is below the end.
+        return self._log.bounds().next if first is None else first + self._handle.count
+
+    def _bookmark(self) -> Cursor:
+        upto = self._upto()
+        # Only a repeated append can be of an earlier term; finding that out may cost a read.
+        term = self._leadership.term if upto > self._term_start else self._log.term_at(upto - 1) or 0
+        return Cursor(self._log.log_id, upto, term)
+
+    def _wait(self, deadline: float, timeout: float) -> Outcome:
+        waiter = self._commits.add(self._policy, self._upto())
+        try:
+            waiter.wait(deadline - self._clock.monotonic())
+        finally:
+            self._commits.remove(waiter)
+        reached = waiter.reached
+        return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -13,13 +13,11 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.node import Heartbeat, Peer
 from strandline.model.records import RecordSource
-from strandline.node.lead.append_handle import CommitHandle
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
-from strandline.node.lead.commits import Commits
+from strandline.node.lead.commits import CommitHandle, Commits, Leadership
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.flow import Refuse, admit
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import (
     CommitPolicy,
     DurableOffsets,
@@ -45,7 +43,6 @@ from strandline.node.messages import (
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.agreement import agreement
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0
@@ -69,7 +66,6 @@ class PrimaryRole:
         *,
         exports: Mapping[str, Export],
         settled: bool = False,
-        clock: Clock = CLOCK,
     ) -> None:
         """Lead the log from its end on; the caller has made sure that nothing committed is missing.
 
@@ -83,10 +79,10 @@ class PrimaryRole:
         self._is_alone = is_met_alone(self.policy, node_folder.state.name)
         self.term_start = log.bounds().next
         self._node_folder = node_folder
-        self._clock = clock
+        self._clock = node_folder.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
-        self.replicas = Replicas(log, peers, self._remember, clock=clock)
+        self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
         self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
         """The last durable offsets and the registry they were computed from: every append needs them several times."""
         self._commits = Commits(self._watermark, self._durable)

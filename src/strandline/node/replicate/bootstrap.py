@@ -16,7 +16,7 @@ from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.node.messages import Caller, SnapshotOffer, Upstream
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.snapshots.sealed import DATA, MANIFEST, check_kind, read_snapshot, unpack
-from strandline.storage.clock import Chance, boot_id
+from strandline.storage.clock import boot_id
 from strandline.storage.files import below, exists, replace_file
 
 _SYNC_BYTES: Final = 8 << 20
@@ -25,9 +25,7 @@ _BOOT: Final = "BOOT"
 """Holds the boot id of the machine that wrote the partial snapshot."""
 
 
-def bootstrap(
-    upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, chance: Chance, boot: UUID | None = None
-) -> Cursor:
+def bootstrap(upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, boot: UUID | None = None) -> Cursor:
     """Replace this node's copy by a snapshot of the primary's log; returns the snapshot's cursor.
 
     The caller opens the new copy, and then tells the primary that the bootstrap is complete.
@@ -53,7 +51,7 @@ def bootstrap(
             kind_version=KIND_VERSION,
             verify=lambda data: verify(data, disk=node_folder.disk),
             disk=node_folder.disk,
-            chance=chance,
+            chance=node_folder.chance,
         )
     except CorruptData:
         node_folder.disk.remove_folder(folder)

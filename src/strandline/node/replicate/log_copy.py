@@ -10,25 +10,92 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Diverged, Fenced, Gap, StorageError
+from strandline.compat.spool.migrate import folder_of
+from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError, Unsupported
+from strandline.formats.wal.folder import Kept
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
+from strandline.log.wal.slots import write_kept
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.records import RECORD_SCHEMA
+from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot
 from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.snapshots.sealed import seal
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-
-__all__ = ["KIND", "KIND_VERSION", "LogCopy", "export_log", "verify"]
+from strandline.storage.files import exists
+from strandline.storage.lease import Lease
 
 _COLUMNS: Final = RECORD_SCHEMA.names
 
 
-def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder, clock: Clock, chance: Chance) -> Snapshot:
+def _open_log(
+    node_folder: NodeFolder,
+    folder: str,
+    *,
+    create: bool = False,
+    background: bool = False,
+    durable: Callable[[int], None] | None = None,
+) -> WalLog:
+    return WalLog.open(
+        folder,
+        create=create,
+        background=background,
+        durable=durable,
+        disk=node_folder.disk,
+        clock=node_folder.clock,
+        chance=node_folder.chance,
+    )
+
+
+def create_log(node_folder: NodeFolder, lease: Lease | None) -> None:
+    """Create a new log on a node that has none."""
+    _refuse_second(node_folder, lease)
+    generation = node_folder.next_generation()
+    _open_log(node_folder, node_folder.data(generation), create=True).close()
+    node_folder.remember(generation=generation)
+
+
+def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> None:
+    """Begin the log of a node that has none with a copy of a write-ahead log: its records, terms, writers and slots.
+
+    The log keeps its identity, so that cursors of it stay valid, and the original stays as it is. After a crash the
+    node has all of it, or nothing and can begin again. ``Fenced`` while somebody has the original open for writing,
+    ``Unsupported`` if it has a cold tier.
+    """
+    _refuse_second(node_folder, lease)
+    disk = node_folder.disk
+    folder = folder_of(source, migrate=False, disk=disk, clock=node_folder.clock, chance=node_folder.chance)
+    if exists(f"{folder}/{COLD_FILE}", disk=disk):
+        raise Unsupported(
+            f"The write-ahead log in {folder} has a cold tier ({COLD_FILE}), which the log of a primary and its "
+            "replicas cannot have yet: what only segments have would be out of reach. Nothing was changed."
+        )
+    generation = node_folder.next_generation()
+    copy = node_folder.data(generation)
+    with _open_log(node_folder, folder) as log:
+        disk.make_folders(copy)
+        fill(log, copy)
+        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots())), disk=disk)
+        disk.sync_folder(copy)
+        disk.sync_folder(node_folder.folder)
+        # Its terms count as led here: the node goes on in a later one or, without a lease, in the same.
+        node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
+
+
+def _refuse_second(node_folder: NodeFolder, lease: Lease | None) -> None:
+    """Refuse to begin a log where there is one: its nodes share the lease."""
+    state = None if lease is None else lease.look()
+    if state is not None and state.epoch > node_folder.state.led:
+        raise InvalidInput(
+            f"There has been a primary of this log before ({state.holder or 'released'}, term {state.epoch}): start "
+            "this node without creating or taking over a log, and it follows. For another log, use another lease."
+        )
+
+
+def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder) -> Snapshot:
     """Seal a snapshot of everything durable in a log, in a folder that is missing or empty."""
     return seal(
         folder,
@@ -38,8 +105,8 @@ def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder, clock: Cloc
         fill=lambda data: _fill(log, data),
         verify=lambda data: verify(data, disk=node_folder.disk),
         disk=node_folder.disk,
-        clock=clock,
-        chance=chance,
+        clock=node_folder.clock,
+        chance=node_folder.chance,
     )
 
 
@@ -51,14 +118,10 @@ def _fill(log: WalLog, folder: str) -> None:
 class LogCopy:
     """The copy as a :class:`~strandline.model.sink.BatchSink`: what it took is durable, in the same batches."""
 
-    def __init__(
-        self, node_folder: NodeFolder, *, background: bool, clock: Clock = CLOCK, chance: Chance = CHANCE
-    ) -> None:
+    def __init__(self, node_folder: NodeFolder, *, background: bool) -> None:
         """Open the current copy of the node."""
         self._node_folder = node_folder
         self._background = background
-        self._clock = clock
-        self._chance = chance
         self._lock = threading.Lock()
         """Held while a batch is appended: once :meth:`fence` returns, no batch of a lower term is appended."""
         self.term = 0
@@ -71,14 +134,11 @@ class LogCopy:
         self.log = self._open()
 
     def _open(self) -> WalLog:
-        return WalLog.open(
+        return _open_log(
+            self._node_folder,
             self._node_folder.data(self.generation),
-            create=False,
             background=self._background and self._leads,
             durable=None if self._leads else self._is_durable,
-            disk=self._node_folder.disk,
-            clock=self._clock,
-            chance=self._chance,
         )
 
     def _is_durable(self, upto: int) -> None:
@@ -166,13 +226,8 @@ class LogCopy:
         self._node_folder.disk.make_folders(self._node_folder.path(QUARANTINE))
         self.log.close()
         try:
-            rewind(
-                self._node_folder.data(self.generation),
-                to,
-                quarantine=aside,
-                disk=self._node_folder.disk,
-                clock=self._clock,
-            )
+            folder, disk = self._node_folder.data(self.generation), self._node_folder.disk
+            rewind(folder, to, quarantine=aside, disk=disk, clock=self._node_folder.clock)
         finally:
             self.log = self._open()
         return aside

@@ -30,12 +30,12 @@ from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replica_registry import ReplicaProgress
 from strandline.node.messages import Caller, ReplicationFeed, Rewind, Topology, Upstream
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
+from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
 from strandline.node.replicate.agreement import stepped_back
 from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.incoming import IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,14 +74,11 @@ class ReplicaRole:
         node_folder: NodeFolder,
         copy: LogCopy | None,
         connect: Callable[[], Upstream],
+        options: NodeOptions,
         *,
         committed: int,
         knows_committed: bool,
-        region: str | None = None,
-        poll_seconds: float = 1.0,
-        background: bool = True,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        background: bool,
     ) -> None:
         """``connect`` reaches the primary: ``NotReady`` if none is known.
 
@@ -90,11 +87,11 @@ class ReplicaRole:
         self.copy = copy
         self._node_folder = node_folder
         self._connect = connect
-        self._region = region
-        self._poll_seconds = poll_seconds
+        self._region = options.region
+        self._poll_seconds = options.poll_seconds
         self._background = background
-        self._clock = clock
-        self._chance = chance
+        self._clock = node_folder.clock
+        self._chance = node_folder.chance
         self._upstream: Upstream | None = None
         self._feed: ReplicationFeed | None = None
         self._follower: Follower | None = None
@@ -117,10 +114,10 @@ class ReplicaRole:
             self._progress,
             end=self._end,
             heard=self._raise_watermark,
-            poll_seconds=poll_seconds,
-            clock=clock,
+            poll_seconds=self._poll_seconds,
+            clock=self._clock,
         )
-        self._checkpointed = clock.monotonic()
+        self._checkpointed = self._clock.monotonic()
         """When the watermark was last stored: after a restart readers see no less."""
         self._fresh: float | None = None
         """When it last had everything that was durable on the primary."""
@@ -312,11 +309,11 @@ class ReplicaRole:
 
     def _bootstrap(self, upstream: Upstream) -> Cursor:
         self.condition = Condition.BOOTSTRAPPING
-        cursor = bootstrap(upstream, self._caller(), self._node_folder, chance=self._chance)
+        cursor = bootstrap(upstream, self._caller(), self._node_folder)
         former = self.copy
         # From here on this is the copy, whatever happens next. Readers of the old one go on with it: it is removed only
         # at the next bootstrap.
-        built = LogCopy(self._node_folder, background=self._background, clock=self._clock, chance=self._chance)
+        built = LogCopy(self._node_folder, background=self._background)
         with self._moved:
             # Every record is the primary's: the highest watermark heard of holds here from this moment on.
             self._mark_unsettled()

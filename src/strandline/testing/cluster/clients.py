@@ -10,7 +10,7 @@ from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineE
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
-from strandline.node.lead.append_handle import CommitHandle
+from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
 from strandline.node.node import Node

@@ -211,17 +211,14 @@ class World:
         )
 
         def begin() -> Node:
+            chance = SeededChance(seed + 1)
             return Node.open(
-                "/node",
-                name,
+                NodeFolder.open("/node", name, disk=machine.disk, clock=machine.clock, chance=chance),
                 options,
                 connect=lambda url: self._reach(name, url),
                 lease=lease,
                 create=machine.founds,
                 background=False,
-                node_folder=NodeFolder.open("/node", name, disk=machine.disk),
-                clock=machine.clock,
-                chance=SeededChance(seed + 1),
             )
 
         try:
