@@ -57,8 +57,8 @@ class _Flatbuffer:
 
     def finished(self) -> bytes:
         for at, count, name in self._runs:
-            target = self._names[name]
-            offsets = array("I", (target - at - 4 * index for index in range(count)))
+            distance = self._names[name] - at
+            offsets = array("I", range(distance, distance - 4 * count, -4))
             self._data[at : at + 4 * count] = offsets.tobytes()
         self._aligned(8)
         return bytes(self._data)
