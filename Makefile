@@ -53,7 +53,7 @@ test-all: venv ## all three, one after the other
 	@$(MAKE) test-slow
 
 soak: venv ## simulate whole clusters until one breaks, you stop it, or SECONDS_=600 are over
-	@$(BIN)/python -m strandline.testing.cluster $(if $(SECONDS_),--seconds $(SECONDS_))
+	@$(BIN)/python -m tests.cluster $(if $(SECONDS_),--seconds $(SECONDS_))
 
 fuzz: venv ## hostile input for all decoders, stores, calls and commands: SECONDS_=600, SEED=1, ONLY=target or group
 	@$(BIN)/python -m tests.fuzz $(if $(SECONDS_),--seconds $(SECONDS_)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

@@ -25,9 +25,9 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate import incoming as arrivals
 from strandline.node.replicate.incoming import IncomingBatches
-from strandline.testing.cluster.machine import WatchedDisk
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode
+from tests.cluster.machine import WatchedDisk
 from tests.log.wal_parts import HeldSyncs
 from tests.node.flight_double import until
 from tests.node.parts import Cluster, records

@@ -1,6 +1,6 @@
 """A whole cluster in a simulation: nothing acknowledged is lost, nothing is there twice; broken twins are caught.
 
-A failure names its seed: ``play(seed, steps)`` of ``strandline.testing.cluster`` tells the same history again.
+A failure names its seed: ``play(seed, steps)`` of ``tests.cluster`` tells the same history again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, behind
 from strandline.node.replicate.replica import ReplicaRole
-from strandline.testing.cluster import Broken, Climate, World, check, play
-from strandline.testing.cluster.clients import read
-from strandline.testing.cluster.history import (
+from strandline.testing.simdisk import CrashMode
+from tests.cases import sampled
+from tests.cluster import Broken, Climate, World, check, play
+from tests.cluster.clients import read
+from tests.cluster.history import (
     Acknowledged,
     Final,
     HistoryEntry,
@@ -34,9 +36,7 @@ from strandline.testing.cluster.history import (
     TermsSeen,
     Wiped,
 )
-from strandline.testing.cluster.network import Weather
-from strandline.testing.simdisk import CrashMode
-from tests.cases import sampled
+from tests.cluster.network import Weather
 
 
 def play_many(seeds, steps=500, climate=None):

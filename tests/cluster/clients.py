@@ -14,7 +14,7 @@ from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
 from strandline.node.node import Node
-from strandline.testing.cluster.history import Acknowledged, HistoryEntry, Read, Shown
+from tests.cluster.history import Acknowledged, HistoryEntry, Read, Shown
 
 _PATIENCE: Final = 2.0
 """After so many seconds a writer gives up on a primary, and tries again wherever it can."""
@@ -57,7 +57,7 @@ class ClientWriter:
         for number, asked in self.open.items():
             if asked is None:
                 return number
-        if self.is_last or len(self.open) > 2:  # noqa: PLR2004 - enough under way
+        if self.is_last or len(self.open) > 2:
             return None
         self.open[self.number] = None
         self.number += 1

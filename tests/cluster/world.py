@@ -17,15 +17,15 @@ from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
-from strandline.testing.cluster import history
-from strandline.testing.cluster.clients import ClientWriter, entries, read, shown
-from strandline.testing.cluster.climate import Climate
-from strandline.testing.cluster.history import Acknowledged, Broken, Checker, TermsSeen
-from strandline.testing.cluster.machine import Machine, MachineClock, Time, WatchedDisk
-from strandline.testing.cluster.network import Network, SimulatedLink
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import CrashMode
+from tests.cluster import history
+from tests.cluster.clients import ClientWriter, entries, read, shown
+from tests.cluster.climate import Climate
+from tests.cluster.history import Acknowledged, Broken, Checker, TermsSeen
+from tests.cluster.machine import Machine, MachineClock, Time, WatchedDisk
+from tests.cluster.network import Network, SimulatedLink
 
 R = TypeVar("R")
 
@@ -116,9 +116,9 @@ class World:
         draw = self.dice.random()
         if draw < self.climate.trouble:
             self.climate.draw(self.dice)(self)
-        elif draw < 0.66:  # noqa: PLR2004 - a scale
+        elif draw < 0.66:
             self.turn()
-        elif draw < 0.93:  # noqa: PLR2004
+        elif draw < 0.93:
             self.write()
         else:
             self.read()
@@ -255,7 +255,7 @@ class World:
 
     def _perhaps_stall(self, name: str) -> None:
         """Something has just become durable: perhaps the machine stands still before anybody is told."""
-        if len(self.network.acting) > 2 or not self.network.chance(self.climate.stall):  # noqa: PLR2004 - deep enough
+        if len(self.network.acting) > 2 or not self.network.chance(self.climate.stall):
             return
         self.counts["stalls"] += 1
         until = self.time.now + self.dice.random() * 2 * TERM
@@ -272,7 +272,7 @@ class World:
         """A writer asks a node that says it is the primary, or looks what became of what it asked."""
         writer = self.dice.choice(self.writers)
         asked = [(number, found) for number, found in writer.open.items() if found is not None]
-        if asked and self.dice.random() < 0.6:  # noqa: PLR2004
+        if asked and self.dice.random() < 0.6:
             number, found = asked[0]
             machine = self.machines[found.node]
             if machine.life != found.life or machine.node is None:

@@ -27,8 +27,8 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.node.node import Node
-from strandline.testing.cluster.history import Promised
-from strandline.testing.cluster.machine import Machine, Time
+from tests.cluster.history import Promised
+from tests.cluster.machine import Machine, Time
 
 R = TypeVar("R")
 

@@ -8,14 +8,14 @@ import sys
 from collections import Counter
 
 from strandline.storage.clock import CLOCK
-from strandline.testing.cluster.climate import Climate
-from strandline.testing.cluster.history import Broken
-from strandline.testing.cluster.world import play
+from tests.cluster.climate import Climate
+from tests.cluster.history import Broken
+from tests.cluster.world import play
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit with 1, after the story and the seed, if a history must not be."""
-    parser = argparse.ArgumentParser(prog="python -m strandline.testing.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--seed", type=int, help="where to begin; drawn from the time if not given")
     parser.add_argument("--once", action="store_true", help="play this seed only")
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Broken as broken:
         _say(f"\n{broken}\n")
         again = f"--once --seed {seed} --steps {steps}{' --elections' if climate else ''}"
-        _say(f"To see it again: python -m strandline.testing.cluster {again}\n")
+        _say(f"To see it again: python -m tests.cluster {again}\n")
         return 1
     except KeyboardInterrupt:
         _say("\nStopped.")

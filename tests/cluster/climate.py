@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from strandline.errors import StorageError, StrandlineError
-from strandline.testing.cluster.clients import read
-from strandline.testing.cluster.history import Wiped
-from strandline.testing.cluster.network import FINE, Weather
 from strandline.testing.faulty import CALM, Faults
 from strandline.testing.simdisk import POWER, CrashMode, Moment
+from tests.cluster.clients import read
+from tests.cluster.history import Wiped
+from tests.cluster.network import FINE, Weather
 
 if TYPE_CHECKING:
-    from strandline.testing.cluster.machine import Machine
-    from strandline.testing.cluster.world import World
+    from tests.cluster.machine import Machine
+    from tests.cluster.world import World
 
 
 def _kill(world: World) -> None:
@@ -59,7 +59,7 @@ def _pause(world: World) -> None:
 def _cut(world: World) -> None:
     """Two machines cannot reach each other any more, or one cannot reach any."""
     name, other = world.dice.sample(list(world.machines), 2)
-    others = [other] if world.dice.random() < 0.5 else [each for each in world.machines if each != name]  # noqa: PLR2004
+    others = [other] if world.dice.random() < 0.5 else [each for each in world.machines if each != name]
     world.network.cuts.update(frozenset((name, each)) for each in others)
     world.note(f"{name} is cut off from {others}")
 
@@ -75,7 +75,7 @@ def _mend(world: World) -> None:
 def _blind(world: World) -> None:
     """A machine cannot reach the store of the lease any more, or can again."""
     if machine := _any(world):
-        if world.dice.random() < 0.5:  # noqa: PLR2004
+        if world.dice.random() < 0.5:
             machine.line.turn_down()
         else:
             machine.line.turn_up()
@@ -95,7 +95,7 @@ def _prune(world: World) -> None:
     world.checker.take(found)  # nobody can look at it later
 
     def prune() -> int:
-        if world.dice.random() < 0.5:  # noqa: PLR2004
+        if world.dice.random() < 0.5:
             return primary.log.trim(upto, beyond_slots=True)
         return primary.trim(upto)
 
@@ -203,7 +203,7 @@ class Climate:
 
         weather = Weather(rate(0.1), rate(0.1), rate(0.1), rate(0.05), rate(0.7), rate(1.0))
         store = Faults(rate(0.1), rate(0.1), rate(0.1), rate(0.05), rate(0.5, 0.3))
-        kinds = {kind: weight for kind, weight in _HAPPENINGS.items() if dice.random() < 0.7}  # noqa: PLR2004
+        kinds = {kind: weight for kind, weight in _HAPPENINGS.items() if dice.random() < 0.7}
         return cls(weather, store, {**kinds, _mend: 1.0}, 0.02 + rate(0.1, 1.0), rate(0.03))
 
     @classmethod
