@@ -1,4 +1,4 @@
-"""What says how many partitions a topic on logs has (``topic.json``)."""
+"""The partition count of a topic on logs (``topic.json``)."""
 
 from __future__ import annotations
 

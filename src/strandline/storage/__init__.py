@@ -1,1 +1,1 @@
-"""Object stores, disk, clock and chance behind small protocols, and the one compare-and-set loop there is."""
+"""Object stores, disk, clock and chance behind small protocols, and the one compare-and-set loop."""

@@ -1,4 +1,4 @@
-"""One small object changed only by compare-and-set: the only such loop there is.
+"""A cell: one small object that is changed by compare-and-set only. No other module has such a loop.
 
 Every write carries the operation that made it, and the object remembers the latest operations. So a writer whose
 answer was lost reads the object again and finds out whether its write landed, even if others wrote since.

@@ -1,4 +1,4 @@
-"""The disk: the few operations from which durable files are made."""
+"""The disk protocol: the operations from which durable files are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing to files of the machine's own file system: all of it or an error, in strokes that the system likes."""
+"""Appends to local files: whole or an error, in writes of a size that the kernel handles well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of one owner, and small files that are replaced as a whole."""
+"""Folders with owner-only permissions, and atomic replacement of small files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: whatever one process has opened is refused in its forked children, by one check for the whole package.
+"""Fork detection: resources that a process opened are refused in its forked children.
 
 A forked child has a copy of its parent's memory and none of its threads. A lock that a thread held stays locked for
 ever, nobody flushes what was queued, and numbers, offsets and connections that both processes go on with lose or

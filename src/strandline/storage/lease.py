@@ -1,4 +1,4 @@
-"""One of many does the work: a lease that at no time two believe to hold.
+"""A lease: at most one holder at any time, by compare-and-set and elapsed time.
 
 No clock is compared with another one's. The holder counts its term from *before* it asked for it; a challenger
 counts a full term from *after* it first saw the lease as it is now, and takes it only if it is still exactly so. Both

@@ -1,4 +1,4 @@
-"""A lock between processes: an advisory lock (``flock``) on a file, which a dead process cannot keep."""
+"""A lock between processes: ``flock`` on a file; the kernel releases it when the process dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package counts and times, for Prometheus; one registry, the process's own.
+"""Counters and timers for Prometheus, in the process's registry.
 
 Serve it as any other program does, with ``prometheus_client.start_http_server(port)``. docs/metrics.md says what each
 number means.

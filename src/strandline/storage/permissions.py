@@ -1,4 +1,4 @@
-"""Who may read what this library creates on the local disk: by default its owner alone."""
+"""Permissions of created files and folders: owner only, by default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Object stores of the clouds, and the in-process one, through ``obstore``."""
+"""Cloud object stores, and the in-process one, through ``obstore``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wall time for a process that runs for long: a clock that is set while it runs is not believed at once."""
+"""Wall time of a long-running process that does not follow sudden clock changes at once."""
 
 from __future__ import annotations
 

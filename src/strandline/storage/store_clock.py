@@ -1,4 +1,4 @@
-"""The clock of an object store: a second witness of the time, beside this machine's own."""
+"""The clock of an object store: a second source of time beside the machine's."""
 
 from __future__ import annotations
 

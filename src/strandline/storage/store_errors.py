@@ -1,4 +1,4 @@
-"""What a failed call to an object store means: a pure function from what obstore raised to one of a few meanings.
+"""Classification of object-store failures: a pure function from obstore's error to ours.
 
 obstore tells a few failures apart by type and the rest only by text, and not alike for every call: a refused listing
 is as generic as a broken line. So the status and the store's own error code are read from the text; where there are

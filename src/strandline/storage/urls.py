@@ -1,4 +1,4 @@
-"""From an address to a store."""
+"""Opens the object store at an address."""
 
 from __future__ import annotations
 

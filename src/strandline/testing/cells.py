@@ -1,4 +1,4 @@
-"""What every cell must do: inherit the class, give it a store, and run it with ``pytest``."""
+"""Contract suite for cells: inherit the class, give it a store, and run it with ``pytest``."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

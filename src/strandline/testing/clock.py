@@ -1,4 +1,4 @@
-"""Time that passes only when a test says so, and chance that repeats."""
+"""A manual clock, and seeded randomness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disks that fill up, disks that remember in which order they were asked, and disks that only pretend to sync."""
+"""Disk doubles: one that fills up, one that records the order of operations, one that skips fsync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that fails as real ones do: before a write, after it, late or altogether; by a seed or a script."""
+"""A store with injected faults: before a write, after it, late or permanent; by a seed or a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store must do: every sentence of the store's contract, as a test."""
+"""Contract suite for stores: every sentence of the store's contract, as a test."""
 # ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What topics must do that can forget: inherit the class, say how one is made and trimmed, and run ``pytest``."""
+"""Contract suite for topics with retention: inherit the class, and say how a topic is made and trimmed."""
 # ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

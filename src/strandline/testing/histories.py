@@ -1,4 +1,4 @@
-"""Whole histories of a cell: writers that race, lose answers, die and come back, in an order drawn from a seed."""
+"""Seeded histories of a cell: writers race, lose answers, crash and restart."""
 
 from __future__ import annotations
 

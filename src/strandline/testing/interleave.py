@@ -1,4 +1,4 @@
-"""Threads that run one at a time, in an order drawn from a seed: every race, reproducibly."""
+"""Deterministic scheduler: threads run one at a time, in an order drawn from a seed."""
 
 from __future__ import annotations
 

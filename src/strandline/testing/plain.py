@@ -1,4 +1,4 @@
-"""The object-store contract in a dictionary: fast, easily read, and what the others are compared with."""
+"""The object-store contract in a dictionary: the reference that other backends are compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sink must do, and a sink in memory to follow with in tests."""
+"""Contract suite for sinks, and a sink in memory."""
 # ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

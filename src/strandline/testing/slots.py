@@ -1,4 +1,4 @@
-"""What the slots of every log must do; :class:`~strandline.testing.logs.LogContract` includes it."""
+"""Contract of slots; :class:`~strandline.testing.logs.LogContract` includes it."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every object store must do: inherit the class, give it a store, and run it with ``pytest``."""
+"""Contract suite for object stores: inherit the class, give it a store, and run it with ``pytest``."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every topic must do: inherit the class, say how a topic is made, and run it with ``pytest``."""
+"""Contract suite for topics: inherit the class, say how a topic is made, and run it with ``pytest``."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the header of an Arrow message makes of itself in memory, judged before Arrow reads it.
+"""Bounds on the header of an Arrow message, checked before Arrow parses it.
 
 The texts and tables of a flatbuffer may be shared: a header of 1 MB may name one text of half of that
 100,000 times, and Arrow copies it each time.

@@ -1,4 +1,4 @@
-"""Arrow batches that came from another process: the one door through which they come in."""
+"""Validation of Arrow batches from another process; every entrance uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of an Arrow IPC stream into record batches that are safe to look at: the one way in for stored Arrow data.
+"""Validating decoder of Arrow IPC streams; all stored Arrow data is read by it.
 
 What a message announces is judged by its own header before Arrow believes it: how many rows, how many bytes once they
 are unpacked, how they are packed. What Arrow then makes of it is validated in full before anybody looks at it.

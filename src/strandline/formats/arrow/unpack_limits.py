@@ -1,4 +1,4 @@
-"""How much stored bytes may unpack to: judged from headers, before anything is unpacked.
+"""Limits on decompressed size, checked from headers before anything is decompressed.
 
 The limits of a batch are those of :mod:`strandline.model.records`, which every producer keeps to; this module is where
 readers apply them.

@@ -1,4 +1,4 @@
-"""Small JSON files whose every byte counts: an object with its kind, its version and a checksum of all of it."""
+"""Small JSON files with a kind, a version and a checksum over all bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small JSON object from another process, read field by field; the error names the field that is wrong."""
+"""Field-by-field reader for a small JSON object from another process; errors name the field."""
 
 from __future__ import annotations
 

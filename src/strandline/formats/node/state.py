@@ -1,4 +1,4 @@
-"""What a node remembers of itself, as JSON with a checksum: ``node.json``."""
+"""The state file of a node, JSON with a checksum: ``node.json``."""
 
 from __future__ import annotations
 

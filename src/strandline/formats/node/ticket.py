@@ -1,4 +1,4 @@
-"""Tickets: what a Flight client asks to be streamed, as a small JSON object."""
+"""Flight tickets: the stream that a client requests, as a small JSON object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes over the wire beside Arrow batches: the note of a batch, progress and its answer, and errors.
+"""Messages beside Arrow batches: batch metadata, progress reports and their answers, errors.
 
 All numbers are little-endian and fit 63 bits. Every fixed part ends with its CRC32C.
 """

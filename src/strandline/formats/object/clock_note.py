@@ -1,4 +1,4 @@
-"""What collectors of an object log write down of its clocks, as JSON (``clock/note.json``)."""
+"""The note of an object log's collectors about clocks, as JSON (``clock/note.json``)."""
 
 from __future__ import annotations
 

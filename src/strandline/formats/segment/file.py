@@ -1,4 +1,4 @@
-"""Segment file, version 1: a Parquet file of records, and a block of checksums that lets any part be checked alone.
+"""Segment file, version 1: a Parquet file of records with a block of checksums, so that any part verifies alone.
 
 Any Parquet reader can read it: the columns of :data:`~strandline.model.records.READ_SCHEMA`, sorted by offset, and
 ``listed``, the time at which a record's batch was listed, by which seeking by time goes. Between the last column and

@@ -1,4 +1,4 @@
-"""What the pages of a Parquet column announce, read from their headers before Parquet's own reader believes them.
+"""Sizes from Parquet page headers, checked before Parquet's reader allocates.
 
 A page tells how many values it has and to how many bytes it unpacks; Parquet's reader makes room for both at once. And
 two encodings make much of little: a dictionary is unpacked as often as it is referred to, and values that share

@@ -1,4 +1,4 @@
-"""The records of a segment file: the columns of a row group, judged by their headers, unpacked, and validated."""
+"""Records of a segment file: a row group's columns, bounded by their headers, decompressed, validated."""
 
 from __future__ import annotations
 

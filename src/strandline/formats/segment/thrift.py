@@ -1,4 +1,4 @@
-"""Reads Thrift's compact protocol, as far as Parquet's headers need it: never past the end, and never deep."""
+"""Bounded reader of Thrift's compact protocol, for Parquet's headers."""
 
 from __future__ import annotations
 

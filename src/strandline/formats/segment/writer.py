@@ -1,4 +1,4 @@
-"""Writing segment files: records in, the buffers of a Parquet file out, in memory that one segment's bytes bound."""
+"""Segment writer: records in, buffers of a Parquet file out; memory is bounded by one segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``MANIFEST.json`` of a snapshot: what the folder holds, with the size and the hash of each file."""
+"""``MANIFEST.json`` of a snapshot: cursor, and size and hash of each file."""
 
 from __future__ import annotations
 

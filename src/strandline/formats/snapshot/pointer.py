@@ -1,4 +1,4 @@
-"""The pointer to the newest published snapshot: a cell's content, in JSON."""
+"""The pointer to the newest published snapshot, as JSON in a cell."""
 
 from __future__ import annotations
 

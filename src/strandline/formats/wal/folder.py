@@ -1,4 +1,4 @@
-"""What a folder of a write-ahead log holds beside its frames: who the log is, its start and its slots, as JSON.
+"""Identity, start and slots of a write-ahead log, as JSON files beside its frames.
 
 Also the metadata of its frames: whose append a frame is, and what each file begins with.
 """

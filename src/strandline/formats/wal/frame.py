@@ -1,4 +1,4 @@
-"""Write-ahead frames (``RDLW``), version 4: a batch with its place in the log, each byte of it under a checksum.
+"""Write-ahead frames (``RDLW``), version 4: one batch with its offset; a checksum covers every byte.
 
 A frame has a checksum of its header and one of the whole. The first lets a reader trust the length before it reads,
 or makes room for, what follows; and when only the payload is damaged, it tells where the next frame begins.

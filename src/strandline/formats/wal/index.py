@@ -1,4 +1,4 @@
-"""The sparse index beside a file of a write-ahead log: where frames begin, and which writers wrote before them.
+"""The sparse index beside a write-ahead file: frame positions, and the writers known before each.
 
 Entries are chained: the checksum of each one goes on from that of the entry before it, and the first from the log and
 the file that it belongs to. So what is left of an older index is never taken for a part of this one. All of it can be

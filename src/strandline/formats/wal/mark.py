@@ -1,4 +1,4 @@
-"""The durable mark of a write-ahead log: a small file beside it, written over in place after each commit."""
+"""The durable mark of a write-ahead log: a small file, overwritten in place after each commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slots of a write-ahead log as JSON; also as older versions wrote them."""
+"""Slots of a write-ahead log as JSON, in this and in older versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every key-value store must do: inherit the class, give it a key-value store, and run it with ``pytest``."""
+"""Contract suite for key-value stores: inherit the class, give it a store, and run it with ``pytest``."""
 
 from __future__ import annotations
 

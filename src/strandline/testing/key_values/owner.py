@@ -1,4 +1,4 @@
-"""What the suite asks of a backend, and how it takes from a subscription."""
+"""Hooks that a backend implements for the suite, and helpers that take from a subscription."""
 
 from __future__ import annotations
 

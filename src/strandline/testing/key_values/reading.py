@@ -1,4 +1,4 @@
-"""Reading, writing and listing."""
+"""Contract of reads, writes and listings."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cursors: resuming, what cannot be resumed, and gaps."""
+"""Contract of cursors: resuming, cursors that cannot be resumed, and gaps."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The full watch; what taking from a watch and closing it do."""
+"""Contract of the full watch, and of closing a watch."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

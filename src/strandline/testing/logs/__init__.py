@@ -1,4 +1,4 @@
-"""What every log must do: inherit the class, give it a log, and run it with ``pytest``."""
+"""Contract suite for logs: inherit the class, give it a log, and run it with ``pytest``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every log must do with what is appended to it."""
+"""Contract of appends."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests of logs are made of: batches, writers, and everything that a plan gives."""
+"""Batches, writers and reads for the suite of logs."""
 
 from __future__ import annotations
 

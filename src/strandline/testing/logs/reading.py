@@ -1,4 +1,4 @@
-"""What every log must give to who plans, fetches and waits."""
+"""Contract of plans, fetches and waits."""
 # ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What acknowledging must do: in order, durably, and never by halves."""
+"""Contract of acknowledgements: in order, durable, atomic."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole contract of queues."""
+"""The whole contract suite of queues."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place where a queue is, for tests, and what they do with it."""
+"""The location of a queue under test, with helpers to fill and inspect it."""
 
 from __future__ import annotations
 

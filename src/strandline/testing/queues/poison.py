@@ -1,4 +1,4 @@
-"""What must happen to batches that cannot be read."""
+"""Contract of batches that cannot be decoded."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What reading from a queue must do: one by one, by descriptors, ahead."""
+"""Contract of reads: batch by batch, by descriptors, with read-ahead."""
 # ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations

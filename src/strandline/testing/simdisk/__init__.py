@@ -1,4 +1,4 @@
-"""A disk in memory that crashes as machines do, and drivers that crash it everywhere.
+"""A simulated disk that loses unsynced data in a crash, and drivers that crash it at every operation.
 
 :class:`SimulatedDisk` knows what was synced; :class:`CrashMode` says what a crash keeps of the rest;
 :func:`crash_everywhere` and its kin stop a workload at each of its disk operations and check what is found.

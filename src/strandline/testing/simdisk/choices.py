@@ -1,4 +1,4 @@
-"""Who decides where a crash leaves a choice: a seed, or an enumeration of all that is possible."""
+"""The choices of a simulated crash: drawn from a seed, or enumerated."""
 
 from __future__ import annotations
 

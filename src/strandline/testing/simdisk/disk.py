@@ -1,4 +1,4 @@
-"""A disk in memory that forgets, when it crashes, what was not synced: as a machine does that loses power."""
+"""A simulated disk: in memory; a crash loses what was not synced, as a power cut does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers that stop a workload at each of its disk operations, crash in each mode, and check what is found."""
+"""Crash exploration: stop a workload at each disk operation, crash in each mode, check the recovered state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and folders that know what of them was synced, and what a crash may leave of the rest."""
+"""Simulated files and folders: synced content, and the states that a crash may leave of the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files and folders of a simulated disk, by their paths."""
+"""The file tree of a simulated disk."""
 
 from __future__ import annotations
 
