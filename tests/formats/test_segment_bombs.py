@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from strandline.errors import CorruptData
-from strandline.formats.arrow.unpack_limits import PADDED_LIMIT
+from strandline.formats.arrow.header import PADDED_LIMIT
 from strandline.formats.segment.file import SEGMENT_SCHEMA, footer_size
 from strandline.model.records import TIMESTAMP
 from tests.formats.forging import forged_segment, read_segment, reseal_tail, segment_bytes

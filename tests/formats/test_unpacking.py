@@ -10,7 +10,7 @@ import pytest
 from strandline.compat.v1.format import decode_queue_batch, encode_queue_batch, encode_values
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page
-from strandline.formats.arrow.unpack_limits import PADDED_LIMIT, unpacked_limit
+from strandline.formats.arrow.header import PADDED_LIMIT, unpacked_limit
 from strandline.formats.object.batch import BatchInfo, decode_batch, encode_batch
 from strandline.formats.wal.frame import Frame, FrameInfo, decode_frame, encode_frame
 from strandline.model.records import (

@@ -21,7 +21,7 @@ from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits, SlotState
 from strandline.model.times import DAY, LEAP, NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
-from strandline.storage.steady_clock import SteadyTime
+from strandline.storage.clock import SteadyTime
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 

@@ -120,8 +120,8 @@ class TestWhenABatchCloses:
         # The real limits are thirty times as large and in the same proportion. All this compresses well.
         for module in ("log.object.produce.buffer", "model.records"):
             monkeypatch.setattr(f"strandline.{module}.MAX_BATCH_BYTES", 10 << 20)
-        monkeypatch.setattr("strandline.formats.arrow.unpack_limits.PADDED_LIMIT", (10 << 20) + (10 << 17))
-        monkeypatch.setattr("strandline.formats.arrow.unpack_limits._EARLIER_LIMIT", 0)
+        monkeypatch.setattr("strandline.formats.arrow.header.PADDED_LIMIT", (10 << 20) + (10 << 17))
+        monkeypatch.setattr("strandline.formats.arrow.header._EARLIER_LIMIT", 0)
         with log.producer(linger=NEVER, batch_bytes=5 << 20) as producer:
 
             def work() -> None:

@@ -23,8 +23,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.formats.wal.folder import Kept
 from strandline.log.wal.slots import write_kept
 from strandline.model.retention import InvalidReason
-from strandline.storage.disk import DISK
-from strandline.storage.files import replace_file
+from strandline.storage.disk import DISK, replace_file
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
 from tests.cases import sampled

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.formats.arrow.block import Compression, encode_page
-from strandline.formats.arrow.received import admit_batch
+from strandline.formats.arrow.header import admit_batch
 from strandline.formats.node.wire import Flag, Note, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.head import WriterId

@@ -13,8 +13,7 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.errors import CorruptData, InvalidInput
-from strandline.formats.arrow.header import find_field, read_number
-from strandline.formats.arrow.received import RECORD_BYTES, admit_batch, memory_of
+from strandline.formats.arrow.header import RECORD_BYTES, admit_batch, find_field, memory_of, read_number
 from strandline.formats.node.wire import Flag, Note, encode_note
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, record_batch

@@ -16,7 +16,7 @@ from strandline.model.addresses import check_replica_name
 from strandline.node.flight.json_messages import read_topology
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.node_folder import NodeFolder
-from strandline.storage.files import below
+from strandline.storage.disk import below
 from tests.node.processes import Nest
 from tests.node.victim import ONE, Victim
 

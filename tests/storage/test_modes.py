@@ -15,8 +15,8 @@ import strandline as sl
 from strandline.errors import InvalidInput, StorageError
 from strandline.model.records import record_batch
 from strandline.storage.disk import LocalDisk
+from strandline.storage.file_append import SETTING, parse_umask
 from strandline.storage.local import LocalStore
-from strandline.storage.permissions import SETTING, parse_umask
 from strandline.storage.store import ABSENT, Match
 from strandline.testing.clock import ManualClock
 from tests import things

@@ -16,8 +16,7 @@ from strandline.model.node import NodeState
 from strandline.node.elect.terms import check_rise
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import below, exists, make_own_folder, replace_file
+from strandline.storage.disk import DISK, Disk, below, exists, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 STATE: Final = "node.json"

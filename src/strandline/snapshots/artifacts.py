@@ -40,8 +40,7 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
-from strandline.storage.store import ObjectStore
-from strandline.storage.store_clock import cautious_now
+from strandline.storage.store import ObjectStore, cautious_now
 from strandline.storage.urls import store_at
 
 GRACE: Final = 3600.0

@@ -23,8 +23,7 @@ from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.snapshots.staging import files_below, set_aside, staged, sweep
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk, FolderRow
-from strandline.storage.files import below
+from strandline.storage.disk import DISK, Disk, FolderRow, below
 
 MANIFEST: Final = "MANIFEST.json"
 DATA: Final = "data"

@@ -7,13 +7,20 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from strandline.errors import NotFound, StorageError
+from strandline.errors import InvalidInput, NotFound, StorageError
 from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.file_append import STROKE, LocalAppendFile, speaking, write_all
-from strandline.storage.lockfile import LockFile
-from strandline.storage.permissions import file_mode, folder_mode
+from strandline.storage.file_append import (
+    STROKE,
+    LocalAppendFile,
+    LockFile,
+    file_mode,
+    folder_mode,
+    speaking,
+    write_all,
+)
 
 
 class FolderRow(NamedTuple):
@@ -310,3 +317,55 @@ def _speaking_of_two(source: str, target: str) -> Iterator[None]:
 
 
 DISK = LocalDisk()
+
+
+def below(folder: str, *names: str) -> str:
+    """The path of what has these names in a folder; ``InvalidInput`` for a name that could lead out of it.
+
+    >>> below("/data", "snapshots", "replica-1")
+    '/data/snapshots/replica-1'
+    """
+    for name in names:
+        if name in ("", ".", "..") or any(letter in "/\\" or ord(letter) < ord(" ") for letter in name):
+            raise InvalidInput(f"{name[:200]!r} is no plain name of a file in {folder}: nothing was done there.")
+    return "/".join((folder, *names))
+
+
+def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
+    """Durably put a file in place of whatever is at ``path``: afterwards, and after any crash, the old or the new.
+
+    ``temporary`` is a name in the same folder that nobody else uses; what a crash has left there is overwritten.
+    """
+    disk.remove(temporary)
+    try:
+        disk.write_new(temporary, [data])
+        disk.rename(temporary, path)
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            disk.remove(temporary)
+        raise
+    disk.sync_folder(os.path.dirname(path) or ".")
+
+
+def exists(path: str, *, disk: Disk) -> bool:
+    """Whether there is a file of this name."""
+    try:
+        disk.size(path)
+    except NotFound:
+        return False
+    return True
+
+
+def make_own_folder(folder: str, *, disk: Disk) -> None:
+    """Make a folder, and its name durable even if it is there.
+
+    Whoever made it, or put something into it, may have died before syncing the name: then a power cut would take it,
+    with all that was acknowledged in it since.
+    """
+    disk.make_folders(folder)
+    sync_name(folder, disk=disk)
+
+
+def sync_name(folder: str, *, disk: Disk) -> None:
+    """Make the name of a folder durable."""
+    disk.sync_folder(str(Path(folder).absolute().parent))

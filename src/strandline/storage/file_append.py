@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
+from io import FileIO
 from pathlib import PurePath
 from typing import Final
 
 from strandline.errors import AlreadyExists, DiskFull, InvalidInput, NotFound, StorageError
-from strandline.storage.permissions import file_mode
+from strandline.storage.closing import Closing
+from strandline.storage.fork_check import call_in_child
+
+SETTING: Final = "STRANDLINE_UMASK"
+"""The environment variable by which folders and files are shared: rights to take away from 777 and 666, in octal."""
+
+_PRIVATE: Final = 0o077
+_ALL: Final = 0o777
+
+
+def parse_umask(text: str) -> int:
+    """The rights that a text in octal takes away; never those of the owner.
+
+    >>> oct(parse_umask("027"))
+    '0o27'
+    """
+    try:
+        umask = int(text, 8)
+    except ValueError:
+        umask = -1
+    if not 0 <= umask <= _ALL or umask & 0o700:
+        raise InvalidInput(
+            f"{SETTING}={text!r} is no umask: write three octal digits that leave the owner all rights, such as 077 "
+            "(private, the default), 027 (the group may read) or 007 (the group may write, too)."
+        )
+    return umask
+
+
+def _umask() -> int:
+    text = os.environ.get(SETTING)
+    return _PRIVATE if text is None else parse_umask(text)
+
+
+def file_mode() -> int:
+    """The mode of a new file; the process's own umask takes away more."""
+    return 0o666 & ~_umask()
+
+
+def folder_mode() -> int:
+    """The mode of a new folder; the process's own umask takes away more."""
+    return _ALL & ~_umask()
+
 
 _PAGE: Final = 4096
 """So few bytes at the beginning of a file can be written over in memory."""
@@ -221,3 +265,46 @@ class LocalAppendFile:
 
 # macOS has no fdatasync; what it leaves out there is only the time of the last change.
 _sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+class LockFile(Closing):
+    """A lock that is held on purpose, or not at all.
+
+    An exclusive ``flock`` belongs to the open file, which may stay open by accident. So the lock goes with this object,
+    also when a signal interrupts whoever was about to close it; and a forked child closes its copy of the file at once,
+    which would hold the lock as long as the child lives, also when the parent is done or dead.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is open yet."""
+        # Not the bare descriptor: between two statements a signal would lose it, and nobody would ever close it.
+        self._file: FileIO | None = None
+        self._process = os.getpid()
+        call_in_child(self, LockFile.close)  # before there is anything that another thread's fork could copy
+
+    def take(self, path: str) -> bool:
+        """Whether the lock is held now: False if someone else has it. The file is created if there is none."""
+        with speaking(path, making=True):
+            while True:
+                self._file = file = FileIO(path, "a+", opener=partial(os.open, mode=file_mode()))
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.close()
+                    return False
+                if os.fstat(file.fileno()).st_nlink:
+                    return True
+                self.close()  # somebody removed the file meanwhile: a lock on it keeps nobody out
+
+    def close(self) -> None:
+        """Let go of it; repeating that is fine. A forked child closes only its own copy of the file."""
+        file = self._file
+        if file is None or file.closed:
+            return
+        if self._process == os.getpid():
+            fcntl.flock(file, fcntl.LOCK_UN)  # also for children that never came to close their copies
+        file.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # else it was interrupted when it was made
+            self.close()

@@ -23,8 +23,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.records import Op
 from strandline.model.retention import SlotState
-from strandline.storage.disk import DISK, AppendFile, Disk
-from strandline.storage.files import replace_file
+from strandline.storage.disk import DISK, AppendFile, Disk, replace_file
 
 _EXPORTING: Final = ".exporting"
 """Behind a file's name until it is whole."""

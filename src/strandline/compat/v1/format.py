@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from strandline.compat.v1.plain_page import read_values
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, Parts
-from strandline.formats.arrow.unpack_limits import check_unpacked, unpacked_limit
+from strandline.formats.arrow.header import check_unpacked, unpacked_limit
 from strandline.model.head import MetadataRange, MetadataRanges, QueueEntry, QueueManifest
 from strandline.model.records import (
     MAX_BATCH_BYTES,

@@ -17,8 +17,7 @@ from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.head import QueueManifest
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectInfo, ObjectStore
-from strandline.storage.store_clock import cautious_now
+from strandline.storage.store import ObjectInfo, ObjectStore, cautious_now
 
 GRACE: Final = 600.0
 """Seconds that an unlisted object is kept."""

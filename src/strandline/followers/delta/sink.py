@@ -33,8 +33,7 @@ from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import remaining, without_key
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder
+from strandline.storage.disk import DISK, Disk, make_own_folder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

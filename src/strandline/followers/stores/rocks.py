@@ -22,8 +22,7 @@ from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder
+from strandline.storage.disk import DISK, Disk, make_own_folder
 from strandline.storage.fork_check import Origin, bound_to_process
 
 if TYPE_CHECKING:

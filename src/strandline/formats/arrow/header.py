@@ -1,4 +1,4 @@
-"""Bounds on the header of an Arrow message, checked before Arrow parses it.
+"""Limits of untrusted Arrow data: headers judged before Arrow reads them, unpacked sizes, batches from elsewhere.
 
 The texts and tables of a flatbuffer may be shared: a header of 1 MB may name one text of half of that
 100,000 times, and Arrow copies it each time.
@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import struct
 from typing import Final
+
+import pyarrow as pa
+
+from strandline.errors import CorruptData, StrandlineError
+from strandline.model.records import MAX_BATCH_BYTES
 
 LARGEST_HEADER: Final = 1 << 20
 """No header of a message is larger."""
@@ -125,3 +130,59 @@ def follow(data: memoryview, at: int | None) -> int:
     if at is None:
         raise ValueError("a message lacks a field")
     return at + read_number(data, at, "I")
+
+
+PADDED_LIMIT: Final = MAX_BATCH_BYTES + MAX_BATCH_BYTES // 8
+"""A batch, and the padding between its buffers."""
+
+_EARLIER_LIMIT: Final = (1 << 30) + (1 << 27)
+"""A batch could once hold 1 GiB: such batches are still read, unless they are forged out of a few bytes."""
+
+_DENSEST: Final = 64
+"""Records rarely compress better than this. Above :data:`PADDED_LIMIT` nothing may."""
+
+
+def unpacked_limit(stored: int) -> int:
+    """How many bytes may be unpacked from so many stored ones, everything together that is in memory then.
+
+    >>> unpacked_limit(34_000) == PADDED_LIMIT
+    True
+    >>> unpacked_limit(1 << 20) < unpacked_limit(10 << 20) < unpacked_limit(1 << 30) == unpacked_limit(1 << 40)
+    True
+    """
+    return max(PADDED_LIMIT, min(_EARLIER_LIMIT, _DENSEST * stored))
+
+
+def check_unpacked(announced: int, stored: int, where: str) -> None:
+    """``CorruptData`` if what is announced is more than such stored bytes may unpack to."""
+    limit = unpacked_limit(stored)
+    if announced > limit:
+        raise CorruptData(
+            f"{where} is damaged: its {stored:,} bytes announce {announced:,} unpacked, more than the {limit:,} that a "
+            "batch may hold. Restore the object; retrying does not help."
+        )
+
+
+RECORD_BYTES: Final = 24
+"""A record takes at least so many bytes in a log, whatever it took on the way: a column of nulls takes none there."""
+
+
+def admit_batch(batch: object, what: str, *, wrong: type[StrandlineError] = CorruptData) -> pa.RecordBatch:
+    """The batch, every byte of it validated; raises ``wrong`` for any other.
+
+    Nothing may look at a batch from outside before this: to measure, slice, compare or encode one whose offsets lead
+    out of its buffers ends the process.
+    """
+    if not isinstance(batch, pa.RecordBatch):
+        raise wrong(f"{what} came without an Arrow batch.")
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise wrong(f"{what} is damaged: {str(error).splitlines()[0][:200]}.") from error
+    return batch
+
+
+def memory_of(batch: pa.RecordBatch) -> int:
+    """How many bytes an admitted batch takes as records of a log, which its buffers need not have taken."""
+    size: int = batch.nbytes
+    return max(size, RECORD_BYTES * int(batch.num_rows))

@@ -13,8 +13,14 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from strandline.errors import CorruptData
-from strandline.formats.arrow.header import MESSAGE_HEADER, check_message, find_field, follow, read_number
-from strandline.formats.arrow.unpack_limits import unpacked_limit
+from strandline.formats.arrow.header import (
+    MESSAGE_HEADER,
+    check_message,
+    find_field,
+    follow,
+    read_number,
+    unpacked_limit,
+)
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What a stream ends with."""

@@ -7,10 +7,11 @@ is known in a newer version: skipping that one would forget a segment.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.formats.object.head import Unpacker
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -22,6 +23,8 @@ from strandline.model.segments import (
     TopicPartition,
 )
 
+S = TypeVar("S", SegmentState, PartitionDeleteState)
+
 _FRAME: Final = 1
 _VERSION: Final = 0
 _ADD, _UPDATE, _DELETE = range(3)
@@ -30,7 +33,6 @@ _NO_TRANSACTION_INDEX: Final = 0
 """The one tagged field that there is, in an add."""
 _NO_TAGS: Final = b"\x00"
 
-_UUID = struct.Struct(">16s")
 _PLACE = struct.Struct(">16si")
 _RANGE = struct.Struct(">qqiqq")
 _TERM = struct.Struct(">iq")
@@ -140,22 +142,8 @@ def _uvarint(number: int) -> bytes:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-class _Reader:
-    """Reads front to back and never past the end."""
-
-    __slots__ = ("_at", "_data", "_where")
-
-    def __init__(self, data: bytes | memoryview, where: str) -> None:
-        self._data = bytes(data)
-        self._at = 0
-        self._where = where
-
-    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
-        at = self._at
-        if at + layout.size > len(self._data):
-            raise self.corrupt(f"ends within a field at byte {at}")
-        self._at = at + layout.size
-        return layout.unpack_from(self._data, at)
+class _Reader(Unpacker):
+    """Reads what Kafka writes: numbers of variable length, and tagged fields."""
 
     def uvarint(self) -> int:
         """At most 32 bits, in as few bytes as they need: others are never written."""
@@ -174,13 +162,6 @@ class _Reader:
             shift += 7
         raise self.corrupt(f"has no whole number at byte {self._at}")
 
-    def take(self, length: int) -> bytes:
-        at = self._at
-        if length > len(self._data) - at:
-            raise self.corrupt(f"announces {length} bytes at byte {at} and has {len(self._data) - at}")
-        self._at = at + length
-        return self._data[at : self._at]
-
     def nullable(self) -> bytes | None:
         announced = self.uvarint()
         return self.take(announced - 1) if announced else None
@@ -195,7 +176,7 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise self.corrupt(f"has broken text at byte {at}") from error
 
-    def count(self, item_size: int) -> int:
+    def count(self, *, item_size: int) -> int:
         """How many items follow, each of at least this size."""
         announced = self.uvarint()
         left = len(self._data) - self._at
@@ -221,10 +202,6 @@ class _Reader:
                 found = data
         return found
 
-    def end(self) -> None:
-        if self._at != len(self._data):
-            raise self.corrupt(f"has {len(self._data) - self._at} bytes too many")
-
     def corrupt(self, what: str) -> CorruptData:
         return CorruptData(f"{self._where} is no segment event: it {what}. Retrying does not help; see who wrote it.")
 
@@ -238,9 +215,9 @@ def _read_partition(reader: _Reader) -> TopicPartition:
 
 def _read_segment(reader: _Reader) -> SegmentId:
     partition = _read_partition(reader)
-    (segment,) = reader.fields(_UUID)
+    segment = reader.uuid()
     reader.tags()
-    return SegmentId(partition, UUID(bytes=segment))
+    return SegmentId(partition, segment)
 
 
 def _read_term(reader: _Reader) -> tuple[int, int]:
@@ -249,20 +226,20 @@ def _read_term(reader: _Reader) -> tuple[int, int]:
     return term, offset
 
 
-def _read_state(reader: _Reader) -> SegmentState:
+def _read_state(reader: _Reader, kind: type[S], what: str) -> S:
     (number,) = reader.fields(_STATE)
     try:
-        return SegmentState(number)
+        return kind(number)
     except ValueError as error:
-        raise reader.corrupt(f"has the unknown segment state {number}") from error
+        raise reader.corrupt(f"has the unknown {what} {number}") from error
 
 
 def _read_add(reader: _Reader) -> SegmentMetadata:
     segment = _read_segment(reader)
     start, end, broker, max_timestamp, event_timestamp = reader.fields(_RANGE)
-    terms = tuple(_read_term(reader) for _ in range(reader.count(_SMALLEST_TERM)))
+    terms = tuple(_read_term(reader) for _ in range(reader.count(item_size=_SMALLEST_TERM)))
     (size,) = reader.fields(_SIZE)
-    custom, state = reader.nullable(), _read_state(reader)
+    custom, state = reader.nullable(), _read_state(reader, SegmentState, "segment state")
     flag = reader.tags(_NO_TRANSACTION_INDEX)
     if flag not in (None, b"\x00", b"\x01"):
         raise reader.corrupt("has a tagged field 0 that is neither true nor false")
@@ -284,7 +261,7 @@ def _read_add(reader: _Reader) -> SegmentMetadata:
 def _read_update(reader: _Reader) -> SegmentUpdate:
     segment = _read_segment(reader)
     broker, timestamp = reader.fields(_TOLD)
-    custom, state = reader.nullable(), _read_state(reader)
+    custom, state = reader.nullable(), _read_state(reader, SegmentState, "segment state")
     reader.tags()
     return SegmentUpdate(segment=segment, broker=broker, event_timestamp=timestamp, state=state, custom_metadata=custom)
 
@@ -292,11 +269,7 @@ def _read_update(reader: _Reader) -> SegmentUpdate:
 def _read_delete(reader: _Reader) -> PartitionDelete:
     partition = _read_partition(reader)
     broker, timestamp = reader.fields(_TOLD)
-    (number,) = reader.fields(_STATE)
-    try:
-        state = PartitionDeleteState(number)
-    except ValueError as error:
-        raise reader.corrupt(f"has the unknown state of a partition's deletion {number}") from error
+    state = _read_state(reader, PartitionDeleteState, "state of a partition's deletion")
     reader.tags()
     return PartitionDelete(partition=partition, broker=broker, event_timestamp=timestamp, state=state)
 

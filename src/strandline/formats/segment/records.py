@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline.formats.arrow.unpack_limits import check_unpacked, unpacked_limit
+from strandline.formats.arrow.header import check_unpacked, unpacked_limit
 from strandline.formats.checksum import crc32c
 from strandline.formats.segment.file import LARGEST_SEGMENT, PHYSICAL, SEGMENT_SCHEMA, ByteRange, SegmentTail, damaged
-from strandline.formats.segment.parquet_pages import (
+from strandline.formats.segment.thrift import (
     DELTA_BINARY_PACKED,
     PLAIN,
     PLAIN_DICTIONARY,

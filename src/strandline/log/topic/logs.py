@@ -23,8 +23,7 @@ from strandline.model.addresses import Address, as_address
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder, replace_file
+from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import ABSENT, ObjectStore
 from strandline.storage.urls import local_folder, open_store

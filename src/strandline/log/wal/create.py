@@ -11,8 +11,7 @@ from strandline.log.wal.recover.repair import remove_files
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.storage.clock import Chance, Clock
-from strandline.storage.disk import Disk
-from strandline.storage.files import exists, replace_file
+from strandline.storage.disk import Disk, exists, replace_file
 
 
 def create_if_absent(folder: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:

@@ -45,13 +45,11 @@ from strandline.model.retention import (
     SlotState,
     as_retention,
 )
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, boot_id
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder, sync_name
+from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, ENTRIES_WRITTEN
-from strandline.storage.steady_clock import SteadyTime
 
 ROLL_BYTES: Final = 64 << 20
 TAIL_BYTES: Final = 32 << 20

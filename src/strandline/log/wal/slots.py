@@ -20,8 +20,7 @@ from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, InvalidReason, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
 from strandline.storage.clock import Clock
-from strandline.storage.disk import Disk
-from strandline.storage.files import exists, replace_file
+from strandline.storage.disk import Disk, exists, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import INVALIDATIONS
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from strandline.errors import InvalidInput
-from strandline.formats.arrow.received import admit_batch, memory_of
+from strandline.formats.arrow.header import admit_batch, memory_of
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.head import WriterId
 from strandline.model.records import HEADERS, RECORD_SCHEMA

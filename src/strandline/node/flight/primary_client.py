@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, final
 import pyarrow as pa
 
 from strandline.errors import CorruptData, TransientStorageError
-from strandline.formats.arrow.received import admit_batch
+from strandline.formats.arrow.header import admit_batch
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
-from strandline.formats.arrow.header import check_message
-from strandline.formats.arrow.received import RECORD_BYTES
+from strandline.formats.arrow.header import RECORD_BYTES, check_message
 from strandline.formats.arrow.stream import announced
 from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
 

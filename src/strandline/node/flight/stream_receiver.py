@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, StrandlineError, TransientStorageError
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
-from strandline.formats.arrow.received import admit_batch
+from strandline.formats.arrow.header import admit_batch
 from strandline.formats.node.wire import Flag, Note, content_checksum, decode_note
 from strandline.model.batch import LogBatch
 from strandline.model.node import Heartbeat

@@ -17,7 +17,7 @@ from strandline.node.messages import Caller, SnapshotOffer, Upstream
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.snapshots.sealed import DATA, MANIFEST, check_kind, read_snapshot, unpack
 from strandline.storage.clock import boot_id
-from strandline.storage.files import below, exists, replace_file
+from strandline.storage.disk import below, exists, replace_file
 
 _SYNC_BYTES: Final = 8 << 20
 """A file is synced after so many bytes: a crash of the machine may damage at most these, which are fetched again."""

@@ -25,7 +25,7 @@ from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot
 from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.snapshots.sealed import seal
-from strandline.storage.files import exists
+from strandline.storage.disk import exists
 from strandline.storage.lease import Lease
 
 _COLUMNS: Final = RECORD_SCHEMA.names

@@ -10,8 +10,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.log.contract import Log
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
-from strandline.storage.clock import Clock
-from strandline.storage.steady_clock import SteadyTime
+from strandline.storage.clock import Clock, SteadyTime
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger

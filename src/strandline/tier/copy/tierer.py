@@ -22,9 +22,8 @@ from strandline.model.arguments import anything, checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.steady_clock import SteadyTime
 from strandline.storage.store import ObjectStore
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning

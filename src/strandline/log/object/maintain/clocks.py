@@ -15,8 +15,7 @@ from strandline.model.cursor import SECOND
 from strandline.model.head import Head
 from strandline.model.times import NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
 from strandline.storage.clock import Clock
-from strandline.storage.store import ObjectStore
-from strandline.storage.store_clock import has_own_clock, measure_skew
+from strandline.storage.store import ObjectStore, has_own_clock, measure_skew
 
 NOTE: Final = "clock/note.json"
 """Where a round writes what is in doubt, or nothing, so that the store says when that was."""

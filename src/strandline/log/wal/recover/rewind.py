@@ -36,8 +36,7 @@ from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers import forget_silent
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.disk import DISK, Disk
-from strandline.storage.files import make_own_folder, replace_file, sync_name
+from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name
 
 _STROKE: Final = 8 << 20
 """How many bytes are copied at a time."""
