@@ -207,7 +207,6 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "StoreKind": lambda: sl.AppendLogStore,
         "Artifacts": lambda: snapshots.Artifacts("memory://"),
         "Descriptor": lambda: sl.Consumer(place.log, slot="seen", trim_every=None).next_descriptors(1)[0],
-        "Exportable": sl.MemoryStore,
         "pa.Array": lambda: pa.array([b"k"]),
         "KeyVersion": lambda: 0,
         "NodeConfig": lambda: node.NodeConfig(folder=str(place.fresh()), name="a", lead=True),

@@ -72,7 +72,7 @@ class ReportsBeforeStoring(Engine):
         Engine._enqueue(self)
         write = self._unstored[-1]
         if isinstance(write, AppliedRange):
-            self._applied = write.upto
+            self.applied = write.upto
 
     def _storable(self) -> Write | None:
         return self._unstored[0] if self._unstored else None

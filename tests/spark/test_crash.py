@@ -234,7 +234,7 @@ class AdvancesFirst(pipeline._Batches):
     """Broken: acknowledges before the table has committed."""
 
     def _commit(self, records, since: Cursor, upto: Cursor) -> None:
-        self._committer.advance(upto)
+        self.committer.advance(upto)
         super()._commit(records, since, upto)
 
 
@@ -269,7 +269,7 @@ class KeyedByBatchId(pipeline._Batches):
     """Broken: what was applied is remembered by Spark's batch id."""
 
     def __call__(self, frame, batch_id: int) -> None:
-        done = self._committer._sink.__dict__.setdefault("ids", set())
+        done = self.committer._sink.__dict__.setdefault("ids", set())
         if batch_id not in done:
             super().__call__(frame, batch_id)
             done.add(batch_id)

@@ -407,14 +407,6 @@ def test_sizes_are_summed_per_term_in_every_state_but_deleted():
         assert cached.size(OTHERS, 0) == 0
 
 
-def test_the_next_segment_with_a_transaction_index_skips_those_without():
-    without = {"no_transaction_index": True}
-    cache = copied(add(1, 0, 99), add(2, 100, 199, **without), add(3, 200, 299), add(4, 400, 499, **without))
-    assert [getattr(cache.next_segment(ORDERS, 0, at), "start", None) for at in (5, 150, 250)] == [0, 200, 200]
-    assert cache.next_segment(ORDERS, 0, 450) is None
-    assert cache.next_segment(ORDERS, 0, 350) is None
-
-
 def test_partitions_are_those_that_have_something():
     cache = filled(add(1, partition=OTHERS), deletion(PartitionDeleteState.MARKED))
     assert cache.partitions() == [ORDERS, OTHERS]

@@ -431,7 +431,6 @@ def answers(cache):
             list(cache.unreferenced(partition)),
             [list(cache.segments(partition, term)) for term in TERMS],
             [cache.segment_for(partition, term, offset) for term in TERMS for offset in OFFSETS],
-            [cache.next_segment(partition, term, offset) for term in TERMS for offset in OFFSETS],
             [cache.holding(partition, offset) for offset in (-1, *OFFSETS)],
             cache.lowest(partition),
             cache.readable(partition),

@@ -49,7 +49,8 @@ class Engine:
     usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
     phase: Phase = Phase.OPENING
-    _applied: Cursor | None = None
+    applied: Cursor | None = None
+    """Everything below has been applied, and taken by the store."""
     _read: Cursor | None = None
     _due: float | None = None
     _pending: list[events.Chunk] = field(default_factory=list)
@@ -84,11 +85,6 @@ class Engine:
         """Somebody asks for an export; it is served after the next flush, and after a resync that is under way."""
         self._exports.append(request)
 
-    @property
-    def applied(self) -> Cursor | None:
-        """Everything below has been applied, and taken by the store."""
-        return self._applied
-
     # --- one step ----------------------------------------------------------------------------------------------
 
     def step(self, event: events.Event, now: float) -> events.Action:  # noqa: C901, PLR0912 - one case for each event
@@ -111,7 +107,7 @@ class Engine:
                     return events.GiveUp(self._failures)
                 self._retry = now + self.retries.pause(self._failures - 1, 1.0)
             case events.Began(cursor, unsettled):
-                self._applied = self._read = cursor
+                self.applied = self._read = cursor
                 if not unsettled:
                     return self._next(now) if self._done() else events.Open(cursor)
                 self._resync()
@@ -121,7 +117,7 @@ class Engine:
                 if self.armed:
                     self._resync()
                 else:
-                    self._applied = self._read = anew  # what is current comes in the order of its versions, from below
+                    self.applied = self._read = anew  # what is current comes in the order of its versions, from below
                     if anew is None:
                         return events.Open(None)
                     self._rewind(anew)
@@ -153,7 +149,7 @@ class Engine:
         self._read = cursor
         if self.phase is Phase.RELISTING:
             self._listed = cursor
-        elif self._due is None and self._applied is not None:  # of an empty listing there is nothing to say
+        elif self._due is None and self.applied is not None:  # of an empty listing there is nothing to say
             self._due = now + self._window
 
     def _resync(self) -> None:
@@ -191,8 +187,8 @@ class Engine:
                 if self.phase is Phase.SWEEPING:
                     self.phase, self._listed = Phase.LIVE, None
                     self._marks.clear()
-                if cursor != self._applied:
-                    self._applied = cursor
+                if cursor != self.applied:
+                    self.applied = cursor
                     return events.ReportCursor(cursor)
         return None
 
@@ -201,7 +197,7 @@ class Engine:
         if not self._unstored:
             return None
         head = self._unstored[0]
-        return None if isinstance(head, events.AppliedRange) and head.upto == self._applied else head
+        return None if isinstance(head, events.AppliedRange) and head.upto == self.applied else head
 
     # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
 
@@ -216,7 +212,7 @@ class Engine:
             if write is not None and not self._stopping:
                 return events.Pause(self._patience(now))  # nobody is in a hurry: a store that fails is tried again
             self.phase = Phase.DONE
-            return events.Finish(self._applied, doubtful=write is not None)
+            return events.Finish(self.applied, doubtful=write is not None)
         return self._resync_step(write, now) or self._calm(write, now)
 
     def _calm(self, write: events.Write | None, now: float) -> events.Action:
@@ -256,7 +252,7 @@ class Engine:
         if self._read is None:
             raise InvalidInput("A batch without a cursor behind it cannot be applied.")
         since = next(
-            (write.upto for write in reversed(self._unstored) if isinstance(write, events.AppliedRange)), self._applied
+            (write.upto for write in reversed(self._unstored) if isinstance(write, events.AppliedRange)), self.applied
         )
         return self._apply(events.AppliedRange(chunks, since, self._read))
 

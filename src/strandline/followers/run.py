@@ -18,11 +18,11 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.log.contract import Log
 from strandline.log.fetch import fetch_in_order
-from strandline.log.heartbeat import SlotHeartbeat
+from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind
 from strandline.model.arguments import checked
 from strandline.model.batch import LogBatch
-from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
+from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import BatchSink, Sink
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -74,20 +74,6 @@ def follow(
         return end
 
 
-class Followed(Protocol):
-    """The part of a log that following needs, once it is known where to begin."""
-
-    @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """What to fetch after a cursor."""
-
-    def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until the log reaches past the cursor (True) or the time is over (False)."""
-
-
 @runtime_checkable
 class Arriving(Protocol):
     """A log whose batches come by themselves, for who keeps a copy of it."""
@@ -103,31 +89,11 @@ class Arriving(Protocol):
         """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
 
 
-class Position(Protocol):
-    """The part of a slot that following needs."""
-
-    def advance(self, to: Cursor) -> None:
-        """Durably move the position up to a cursor."""
-
-    def touch(self) -> None:
-        """Say that the follower is alive although it has nothing to acknowledge."""
-
-
-class _Route(Protocol):
-    """From what is followed into what follows it."""
-
-    def look(self, since: Cursor, limit: Limit) -> events.Received | None:
-        """What comes next, if there is something."""
-
-    def store(self, chunks: Sequence[events.Chunk], since: Cursor, upto: Cursor) -> None:
-        """Store it, with the cursor."""
-
-
 @dataclass(frozen=True, slots=True)
 class _IntoTable:
     """Records, read from a log and stored as a table."""
 
-    log: Followed
+    log: Log
     sink: Sink
 
     def look(self, since: Cursor, limit: Limit) -> events.Received | None:
@@ -193,14 +159,14 @@ class Follower:
     """
 
     engine: Engine
-    log: Followed | Arriving
+    log: Log | Arriving
     sink: Sink | BatchSink
-    slot: Position | None
+    slot: Beating | None
     clock: Clock
     seen_every: float = _SEEN_EVERY
     _seen: float = 0.0
     _event: events.Event | None = None
-    _route: _Route = field(init=False)
+    _route: _IntoTable | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, and not for each batch: it takes longer than most of what is done with one.

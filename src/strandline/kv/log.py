@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 from uuid import UUID
 
@@ -255,18 +256,16 @@ class LogKeyValue:
         raise OutcomeUnknown("The change is stored, but the log no longer tells where: read the key for its version.")
 
 
+@dataclass(slots=True, eq=False)
 class _Change:
     """A pending change."""
 
-    __slots__ = ("error", "key", "op", "rule", "value", "version")
-
-    def __init__(self, op: Op, key: bytes, value: bytes | None, rule: Rule | None) -> None:
-        self.op = op
-        self.key = key
-        self.value = value
-        self.rule = rule
-        self.version: int | None = None
-        self.error: StrandlineError | None = None
+    op: Op
+    key: bytes
+    value: bytes | None
+    rule: Rule | None
+    version: int | None = None
+    error: StrandlineError | None = None
 
     @property
     def answered(self) -> bool:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, NotReady, StorageError
 from strandline.formats.snapshot.manifest import decode_snapshot
@@ -18,7 +18,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Duration, Named, Positive, checked
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.json_values import LARGEST
-from strandline.model.sink import StorePosition
+from strandline.model.sink import Store
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
 from strandline.model.times import TOLERANCE
@@ -61,16 +61,6 @@ R = TypeVar("R")
 
 class _Pruned(StorageError):
     """A payload's object is not there. Handled by reading the pointer again."""
-
-
-class Exportable(Protocol):
-    """What :meth:`Artifacts.export` needs of a store; see :class:`~strandline.model.sink.Store`."""
-
-    def standing(self) -> StorePosition:
-        """How far it has got."""
-
-    def export_to(self, folder: Address) -> Snapshot:
-        """Seal its state in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +197,7 @@ class Artifacts:
 
     def export(
         self,
-        store: Exportable,
+        store: Store,
         lease: Lease | None = None,
         *,
         scratch: Address,
@@ -235,9 +225,7 @@ class Artifacts:
             lease.release()  # another consumer may do better, and need not wait for it
             raise
 
-    def _export(
-        self, store: Exportable, lease: Lease | None, scratch: str, *, pause: float, replace: bool
-    ) -> Publication:
+    def _export(self, store: Store, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Publication:
         at, current = store.standing().cursor, self.newest()
         if at is None:
             raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")

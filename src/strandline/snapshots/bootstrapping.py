@@ -16,7 +16,7 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import SlotState
-from strandline.model.sink import StorePosition
+from strandline.model.sink import Store
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
@@ -28,18 +28,8 @@ _LOGGER = logging.getLogger(__name__)
 _ONE: Final = Limit(batches=1)
 
 
-class Bootstrapped(Protocol):
-    """What :func:`bootstrap` needs to know of a store."""
-
-    def standing(self) -> StorePosition:
-        """How far it has got."""
-
-    def close(self) -> None:
-        """Let go of its files."""
-
-
-S_co = TypeVar("S_co", bound=Bootstrapped, covariant=True)
-S = TypeVar("S", bound=Bootstrapped)
+S_co = TypeVar("S_co", bound=Store, covariant=True)
+S = TypeVar("S", bound=Store)
 
 
 class StoreKind(Protocol[S_co]):

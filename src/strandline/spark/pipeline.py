@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
 from uuid import UUID
@@ -92,14 +93,8 @@ def follow(
         parse_options({**read, "path": url})  # says what is wrong here, and not in some process of Spark's
         committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
         with committer.abandoned_on_error():
-            batches = _Batches(
-                source.log_id,
-                committer,
-                cores,
-                source.cursor_at,
-                on_step or (lambda _: None),
-                latest=_keeps_latest(sink),
-            )
+            step = on_step or (lambda _: None)
+            batches = _Batches(source.log_id, committer, cores, source.cursor_at, step, _keeps_latest(sink))
             writer = (
                 spark.readStream.format("strandline")
                 .options(**read, startingoffset=str(committer.start))
@@ -191,28 +186,19 @@ class Following:
         self._batches.abandon()
 
 
+@dataclass(slots=True, eq=False)
 class _Batches:
     """What Spark calls per micro-batch: fold, apply, and only then advance."""
 
-    def __init__(
-        self,
-        log_id: UUID,
-        committer: SinkCommitter,
-        cores: int,
-        cursor_at: Callable[[int], Cursor],
-        on_step: OnStep,
-        *,
-        latest: bool,
-    ) -> None:
-        self._log_id = log_id
-        self._committer = committer
-        self._cores = cores
-        self._cursor_at = cursor_at
-        self._on_step = on_step
-        self._latest = latest
-        self.failure: BaseException | None = None
-        self.stopping = threading.Event()
-        self.running = threading.Lock()
+    log_id: UUID
+    committer: SinkCommitter
+    cores: int
+    cursor_at: Callable[[int], Cursor]
+    on_step: OnStep
+    latest: bool
+    failure: BaseException | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    running: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         # The batch id means nothing here: it begins anew with each checkpoint. Offsets are what counts.
@@ -221,46 +207,46 @@ class _Batches:
                 self._apply(frame)
             except BaseException as error:
                 self.failure = self.failure or error
-                self._committer.abandon()
+                self.committer.abandon()
                 raise
 
     def abandon(self) -> None:
         """The query has ended: if nothing was stored, nothing stays behind."""
         with self.running:
-            self._committer.abandon()
+            self.committer.abandon()
 
     def stored(self) -> Cursor | None:
-        return self._committer.cursor(self._log_id)
+        return self.committer.cursor(self.log_id)
 
     def _apply(self, frame: DataFrame) -> None:
         self._check_holder()
-        self._on_step("planned")
+        self.on_step("planned")
         # Spark turns adaptive execution off in a stream, so that its default of 200 tasks per fold would be 200 tasks,
         # whatever little there is. The query runs in a copy of the user's session: this stays within it.
-        frame.sparkSession.conf.set("spark.sql.shuffle.partitions", str(self._cores))
-        records, first, end = newest_of(frame) if self._latest else all_of(frame)
-        self._on_step("fetched")
+        frame.sparkSession.conf.set("spark.sql.shuffle.partitions", str(self.cores))
+        records, first, end = newest_of(frame) if self.latest else all_of(frame)
+        self.on_step("fetched")
         if records.num_rows:
-            self._commit(records, Cursor(self._log_id, first), patiently(lambda: self._cursor_at(end)))
+            self._commit(records, Cursor(self.log_id, first), patiently(lambda: self.cursor_at(end)))
 
     def _commit(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
         if self.stopping.is_set():
             raise Fenced("The pipeline is being stopped; this micro-batch was not applied.")
         self._check_holder()
-        patiently(lambda: self._committer.apply(records, since=since, upto=upto))
-        self._on_step("committed")
+        patiently(lambda: self.committer.apply(records, since=since, upto=upto))
+        self.on_step("committed")
         self._advance()
-        self._on_step("advanced")
+        self.on_step("advanced")
 
     def _advance(self) -> None:
         stored = self.stored()  # the sink's own word, not ours
         if stored is not None:
-            patiently(lambda: self._committer.advance(stored))
+            patiently(lambda: self.committer.advance(stored))
 
     def _check_holder(self) -> None:
         # The table refuses a second committer by itself. This look spares a driver that has long been replaced the
         # commit of what would be right but is no longer its business.
-        patiently(self._committer.check_holder)
+        patiently(self.committer.check_holder)
 
 
 def newest_of(frame: DataFrame) -> tuple[pa.Table, int, int]:

@@ -173,14 +173,14 @@ def _check_still_there(seam: TierBoundary, lost: str | None) -> None:
 # --- building ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class _Tables:
     """What Spark is told to read."""
 
-    def __init__(self, spark: SparkSession, url: str, options: Mapping[str, str], columns: Sequence[str]) -> None:
-        self._spark = spark
-        self._url = url
-        self._options = options
-        self._columns = list(columns)
+    spark: SparkSession
+    url: str
+    options: Mapping[str, str]
+    columns: list[str]
 
     def of(self, seam: TierBoundary) -> DataFrame | str:
         """One table of both tiers; or the path of a segment that is not there."""
@@ -202,21 +202,21 @@ class _Tables:
 
     def _by_source(self, since: Cursor, end: int) -> DataFrame:
         return (
-            self._spark.read.format("strandline")
-            .options(**{**self._options, "startingoffset": str(since), "endingoffset": str(since.at(end))})
-            .schema(_nullable(self._columns))
-            .load(self._url)
+            self.spark.read.format("strandline")
+            .options(**{**self.options, "startingoffset": str(since), "endingoffset": str(since.at(end))})
+            .schema(_nullable(self.columns))
+            .load(self.url)
         )
 
     def _by_parquet(self, paths: Sequence[str], first: int | None, end: int | None) -> DataFrame:
-        schema = _nullable([*self._columns, *([] if "offset" in self._columns else ["offset"])])
-        frame = self._spark.read.schema(schema).options(**_STRICT).parquet(*paths)
+        schema = _nullable([*self.columns, *([] if "offset" in self.columns else ["offset"])])
+        frame = self.spark.read.schema(schema).options(**_STRICT).parquet(*paths)
         # By these, too, row groups are skipped.
         if first is not None:
             frame = frame.where(sql.col("offset") >= first)
         if end is not None:
             frame = frame.where(sql.col("offset") < end)
-        return frame.select(*self._columns)
+        return frame.select(*self.columns)
 
     def _readable(self, pieces: Sequence[ColdPiece]) -> dict[str, str] | None:
         """What Spark calls each object; None, and a line in the log, if its Parquet reader cannot read there."""
@@ -227,7 +227,7 @@ class _Tables:
                 _LOGGER.warning(
                     "%s: segments in %s are read by the data source, because Spark's Parquet reader is not set up for "
                     "that store.",
-                    self._url,
+                    self.url,
                     piece.store,
                 )
                 return None
@@ -235,7 +235,7 @@ class _Tables:
         return paths
 
     def _reads_s3(self) -> bool:
-        java = cast("Any", self._spark)
+        java = cast("Any", self.spark)
         try:
             java._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass("s3a", java._jsc.hadoopConfiguration())  # noqa: SLF001
         except (Py4JError, PySparkException):

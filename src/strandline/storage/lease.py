@@ -14,7 +14,7 @@ import json
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -103,17 +103,8 @@ class LeaseCodec:
 
     def encode(self, state: Stamped[LeaseState]) -> bytes:
         """The bytes of a state."""
-        lease = state.value
-        fields = {
-            "kind": "strandline-lease",
-            "version": 1,
-            "holder": lease.holder,
-            "token": lease.token.hex,
-            "epoch": lease.epoch,
-            "beat": lease.beat,
-            "seconds": lease.seconds,
-            **stamp_fields(state),
-        }
+        lease = {**asdict(state.value), "token": state.value.token.hex}
+        fields = {"kind": "strandline-lease", "version": 1, **lease, **stamp_fields(state)}
         return json.dumps(fields, indent=1).encode() + b"\n"
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[LeaseState]:

@@ -239,28 +239,24 @@ class ObstoreStore:
     def __init__(self, url: str, options: Mapping[str, str] | None = None, *, client: Any = None) -> None:
         """Remember where to connect; ``options`` are obstore's own configuration names for the backend."""
         scheme, mark, place = url.partition("://")
-        self._url = f"{scheme}{mark}{place.rstrip('/')}"
+        self.url = f"{scheme}{mark}{place.rstrip('/')}"
+        """Where this store is."""
         self._options = dict(options or {})
         self._client = client
         self._origin: Origin | None = None
         if client is not None:
-            self._origin = Origin(f"The store {self._url}", self, advice=_ADVICE)
-
-    @property
-    def url(self) -> str:
-        """Where this store is."""
-        return self._url
+            self._origin = Origin(f"The store {self.url}", self, advice=_ADVICE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._client, MemoryStore):
             raise InvalidInput(
-                f"{self._url} lives in this process's memory and cannot be sent to another one; "
+                f"{self.url} lives in this process's memory and cannot be sent to another one; "
                 "use a file:// or bucket address for that."
             )
-        return (ObstoreStore, (self._url, self._options))
+        return (ObstoreStore, (self.url, self._options))
 
     def __repr__(self) -> str:
-        return f"ObstoreStore({self._url!r})"
+        return f"ObstoreStore({self.url!r})"
 
     def _connected(self) -> Any:
         global _used_in  # noqa: PLW0603 - what it tells is true of the whole process
@@ -269,7 +265,7 @@ class ObstoreStore:
         _used_in.check()
         if self._client is None:
             self._client = self._connect()
-            self._origin = Origin(f"The store {self._url}", self, advice=_ADVICE)
+            self._origin = Origin(f"The store {self.url}", self, advice=_ADVICE)
         return self._client
 
     def _connect(self) -> Any:
@@ -286,11 +282,11 @@ class ObstoreStore:
             # Retries belong to one place, storage.retry: a client that blindly repeats a conditional write would turn
             # its own success into a conflict.
             return connect(
-                self._url, config=config or None, client_options=for_client or None, retry_config={"max_retries": 0}
+                self.url, config=config or None, client_options=for_client or None, retry_config={"max_retries": 0}
             )
         except (refusals.BaseError, ValueError) as error:
             raise StorageError(
-                f"{self._url} cannot be opened with these options: {understand(error).said}. Correct the options, or "
+                f"{self.url} cannot be opened with these options: {understand(error).said}. Correct the options, or "
                 "the environment variables that stand for them."
             ) from error
 
@@ -299,14 +295,12 @@ class ObstoreStore:
         try:
             return action(client)
         except ValueError as error:
-            raise InvalidInput(
-                f"The store cannot do this with {self._url}/{path}: {understand(error).said}."
-            ) from error
+            raise InvalidInput(f"The store cannot do this with {self.url}/{path}: {understand(error).said}.") from error
         except (refusals.BaseError, OSError, NotImplementedError) as error:
             raise self._explained(path, understand(error)) from error
 
     def _explained(self, path: str, answer: Answer) -> StrandlineError:  # noqa: PLR0911 - a table
-        where, said = f"{self._url}/{path}", answer.said
+        where, said = f"{self.url}/{path}", answer.said
         match answer.meaning:
             case Meaning.ABSENT:
                 return NotFound(f"There is no object {where}.")
@@ -323,7 +317,7 @@ class ObstoreStore:
                     f"The store did not let us in at {where} ({said}): check the credentials and what they permit."
                 )
             case Meaning.MISDIRECTED:
-                return StorageError(f"The store at {self._url} cannot be talked to: {said}. Check the endpoint.")
+                return StorageError(f"The store at {self.url} cannot be talked to: {said}. Check the endpoint.")
             case Meaning.REFUSED:
                 return StorageError(f"The store refused {where}: {said}. Retrying does not help.")
             case Meaning.RACED:
@@ -337,7 +331,7 @@ class ObstoreStore:
         def action(client: Any) -> Object:
             result = obstore.get(client, path)
             version = _token(result.meta)
-            check_whole(result.meta["size"], self._url, path)
+            check_whole(result.meta["size"], self.url, path)
             return Object(memoryview(result.bytes()), lambda: version)
 
         return self._call(path, action)
@@ -347,11 +341,11 @@ class ObstoreStore:
         if length == 0:
             # obstore refuses to ask for nothing.
             if start > self._call(path, lambda client: obstore.head(client, path))["size"]:
-                raise InvalidInput(f"{self._url}/{path} ends before byte {start}.")
+                raise InvalidInput(f"{self.url}/{path} ends before byte {start}.")
             return memoryview(b"")
         data = memoryview(self._call(path, lambda client: obstore.get_range(client, path, start=start, length=length)))
         if len(data) != length:
-            raise InvalidInput(f"{self._url}/{path} ends before byte {start + length}.")
+            raise InvalidInput(f"{self.url}/{path} ends before byte {start + length}.")
         return data
 
     def put(self, path: str, data: Payload) -> None:
@@ -380,16 +374,16 @@ class ObstoreStore:
                 if isinstance(error, NotFound):
                     raise self._no_such_answer(path, error) from error
                 if isinstance(error, Conflict):
-                    raise AlreadyExists(f"{self._url}/{path} exists already.") from error
+                    raise AlreadyExists(f"{self.url}/{path} exists already.") from error
                 raise
             if isinstance(error, Conflict):
                 raise
-            raise Conflict(f"{self._url}/{path} is gone or is being changed by someone else; read it again.") from error
+            raise Conflict(f"{self.url}/{path} is gone or is being changed by someone else; read it again.") from error
 
     def _no_such_answer(self, path: str, error: StorageError) -> StorageError:
         # Nothing was asked that such an answer fits: the bucket is not there, or something stands in the way.
         said = understand(error.__cause__ or error).said
-        return StorageError(f"The store would not write {self._url}/{path}: {said}. Check the address.")
+        return StorageError(f"The store would not write {self.url}/{path}: {said}. Check the address.")
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, in path order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from strandline.errors import TransientStorageError
@@ -49,7 +50,7 @@ class RetryingStore:
         return self._inner.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_retrying, (self._inner, self._backoff))
+        return (partial(RetryingStore, backoff=self._backoff), (self._inner,))
 
     def __repr__(self) -> str:
         return f"RetryingStore({self._inner!r})"
@@ -103,7 +104,3 @@ class RetryingStore:
     def delete(self, path: str) -> None:
         """Remove the object; absent is fine."""
         self._retry(lambda: self._inner.delete(path))
-
-
-def _retrying(inner: ObjectStore, backoff: Backoff) -> RetryingStore:
-    return RetryingStore(inner, backoff=backoff)

@@ -85,28 +85,20 @@ class DeltaSink:
         disk: Disk = DISK,
     ) -> None:
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
-        self._url = as_address(url)
-        if not is_text(self._url):
-            raise InvalidInput(f"{self._url!a} is not UTF-8, and a table's address has to be: name another folder.")
-        refuse_credentials(self._url, "give them as storage options, or by the environment variables of the cloud")
-        self._mode = mode
+        self.url = as_address(url)
+        """Where the table is."""
+        if not is_text(self.url):
+            raise InvalidInput(f"{self.url!a} is not UTF-8, and a table's address has to be: name another folder.")
+        refuse_credentials(self.url, "give them as storage options, or by the environment variables of the cloud")
+        self.mode: Mode = mode
+        """What the table keeps."""
         self._name = name
         self._options = dict(options or {})
         self._disk = disk
         self._known: dict[UUID, KnownCommits] = {}
 
     def __repr__(self) -> str:
-        return f"DeltaSink({self._url!r}, mode={self._mode!r}, name={self._name!r})"
-
-    @property
-    def mode(self) -> Mode:
-        """What the table keeps."""
-        return self._mode
-
-    @property
-    def url(self) -> str:
-        """Where the table is."""
-        return self._url
+        return f"DeltaSink({self.url!r}, mode={self.mode!r}, name={self._name!r})"
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log, proved by its history; None if there is no table yet.
@@ -139,14 +131,14 @@ class DeltaSink:
             todo = remaining(records, since=since, upto=upto, at=at)
             if todo is None:
                 return
-            if self._mode == "latest":
+            if self.mode == "latest":
                 _refuse_null_keys(todo)
                 todo = newest_per_key(todo)
             if self._stored(table, todo, since, upto):
                 return
             self._refuse_another_follower(since.log_id, at)
         raise Contended(
-            f"Other jobs committed to the table {self._url} at each of {_ATTEMPTS} tries; nothing was committed. Try "
+            f"Other jobs committed to the table {self.url} at each of {_ATTEMPTS} tries; nothing was committed. Try "
             "again."
         )
 
@@ -173,7 +165,7 @@ class DeltaSink:
             ):
                 return commit.cursor
         raise Diverged(
-            f"The table {self._url} cannot be repaired, since no version of it is left that is known to be right and "
+            f"The table {self.url} cannot be repaired, since no version of it is left that is known to be right and "
             f"that the log can go on from: remove it to build it again. ({damage})"
         ) from damage
 
@@ -184,7 +176,7 @@ class DeltaSink:
         """
         table = self._open()
         if table is None:
-            raise NotFound(f"There is no table at {self._url} to adopt.")
+            raise NotFound(f"There is no table at {self.url} to adopt.")
         cursor = Cursor(log_id, self._next_in(table, log_id))
         self._known.pop(log_id, None)
         self._commit(table, self._schema().empty_table(), cursor)
@@ -210,7 +202,7 @@ class DeltaSink:
         now = None if table is None else self._last_commit(table, log_id).cursor
         if now != at:
             raise Fenced(
-                f"Another follower changed {self._url} at the same time; this one committed nothing and must stop. "
+                f"Another follower changed {self.url} at the same time; this one committed nothing and must stop. "
                 "Keep one follower per table."
             )
 
@@ -223,14 +215,14 @@ class DeltaSink:
         except errors.CommitFailedError as error:
             if "Unsupported table features" in str(error):
                 raise InvalidInput(
-                    f"The table {self._url} has features that deltalake cannot write: turn them off. ({error})"
+                    f"The table {self.url} has features that deltalake cannot write: turn them off. ({error})"
                 ) from error
-            raise Conflict(f"Another job committed to the table {self._url} first. ({error})") from error
+            raise Conflict(f"Another job committed to the table {self.url} first. ({error})") from error
         except (errors.DeltaError, OSError) as error:
             if "already exists" in str(error):
-                raise Conflict(f"Another follower created the table {self._url} first. ({error})") from error
+                raise Conflict(f"Another follower created the table {self.url} first. ({error})") from error
             raise StorageError(
-                f"The table {self._url} could not be committed, and stays at its cursor: {error}"
+                f"The table {self.url} could not be committed, and stays at its cursor: {error}"
             ) from error
 
     def _properties(self, cursor: Cursor, commit: tuple[str, int] | None) -> Any:
@@ -251,20 +243,20 @@ class DeltaSink:
 
     def _create(self, since: Cursor) -> DeltaTable:
         # VACUUM deletes whatever is in the table's folder and not part of it.
-        folder = _local_path(self._url)
+        folder = _local_path(self.url)
         if folder is not None:
             check_new(folder, FolderKind.DELTA_TABLE, disk=self._disk)
             # Not left to deltalake: others could read it, and a power cut could take the name of a table that a slot
             # says was stored.
             make_own_folder(folder, disk=self._disk)
         else:
-            check_new_in_bucket(self._url, FolderKind.DELTA_TABLE, self._first_bytes)
+            check_new_in_bucket(self.url, FolderKind.DELTA_TABLE, self._first_bytes)
         with self._named_errors():
             table: DeltaTable = _deltalake().DeltaTable.create(
-                self._url,
+                self.url,
                 schema=self._schema(),
                 mode="error",
-                configuration={_LOG_PROPERTY: str(since.log_id), _MODE_PROPERTY: self._mode},
+                configuration={_LOG_PROPERTY: str(since.log_id), _MODE_PROPERTY: self.mode},
                 storage_options=self._options or None,
                 commit_properties=self._properties(since, None),
                 raise_if_key_not_exists=False,
@@ -272,7 +264,7 @@ class DeltaSink:
         self._settle(KnownCommits(_id_of(table), 0, since))
         if table.version() > 0:
             # The handle is as new as the table, and what another follower committed at once is none of our looks.
-            raise Conflict(f"Another follower committed to the table {self._url} as soon as it was created.")
+            raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
         return table
 
     def _first_bytes(self, name: str) -> bytes | None:
@@ -281,7 +273,7 @@ class DeltaSink:
 
         with self._named_errors():
             try:
-                with DeltaStorageHandler(self._url, self._options or None).open_input_file(name) as found:
+                with DeltaStorageHandler(self.url, self._options or None).open_input_file(name) as found:
                     return bytes(found.read(FIRST_BYTES))
             except FileNotFoundError:
                 return None
@@ -296,7 +288,7 @@ class DeltaSink:
 
     def _write(self, table: DeltaTable, records: pa.Table, properties: Any) -> None:
         before = table.version()
-        if records.num_rows and self._mode == "append":
+        if records.num_rows and self.mode == "append":
             _deltalake().write_deltalake(table, records, mode="append", commit_properties=properties)
         elif records.num_rows:
             values = {name: f"new.{name}" for name in LATEST_SCHEMA.names}
@@ -323,19 +315,19 @@ class DeltaSink:
         """Whether the table is back at a version; False if that cannot be had any more, and nothing happened."""
         delta = _deltalake()
         try:
-            old = delta.DeltaTable(self._url, version=version, storage_options=self._options or None)
+            old = delta.DeltaTable(self.url, version=version, storage_options=self._options or None)
             known = KnownCommits(_id_of(old), table.version() + 1, cursor)
             properties = self._properties(cursor, (known.table_id, known.version))
             table.restore(version, commit_properties=properties)
         except delta.exceptions.CommitFailedError as error:
             raise Fenced(
-                f"Someone committed to {self._url} while it was being repaired; nothing was changed. Stop that first."
+                f"Someone committed to {self.url} while it was being repaired; nothing was changed. Stop that first."
             ) from error
         except (delta.exceptions.DeltaError, OSError) as error:
-            _LOGGER.warning("The table %s cannot go back to version %d: %s", self._url, version, error)
+            _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, version, error)
             return False
         self._settle(known)
-        _LOGGER.warning("The table %s was put back to version %d, which is at %s.", self._url, version, cursor)
+        _LOGGER.warning("The table %s was put back to version %d, which is at %s.", self.url, version, cursor)
         return True
 
     def _settle(self, known: KnownCommits) -> None:
@@ -345,13 +337,13 @@ class DeltaSink:
         """
         table = self._open()
         if table is None or _id_of(table) != known.table_id:
-            raise Diverged(f"The table {self._url} was removed or replaced while it was committed to. {REMEDY}")
+            raise Diverged(f"The table {self.url} was removed or replaced while it was committed to. {REMEDY}")
         self._make_durable(known.version)
         self._known[known.cursor.log_id] = known
 
     def _make_durable(self, version: int) -> None:
         """Sync what a commit wrote, if it is on a local disk: ``deltalake`` does not, and a slot may follow it."""
-        root = _local_path(self._url)
+        root = _local_path(self.url)
         if root is None:
             return
         commit = PurePath(root, "_delta_log", f"{version:020d}.json")
@@ -367,11 +359,11 @@ class DeltaSink:
     def _open(self) -> DeltaTable | None:
         delta = _deltalake()
         try:
-            table: DeltaTable = delta.DeltaTable(self._url, storage_options=self._options or None)
+            table: DeltaTable = delta.DeltaTable(self.url, storage_options=self._options or None)
         except delta.exceptions.TableNotFoundError:
             return None
         except (delta.exceptions.DeltaError, OSError) as error:
-            raise StorageError(f"The table {self._url} could not be opened: {error}") from error
+            raise StorageError(f"The table {self.url} could not be opened: {error}") from error
         return table
 
     def _application(self, log_id: UUID) -> Application:
@@ -386,8 +378,8 @@ class DeltaSink:
         if known is not None and (known.table_id, known.version) == (table_id, version):
             return known
         seen = Observed(table_id, version, offset, table.transaction_version(application.commit(table_id)))
-        found = last_commit(seen, self._read_commit, application, self._url)
-        check_known(known, found, self._url)
+        found = last_commit(seen, self._read_commit, application, self.url)
+        check_known(known, found, self.url)
         return found
 
     def _next_in(self, table: DeltaTable, log_id: UUID) -> int:
@@ -397,7 +389,7 @@ class DeltaSink:
             return int(offset)
         known = table.metadata().configuration.get(_LOG_PROPERTY)
         raise Diverged(
-            f"The table {self._url} does not follow log {log_id} as {self._name!r}, but "
+            f"The table {self.url} does not follow log {log_id} as {self._name!r}, but "
             + (f"log {known}" if known else "no log at all")
             + ": give this log a table of its own, or remove that one to build it again."
         )
@@ -405,25 +397,25 @@ class DeltaSink:
     def _check_shape(self, table: DeltaTable) -> None:
         properties = table.metadata().configuration
         if _MODE_PROPERTY not in properties or _LOG_PROPERTY not in properties:
-            raise Diverged(f"The table {self._url} was replaced by another one at the same place. {REMEDY}")
+            raise Diverged(f"The table {self.url} was replaced by another one at the same place. {REMEDY}")
         mode = properties[_MODE_PROPERTY]
-        if mode != self._mode:
-            raise InvalidInput(f"The table {self._url} was made with mode={mode!r}; open it with that mode.")
+        if mode != self.mode:
+            raise InvalidInput(f"The table {self.url} was made with mode={mode!r}; open it with that mode.")
         if table.schema() != _deltalake().Schema.from_arrow(self._schema()):
             raise Diverged(
-                f"The columns of the table {self._url} were changed, so that its follower cannot write to it: change "
+                f"The columns of the table {self.url} were changed, so that its follower cannot write to it: change "
                 "them back, follow with repair=True, or follow into a new table."
             )
 
     def _schema(self) -> pa.Schema:
-        return LATEST_SCHEMA if self._mode == "latest" else READ_SCHEMA
+        return LATEST_SCHEMA if self.mode == "latest" else READ_SCHEMA
 
     def _refuse_removed(self, log_id: UUID) -> None:
         """A table that is gone is created again by a follower that starts, and never by one that goes on."""
         known = self._known.get(log_id)
         if known is not None:
             raise Diverged(
-                f"The table {self._url} was removed while it was followed, up to offset {known.cursor.next}: put it "
+                f"The table {self.url} was removed while it was followed, up to offset {known.cursor.next}: put it "
                 "back, or start the follower again, which builds the table from the log's beginning."
             )
 
@@ -431,13 +423,13 @@ class DeltaSink:
         from deltalake.fs import DeltaStorageHandler
 
         try:
-            files = DeltaStorageHandler(self._url, self._options or None)
+            files = DeltaStorageHandler(self.url, self._options or None)
             return bytes(files.open_input_file(f"_delta_log/{version:020d}.json").read())
         except FileNotFoundError:
             return None
         except (_deltalake().exceptions.DeltaError, OSError) as error:
             raise StorageError(
-                f"The commit file of version {version} of the table {self._url} could not be read: {error}"
+                f"The commit file of version {version} of the table {self.url} could not be read: {error}"
             ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Final, final
+from typing import Any, Final, final
 
 import pyarrow as pa
 
@@ -127,13 +127,11 @@ class AppendLogStore(KeyedStore):
         snapshot: Address,
         dest: Address,
         *,
-        sync: bool = True,
-        compact_after: int = 10 << 20,
         disk: Disk = DISK,
-        clock: Clock = CLOCK,
         chance: Chance = CHANCE,
+        **options: Any,
     ) -> AppendLogStore:
-        """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
+        """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
         unpack(
             as_folder(snapshot),
             as_folder(dest),
@@ -143,7 +141,7 @@ class AppendLogStore(KeyedStore):
             disk=disk,
             chance=chance,
         )
-        return cls.open(dest, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
+        return cls.open(dest, disk=disk, chance=chance, **options)
 
     def __repr__(self) -> str:
         return f"AppendLogStore({self._folder!r})"

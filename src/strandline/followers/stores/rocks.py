@@ -295,12 +295,11 @@ class RocksStore(RuledStore):
         snapshot: Address,
         dest: Address,
         *,
-        sync: bool = True,
         disk: Disk = DISK,
-        clock: Clock = CLOCK,
         chance: Chance = CHANCE,
+        **options: Any,
     ) -> RocksStore:
-        """Make a fold in ``dest``, absent or empty, from a snapshot that was checked whole, and open it."""
+        """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
         rocksdict()
         unpack(
             as_folder(snapshot),
@@ -312,7 +311,7 @@ class RocksStore(RuledStore):
             disk=disk,
             chance=chance,
         )
-        return cls.open(dest, sync=sync, disk=disk, clock=clock, chance=chance)
+        return cls.open(dest, disk=disk, chance=chance, **options)
 
     def __repr__(self) -> str:
         return f"RocksStore({self._folder!r})"

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, Literal, Self, TypeVar
 
 from strandline.errors import (
@@ -208,9 +209,6 @@ class Supervisor:
         **options: Any,
     ) -> None:
         """Nothing runs yet: call :meth:`run`, or :meth:`start` for a thread of its own."""
-        self._watcher = watcher
-        self._apply = apply
-        self._reader = reader
         self._store = store
         self._resume: Resume = resume
         self._on_applied = on_applied
@@ -218,8 +216,9 @@ class Supervisor:
         self._restarts = restarts
         self._clock = clock
         self._chance = chance
-        self._options = Options(on_applied=self._heard, afloat=None if store is None else set(), **options)
+        wanted = Options(on_applied=self._heard, afloat=None if store is None else set(), **options)
         self._halt = threading.Event()
+        self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, clock)
         self._changed = threading.Condition()
         self._state = WatchState()
         self._failures = 0
@@ -237,10 +236,7 @@ class Supervisor:
             self._become(phase="running")
             try:
                 with finishing() as finish:
-                    cursor = AppliedWatch(
-                        self._watcher, self._apply, self._reader, self._store, self._options, self._halt, self._clock,
-                        finish,
-                    ).run(self._resume)  # fmt: skip
+                    cursor = self._watch(finish).run(self._resume)
             except Exception as error:  # noqa: BLE001 - whatever it is, the next try may go well
                 self._failed(error)
             except BaseException as error:

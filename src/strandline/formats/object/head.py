@@ -47,7 +47,7 @@ class Unpacker:
         """The next ``length`` bytes."""
         end = self._at + length
         if end > len(self._data):
-            raise self.corrupt(f"ends within {length} bytes at byte {self._at}")
+            raise self.corrupt(f"announces {length} bytes at byte {self._at} and has {len(self._data) - self._at}")
         data = bytes(self._data[self._at : end])
         self._at = end
         return data

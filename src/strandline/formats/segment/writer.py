@@ -54,7 +54,9 @@ class SegmentWriter:
 
     def __init__(self, start: int, *, expected: int = 256 << 20) -> None:
         """Begin at an offset; ``expected`` is about how many bytes the file will have."""
-        self._start = self._next = start
+        self._start = start
+        self.next = start
+        """The offset that must come next."""
         self._group = min(_LARGEST_GROUP, max(_SMALLEST_GROUP, expected // _GROUPS))
         self._sink = _Sink()
         self._writer = _parquet_writer(self._sink)
@@ -65,11 +67,6 @@ class SegmentWriter:
         self._terms: list[tuple[int, int]] = []
         self._listed: list[int] = []
         self._newest: int | None = None
-
-    @property
-    def next(self) -> int:
-        """The offset that must come next."""
-        return self._next
 
     @property
     def size(self) -> int:
@@ -89,19 +86,19 @@ class SegmentWriter:
         if not batches:
             return
         end = self._follows(batches)
-        begins = check_term(self._terms, term, self._next)
+        begins = check_term(self._terms, term, self.next)
         listed = max(
             listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
         )
         if begins:
             self._flush()  # a group has one term, so that a span has
-            self._terms.append((term, self._next))
+            self._terms.append((term, self.next))
         for batch in batches:
             self._split(batch, listed)
-        self._next = end
+        self.next = end
 
     def _follows(self, batches: Sequence[pa.RecordBatch]) -> int:
-        expected = self._next
+        expected = self.next
         for batch in batches:
             if not batch.schema.equals(READ_SCHEMA):
                 raise InvalidInput(f"A segment holds the columns {READ_SCHEMA.names}, not {batch.schema.names}.")
@@ -154,14 +151,14 @@ class SegmentWriter:
         ``InvalidInput`` if nothing was added, or if it is larger than a segment may be.
         """
         self._flush()
-        if self._next == self._start:
+        if self.next == self._start:
             raise InvalidInput(f"A segment cannot be empty: there is nothing from offset {self._start} on.")
         facts = SegmentFacts(
             log_id=log_id,
             partition=partition,
             segment=segment,
             start=self._start,
-            end=self._next - 1,
+            end=self.next - 1,
             terms=tuple(self._terms),
             max_timestamp=(self._newest or 0) // 1000,
             fingerprint=fingerprint,

@@ -118,7 +118,7 @@ class NatsConnection:
         self.url = servers[0]
         self.timeout = timeout
         self.clock = clock
-        self._closed = False
+        self.closed = False
         self._lost_at: float | None = None
         self.generation = 0
         self._wakers: set[Callable[[], None]] = set()
@@ -129,7 +129,7 @@ class NatsConnection:
         try:
             self._client = self._connect(servers, options)
         except BaseException:
-            self._closed = True
+            self.closed = True
             self._stop()
             raise
         self._origin = Origin(f"The connection to {self.url}", self)
@@ -176,7 +176,7 @@ class NatsConnection:
 
     def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it."""
-        if self._closed:
+        if self.closed:
             work.close()
             raise InvalidInput(f"{what} failed: the bucket is closed; connect again.")
         errors = self._nats.errors
@@ -255,7 +255,7 @@ class NatsConnection:
 
     def post(self, subject: str, body: Mapping[str, Any], reply: str) -> None:
         """Send without waiting. A lost message shows only as a missing reply."""
-        if self._closed:
+        if self.closed:
             return
 
         async def publish() -> None:
@@ -266,18 +266,13 @@ class NatsConnection:
 
     # --- ending -------------------------------------------------------------------------------------------------
 
-    @property
-    def closed(self) -> bool:
-        """Whether the connection is closed."""
-        return self._closed
-
     def close(self) -> None:
         """Close the connection and its thread. Idempotent, and allowed in a forked child."""
-        if self._closed:
+        if self.closed:
             return
         with contextlib.suppress(StorageError):
             self.run(self._client.close(), "Closing")
-        self._closed = True
+        self.closed = True
         for wake in list(self._wakers):
             wake()
         self._stop()

@@ -85,9 +85,7 @@ class SegmentCache:
 
         Of several, the segment that starts last in the term wins; a superseded one only where no other has the offset.
         """
-        known = self._partitions.get(_key_of(partition))
-        if known is None:
-            return None
+        known = self._known(partition)
         index = known.terms.get(term) or self._index(known, term)
         stretch = NONE if index is None else index.find(offset)
         return None if stretch == NONE else self._columns.metadata(self._columns.row_of[stretch], known.key)
@@ -106,34 +104,30 @@ class SegmentCache:
         After a change of leader the log goes on in the later term; the older records beyond that point were never
         committed. Terms above ``upto_term`` are ignored.
         """
-        known = self._partitions.get(_key_of(segment.segment.partition))
+        known = self._known(segment.segment.partition)
         end = segment.end
-        for term in () if known is None else self._terms_upto(known.key, upto_term):
-            start = NONE if known is None else self._index_of(known, term).next_start(offset)
+        for term in self._terms_upto(known.key, upto_term):
+            start = self._index_of(known, term).next_start(offset)
             if start != NONE and start <= end and term > segment.term_at(start):
                 end = start - 1
         return end + 1
 
     def lowest(self, partition: TopicPartition, upto_term: int | None = None) -> int | None:
         """The lowest offset that a lookup finds, in terms up to ``upto_term``; None without segments."""
-        known = self._partitions.get(_key_of(partition))
-        if known is None:
-            return None
+        known = self._known(partition)
         starts = [self._index_of(known, term).lowest() for term in self._terms_upto(partition, upto_term)]
         return min((start for start in starts if start != NONE), default=None)
 
     def reach(self, partition: TopicPartition) -> int | None:
         """The offset after the last one that a lookup finds; None without segments."""
-        known = self._partitions.get(_key_of(partition))
-        if known is None:
-            return None
+        known = self._known(partition)
         ends = [self._index_of(known, term).reach() for term in self.terms(partition)]
         return max((end + 1 for end in ends if end != NONE), default=None)
 
     def terms(self, partition: TopicPartition) -> list[int]:
         """The terms of all segments, ascending; may include terms of removed segments."""
-        known = self._partitions.get(_key_of(partition))
-        if known is None or known.is_deleted:
+        known = self._known(partition)
+        if known.is_deleted:
             return []
         keys, first, after = self._content.keys, term_key(known.number, 0), term_key(known.number + 1, 0)
         found = set(known.terms)
@@ -162,17 +156,9 @@ class SegmentCache:
             at = self.behind(segment, at, upto_term)
         return found
 
-    def next_segment(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:
-        """The first segment with a transaction index, at the offset or after it without a gap in the term; or None."""
-        found = self.segment_for(partition, term, offset)
-        while found is not None and found.no_transaction_index:
-            found = self.segment_for(partition, term, found.end + 1)
-        return found
-
     def highest_offset(self, partition: TopicPartition, term: int) -> int | None:
         """The highest offset of the term that any finished copy ever had: deletion does not lower it."""
-        known = self._partitions.get(_key_of(partition))
-        index = None if known is None else self._index(known, term)
+        index = self._index(self._known(partition), term)
         return None if index is None or index.highest == NONE else index.highest
 
     def segments(self, partition: TopicPartition, term: int | None = None) -> Iterator[SegmentMetadata]:
@@ -180,9 +166,7 @@ class SegmentCache:
 
         Fixed at the call and built lazily: a segment removed during the iteration may be missing.
         """
-        known = self._partitions.get(_key_of(partition))
-        if known is None:
-            return iter(())
+        known = self._known(partition)
         if term is None:
             return self._each(known, self._rows(known))
         index = self._index(known, term)
@@ -195,15 +179,12 @@ class SegmentCache:
         A superseded segment counts only if other segments, not superseded themselves, hold each of its offsets in each
         of its terms: removing it makes nothing unreadable.
         """
-        known = self._partitions.get(_key_of(partition))
-        if known is None:
-            return iter(())
+        known = self._known(partition)
         return self._each(known, [row for row in self._hidden(known) if self._is_spare(known, row)])
 
     def size(self, partition: TopicPartition, term: int) -> int:
         """Total bytes of the segments with the term, in any state; a segment with two terms counts fully in both."""
-        known = self._partitions.get(_key_of(partition))
-        index = None if known is None else self._index(known, term)
+        index = self._index(self._known(partition), term)
         if index is None:
             return 0
         if index.size is None:
@@ -214,14 +195,13 @@ class SegmentCache:
 
     def deletion(self, partition: TopicPartition) -> PartitionDelete | None:
         """State of the partition's deletion; None if none was requested. A finished deletion stays known."""
-        known = self._partitions.get(_key_of(partition))
-        return None if known is None else known.deletion
+        return self._known(partition).deletion
 
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """The segment, in any state; None if unknown or if its deletion has finished."""
-        known = self._partitions.get(_key_of(segment.partition))
-        row = NONE if known is None else self._row(known, segment.id)
-        return None if known is None or row == NONE else self._columns.metadata(row, known.key)
+        known = self._known(segment.partition)
+        row = self._row(known, segment.id)
+        return None if row == NONE else self._columns.metadata(row, known.key)
 
     def partitions(self) -> list[TopicPartition]:
         """The partitions with segments or an unfinished deletion, sorted by id and number."""
@@ -270,10 +250,16 @@ class SegmentCache:
 
     # --- finding -----------------------------------------------------------------------------------------------
 
+    def _known(self, key: TopicPartition) -> _Partition:
+        """The partition; an empty one, which is not kept, if nothing is known of it."""
+        return self._partitions.get(_key_of(key)) or _Partition(key, NONE, range(0), None)
+
     def _partition(self, key: TopicPartition) -> _Partition:
-        known = self._partitions.get(_key_of(key))
-        if known is None:
-            known = self._partitions[_key_of(key)] = _Partition(key, len(self._numbered), range(0), None)
+        """The partition, numbered and kept from now on."""
+        known = self._known(key)
+        if known.number == NONE:
+            known.number = len(self._numbered)
+            self._partitions[_key_of(key)] = known
             self._numbered.append(known)
         return known
 
@@ -333,8 +319,7 @@ class SegmentCache:
             case SegmentMetadata():
                 self._addable(event)
             case PartitionDelete():
-                known = self._partitions.get(_key_of(event.partition))
-                advance_deletion(None if known is None else known.deletion, event)
+                advance_deletion(self._known(event.partition).deletion, event)
 
     def apply(self, event: SegmentEvent) -> bool:
         """Apply an event; False for an exact retry of the last event, which changes nothing.
@@ -352,13 +337,13 @@ class SegmentCache:
 
     def _addable(self, event: SegmentMetadata) -> bool:
         """Whether the add is new; False if it is an exact retry."""
-        known = self._partitions.get(_key_of(event.segment.partition))
-        row = NONE if known is None else self._row(known, event.segment.id)
-        if known is not None and row != NONE:
+        known = self._known(event.segment.partition)
+        row = self._row(known, event.segment.id)
+        if row != NONE:
             add_segment(self._columns.metadata(row, known.key), event)
             return False
         add_segment(self._removed_segment(event.segment, b""), event)
-        if known is not None and known.is_deleted:
+        if known.is_deleted:
             raise InvalidInput(
                 f"Segment {event.segment} cannot be added: the deletion of its partition has finished. Nothing will "
                 "read it; remove what was copied."
@@ -382,9 +367,9 @@ class SegmentCache:
 
     def _updatable(self, event: SegmentUpdate) -> tuple[_Partition, int] | None:
         """The partition and row to update; None if the update is an exact retry."""
-        known = self._partitions.get(_key_of(event.segment.partition))
-        row = NONE if known is None else self._row(known, event.segment.id)
-        if known is None or row == NONE:
+        known = self._known(event.segment.partition)
+        row = self._row(known, event.segment.id)
+        if row == NONE:
             update_segment(self._removed_segment(event.segment, event.custom_metadata), event)
             return None
         if (self._columns.state[row], event.state) in UPDATE_STEPS:
@@ -423,8 +408,7 @@ class SegmentCache:
                 index.size -= columns.size(row)
 
     def _delete(self, event: PartitionDelete) -> bool:
-        known = self._partitions.get(_key_of(event.partition))
-        before = None if known is None else known.deletion
+        before = self._known(event.partition).deletion
         after = advance_deletion(before, event)
         if after is before:
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Final
 from uuid import UUID, SafeUUID
 
@@ -212,14 +213,7 @@ _SET_INT = _setter(UUID, "int")
 _SET_IS_SAFE = _setter(UUID, "is_safe")
 _SET_PARTITION = _setter(SegmentId, "partition")
 _SET_ID = _setter(SegmentId, "id")
-_SET_SEGMENT = _setter(SegmentMetadata, "segment")
-_SET_START = _setter(SegmentMetadata, "start")
-_SET_END = _setter(SegmentMetadata, "end")
-_SET_BROKER = _setter(SegmentMetadata, "broker")
-_SET_MAX_TIMESTAMP = _setter(SegmentMetadata, "max_timestamp")
-_SET_EVENT_TIMESTAMP = _setter(SegmentMetadata, "event_timestamp")
-_SET_TERMS = _setter(SegmentMetadata, "terms")
-_SET_SIZE = _setter(SegmentMetadata, "size")
-_SET_CUSTOM = _setter(SegmentMetadata, "custom_metadata")
-_SET_STATE = _setter(SegmentMetadata, "state")
-_SET_NO_INDEX = _setter(SegmentMetadata, "no_transaction_index")
+(
+    _SET_SEGMENT, _SET_START, _SET_END, _SET_BROKER, _SET_MAX_TIMESTAMP, _SET_EVENT_TIMESTAMP, _SET_TERMS, _SET_SIZE,
+    _SET_CUSTOM, _SET_STATE, _SET_NO_INDEX,
+) = (_setter(SegmentMetadata, field.name) for field in fields(SegmentMetadata))  # fmt: skip
