@@ -9,17 +9,17 @@ from obstore.store import MemoryStore
 
 from strandline.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import REMEMBERED, Stamped
-from strandline.storage.cell import Cell, StoreCell
+from strandline.storage.cell import StoreCell
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ObjectStore
-from strandline.testing.cells import CellContract, JsonCodec, Operations, increment
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import CALM, Faults, FaultyStore
-from strandline.testing.histories import History, check, open_store_cell, play
 from strandline.testing.plain import PlainStore
 from tests.cases import sampled
+from tests.storage.cell_histories import History, check, open_store_cell, play
+from tests.storage.cells import CellContract, JsonCodec, Operations, increment
 from tests.storage.twins import BlindRetryCell, BlindRetryStore, LastWriterWinsCell
 
 HISTORIES = 3000
@@ -112,7 +112,7 @@ class TestTheContractCatches:
     """The scripted suite, too, finds what is wrong with the twin, not only the random one."""
 
     class Suite(CellContract):
-        def open_cell(self, store: ObjectStore) -> Cell[int]:
+        def open_cell(self, store: ObjectStore) -> StoreCell[int]:
             return BlindRetryCell(store, "cells/counter", JsonCodec[int]())
 
     @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from strandline.storage.store import ObjectStore
-from strandline.testing.cells import CellContract
 from strandline.testing.stores import ObjectStoreContract
+from tests.storage.cells import CellContract
 
 
 class TestStoreOnS3(ObjectStoreContract):

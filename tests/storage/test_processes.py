@@ -13,8 +13,8 @@ from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.local import LocalStore
 from strandline.storage.store import Match
-from strandline.testing.cells import JsonCodec, Operations, increment
 from strandline.testing.stores import content, paths
+from tests.storage.cells import JsonCodec, Operations, increment
 from tests.storage.programs import finish, run_python, start_python
 
 FORK = """
@@ -43,7 +43,7 @@ import sys
 from strandline.errors import Contended
 from strandline.storage.cell import StoreCell
 from strandline.storage.local import LocalStore
-from strandline.testing.cells import JsonCodec, Operations, increment
+from tests.storage.cells import JsonCodec, Operations, increment
 
 root, seed, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 cell, new_op = StoreCell(LocalStore(root), "counter", JsonCodec()), Operations(seed)

@@ -24,14 +24,14 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.retry import RetryingStore
 from strandline.storage.store import ABSENT, Match, ObjectStore, Version
-from strandline.testing.cells import JsonCodec, Operations, increment
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Faults
-from strandline.testing.histories import play
 from strandline.testing.stores import ObjectStoreContract, content, paths, together
 from tests.cases import some
 from tests.proxy import Fault, FaultyProxy, Weather, answer, hang, reset
 from tests.servers import BUCKET, S3Server, Server, fresh_prefix
+from tests.storage.cell_histories import play
+from tests.storage.cells import JsonCodec, Operations, increment
 
 LOST: dict[str, Fault] = {
     "reset": reset(landed=True),

@@ -38,22 +38,6 @@ class Codec(Protocol[T]):
         """The state in these bytes; ``where`` names the object in errors."""
 
 
-class Cell(Protocol[T]):
-    """A shared value. Reads block on the store; updates are atomic and happen exactly once per operation."""
-
-    def read(self) -> Versioned[T]:
-        """The value now, or ``NotFound``."""
-
-    def update(self, op: OpId, edit: Callable[[T], T]) -> T:
-        """Apply a pure edit and return a value in which ``op`` has been applied, by this call or an earlier one.
-
-        The edit may run several times, on different values; what it raises on a current value is raised here and
-        changes nothing. Returning the very value it was given writes nothing. ``Contended`` after too many lost
-        races, ``OutcomeUnknown`` if the store failed and the outcome could not be read back: repeating the call
-        with the same ``op`` is safe in both cases.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class _Held(Generic[T]):
     state: Stamped[T]
@@ -142,7 +126,13 @@ class StoreCell(Generic[T]):
         )
 
     def update(self, op: OpId, edit: Callable[[T], T], *, role: Role | None = None) -> T:
-        """Apply a pure edit exactly once; see :class:`Cell`. With ``role`` its writes are counted for Prometheus."""
+        """Apply a pure edit and return a value in which ``op`` has been applied, by this call or an earlier one.
+
+        The edit may run several times, on different values; what it raises on a current value is raised here and
+        changes nothing. Returning the very value it was given writes nothing. ``Contended`` after too many lost
+        races, ``OutcomeUnknown`` if the store failed and the outcome could not be read back: repeating the call
+        with the same ``op`` is safe in both cases. With ``role`` the writes are counted for Prometheus.
+        """
         held, fresh, tries = self._held, False, 0
         while True:
             if held is None:

@@ -1,5 +1,4 @@
 """Contract suite for cells: inherit the class, give it a store, and run it with ``pytest``."""
-# ruff: noqa: D102, PLR2004 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
-from strandline.storage.cell import Cell, StoreCell
+from strandline.storage.cell import StoreCell
 from strandline.storage.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
@@ -68,7 +67,7 @@ def increment(value: int) -> int:
 
 
 class CellContract:
-    """Every sentence of :class:`~strandline.storage.cell.Cell`, as a test on a cell that counts.
+    """Every sentence of :class:`~strandline.storage.cell.StoreCell`, as a test on a cell that counts.
 
     A subclass named ``Test...`` defines the fixture ``store``, an empty object store for each test, and
     overrides :meth:`open_cell` and :meth:`create` if its cells are not :class:`~strandline.storage.cell.StoreCell`.
@@ -78,7 +77,7 @@ class CellContract:
     increments: ClassVar[int] = 250
     """How many increments each thread makes; fewer where each costs a disk's fsync."""
 
-    def open_cell(self, store: ObjectStore) -> Cell[int]:
+    def open_cell(self, store: ObjectStore) -> StoreCell[int]:
         """A cell over the store that has seen nothing yet; it must not sleep in real time."""
         return StoreCell(store, "cells/counter", JsonCodec[int](), clock=ManualClock(), chance=SeededChance(2))
 

@@ -10,13 +10,13 @@ from uuid import UUID
 
 from strandline.errors import Contended, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import OpId
-from strandline.storage.cell import Cell, StoreCell
+from strandline.storage.cell import StoreCell
 from strandline.storage.store import ObjectStore
-from strandline.testing.cells import JsonCodec
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
+from tests.storage.cells import JsonCodec
 
 BAD_LINE: Final = Faults(before=0.06, after=0.1, late=0.06, throttled=0.03, latency=0.1)
 """About every fourth operation goes wrong."""
@@ -24,7 +24,7 @@ BAD_LINE: Final = Faults(before=0.06, after=0.1, late=0.06, throttled=0.03, late
 DEATH: Final = 0.02
 """How likely a writer dies at an operation, half of the time when it was done."""
 
-OpenCell = Callable[[ObjectStore], Cell[str]]
+OpenCell = Callable[[ObjectStore], StoreCell[str]]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class History:
     deaths: int = 0
 
 
-def open_store_cell(store: ObjectStore) -> Cell[str]:
+def open_store_cell(store: ObjectStore) -> StoreCell[str]:
     """The cell that :func:`play` creates, as the package itself opens it."""
     return StoreCell(store, "cell", JsonCodec[str](), clock=ManualClock(), chance=SeededChance(3))
 
