@@ -23,6 +23,7 @@ from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.stream import Layout, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.checked import encode_checked
+from strandline.formats.json.fields import Fields, write_record
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.formats.node.ticket import (
     FeedTicket,
@@ -108,21 +109,7 @@ from strandline.model.segments import (
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile, Superseded
 from strandline.model.stamp import OpId, Stamped
 from strandline.model.times import Doubt
-from strandline.node.flight.json_messages import (
-    answer,
-    read_commit,
-    read_registration,
-    read_report,
-    read_resume,
-    read_status,
-    read_topology,
-    write_commit,
-    write_registration,
-    write_report,
-    write_resume,
-    write_status,
-    write_topology,
-)
+from strandline.node.flight.json_messages import answer, read_commit, read_resume, write_commit, write_resume
 from strandline.node.flight.security import Tokens
 from strandline.node.messages import (
     Commit,
@@ -478,15 +465,21 @@ _TICKETS = tuple(
 _TOPOLOGY = Topology(
     UUID(int=7), "a", 3, 2, 9, "quorum(a,b)", 5, 4, (Member("b", "eu", 5, 5, None, 0, 1, 1, 2, True, False),), 1
 )
+
+
+def _reader(kind: type) -> Callable[[Fields], Any]:
+    return lambda fields: fields.record(kind)
+
+
 _ANSWERS: dict[str, tuple[Any, ...]] = {
-    "topology": (read_topology, write_topology(_TOPOLOGY)),
-    "registration": (read_registration, write_registration(Registration(_TOPOLOGY, 3))),
+    "topology": (_reader(Topology), write_record(_TOPOLOGY)),
+    "registration": (_reader(Registration), write_record(Registration(_TOPOLOGY, 3))),
     "resume": (
         read_resume,
         *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
     ),
-    "report": (read_report, write_report(ElectionReport("a", 1, 1, 5, 4, "it is ill"))),
-    "status": (read_status, write_status(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
+    "report": (_reader(ElectionReport), write_record(ElectionReport("a", 1, 1, 5, 4, "it is ill"))),
+    "status": (_reader(NodeStatus), write_record(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
     "commit": (
         read_commit,
         *(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.flight as fl
 import pytest
@@ -13,8 +14,8 @@ from strandline.errors import CorruptData, InvalidInput, LogFailed, StrandlineEr
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import decode_ticket
 from strandline.model.addresses import check_replica_name
-from strandline.node.flight.json_messages import read_topology
 from strandline.node.flight.remote_log import RemoteLog
+from strandline.node.messages import Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import below
 from tests.node.processes import Nest
@@ -68,18 +69,19 @@ def test_a_ticket_refuses_a_name_that_is_a_path(ticket: bytes) -> None:
 
 
 def test_a_primary_cannot_make_a_replica_remember_a_path_as_a_name(tmp_path: Path) -> None:
-    member = dict.fromkeys(
+    member: dict[str, Any] = dict.fromkeys(
         ("sent", "applied", "durable", "apply_errors", "divergences", "connected_at", "last_seen"), 0
     )
+    member |= {"region": None, "bootstrapping": False, "healthy": True}
     numbers = dict.fromkeys(("term", "term_start", "epoch", "durable", "committed", "first"), 0)
     topology = {"log_id": f"{'0' * 8}-0000-0000-0000-{'0' * 12}", "primary": "p", "policy": "local", **numbers}
-    read_topology(Fields({**topology, "members": [{"name": "a", **member}]}, "it", wrong=CorruptData))
+    Fields({**topology, "members": [{"name": "a", **member}]}, "it", wrong=CorruptData).record(Topology)
     for wrong in (
         {**topology, "members": [{"name": "../a", **member}]},
         {**topology, "primary": "../p", "members": []},
     ):
         with pytest.raises(CorruptData, match="no plain name"):
-            read_topology(Fields(wrong, "it", wrong=CorruptData))
+            Fields(wrong, "it", wrong=CorruptData).record(Topology)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

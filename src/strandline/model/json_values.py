@@ -11,14 +11,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
 from functools import cache, partial
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from strandline.errors import InvalidInput
+from strandline.model.addresses import is_plain_name
 from strandline.model.cursor import Cursor
 from strandline.model.stamp import OpId, Stamped
 
 T = TypeVar("T")
+
+PlainName = Annotated[str, "a plain name"]
+"""The type of a field that names a replica, a node or a snapshot."""
 
 LARGEST: Final = 32 << 20
 """The largest document in bytes."""
@@ -83,6 +87,13 @@ def text(value: object) -> str:
     return value
 
 
+def plain_name(value: object) -> str:
+    """A plain name of a replica, a node or a snapshot; never a path."""
+    if not is_plain_name(text(value)):
+        raise ValueError(f"{str(value)[:200]!r} is no plain name")
+    return str(value)
+
+
 def flag(value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool):
@@ -140,10 +151,9 @@ def fingerprint_of(value: object) -> int | None:
 def read_record(kind: type[T], found: object, *, optional: Collection[str] = (), **given: Any) -> T:
     """A dataclass from an object with a field of the same name for each of its own; further fields are ignored.
 
-    The type hints decide: ``int`` (from 0 on), ``str``, ``bool``, ``UUID``, ``Cursor``, a dataclass, ``X | None``,
-    ``tuple[X, ...]`` and ``tuple[X, X]``. Fields in ``given`` are not read; those in ``optional`` keep their default if
-    they are missing.
-    ``ValueError`` names the field that is wrong or missing.
+    The type hints decide: ``int`` (from 0 on), ``str``, ``PlainName``, ``bool``, ``UUID``, ``Cursor``, a dataclass,
+    ``X | None``, ``tuple[X, ...]`` and ``tuple[X, X]``. Fields in ``given`` are not read; those in ``optional`` keep
+    their default if they are missing. ``ValueError`` names the field that is wrong or missing.
 
     >>> read_record(Stamped, {"revision": 7, "recent": []}, value="x")
     Stamped(value='x', revision=7, recent=())
@@ -167,26 +177,26 @@ def read_record(kind: type[T], found: object, *, optional: Collection[str] = (),
 
 @cache
 def _readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     return {field.name: _reader(hints[field.name]) for field in fields_of(kind)}
 
 
 _SCALARS: Final[dict[Any, Callable[[Any], Any]]] = {
-    int: natural, str: text, bool: flag, UUID: uuid, OpId: uuid, Cursor: cursor,
+    int: natural, str: text, PlainName: plain_name, bool: flag, UUID: uuid, OpId: uuid, Cursor: cursor,
 }  # fmt: skip
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
     arguments = get_args(hint)
+    if hint in _SCALARS:
+        return _SCALARS[hint]
     if get_origin(hint) is tuple:
         item, count = _reader(arguments[0]), None if ... in arguments else len(arguments)
         return lambda value: tuple(map(item, items(value, count)))
     if type(None) in arguments:
         read = _reader(arguments[0])
         return lambda value: None if value is None else read(value)
-    if is_dataclass(hint) and isinstance(hint, type) and hint not in _SCALARS:
-        return partial(read_record, hint)
-    return _SCALARS.get(hint, _unreadable)
+    return partial(read_record, hint) if is_dataclass(hint) and isinstance(hint, type) else _unreadable
 
 
 def _unreadable(value: object) -> Any:

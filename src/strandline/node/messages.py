@@ -13,6 +13,7 @@ from strandline.log.resume import FullRebootstrap, PartialResync
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
+from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
 from strandline.node.lead.committed_log import CommittedLog
@@ -31,7 +32,7 @@ class Caller(NamedTuple):
 class Member:
     """A replica in the topology. Positions are next offsets, None before its first acknowledgement."""
 
-    name: str
+    name: PlainName
     region: str | None
     sent: int
     applied: int | None
@@ -49,7 +50,7 @@ class Topology:
     """The replicas of a log, as its primary sees them. ``epoch`` grows with each change of membership or health."""
 
     log_id: UUID
-    primary: str
+    primary: PlainName
     term: int
     term_start: int
     """Where the primary's log ended when its term began: only a replica that has everything below counts."""
@@ -122,7 +123,7 @@ class ElectionReport:
     higher (adopted, durable) has every committed record that the other has.
     """
 
-    name: str
+    name: PlainName
     term: int
     adopted: int
     durable: int
@@ -136,7 +137,7 @@ class ElectionReport:
 class NodeStatus:
     """State of a node in either role, for operators."""
 
-    name: str
+    name: PlainName
     condition: str
     """``leading``, ``following``, ``connecting``, …"""
     trouble: str | None

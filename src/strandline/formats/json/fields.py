@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.model import json_values as values
-from strandline.model.addresses import is_plain_name
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST_NUMBER, fingerprint_of, fingerprint_text
 
@@ -121,10 +121,7 @@ class Fields:
 
     def name(self, name: str) -> str:
         """A plain name of a replica, a node or a snapshot; never a path."""
-        value = self.text(name)
-        if not is_plain_name(value):
-            raise self.refused(f"{name!r} is {value[:200]!r}, which is no plain name")
-        return value
+        return self._read(name, values.plain_name)
 
     def maybe_text(self, name: str, *, longest: int = 4096) -> str | None:
         """The same as :meth:`text`, or None."""
@@ -175,11 +172,22 @@ def read_cursor(fields: Mapping[str, Any]) -> Cursor:
 
 
 def write_fields(fields: Mapping[str, Any]) -> bytes:
-    """A small object as bytes; UUIDs and cursors as text."""
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_as_text).encode()
+    """A small object as bytes; UUIDs and cursors as text, dataclasses as objects."""
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False, default=_as_value).encode()
 
 
-def _as_text(value: object) -> str:
+def write_record(record: Any) -> bytes:
+    """A dataclass as bytes, as :meth:`Fields.record` reads it."""
+    return write_fields(_fields_of(record))
+
+
+def _fields_of(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields_of(record)}
+
+
+def _as_value(value: object) -> object:
     if isinstance(value, UUID | Cursor):
         return str(value)
+    if is_dataclass(value):
+        return _fields_of(value)
     raise TypeError(f"A {type(value).__name__} cannot be written as JSON.")

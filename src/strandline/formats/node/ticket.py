@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from typing import TypeAlias
 
-from strandline.formats.json.fields import Fields, write_fields
+from strandline.formats.json.fields import Fields, write_record
 from strandline.model.cursor import Cursor
+from strandline.model.json_values import PlainName
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReadTicket:
 class FeedTicket:
     """Log batches for a replica, up to what is durable, without an end."""
 
-    replica: str
+    replica: PlainName
     term: int
     since: Cursor
 
@@ -41,16 +41,16 @@ class FeedTicket:
 class ReportTicket:
     """A replica's reports of its progress."""
 
-    replica: str
+    replica: PlainName
 
 
 @dataclass(frozen=True, slots=True)
 class FileTicket:
     """A piece of a snapshot's file: from a byte on, about ``limit`` bytes."""
 
-    replica: str
+    replica: PlainName
     term: int
-    snapshot: str
+    snapshot: PlainName
     path: str
     offset: int
     limit: int
@@ -61,7 +61,7 @@ Ticket: TypeAlias = ReadTicket | FeedTicket | ReportTicket | FileTicket
 
 def encode_ticket(ticket: Ticket) -> bytes:
     """The bytes of a ticket."""
-    return write_fields({field.name: getattr(ticket, field.name) for field in fields_of(ticket)})
+    return write_record(ticket)
 
 
 def decode_ticket(data: bytes | memoryview) -> Ticket:
@@ -69,11 +69,11 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
     fields = Fields.parse(data or b"{}", "The ticket")
     if "snapshot" in fields:
         fields.only("replica", "term", "snapshot", "path", "offset", "limit")
-        return fields.record(FileTicket, replica=fields.name("replica"), snapshot=fields.name("snapshot"))
+        return fields.record(FileTicket)
     if "replica" in fields:
         fields.only("replica", "term", "since")
         if "term" not in fields and "since" not in fields:
-            return ReportTicket(fields.name("replica"))
-        return fields.record(FeedTicket, replica=fields.name("replica"))
+            return fields.record(ReportTicket)
+        return fields.record(FeedTicket)
     fields.only("since", "upto", "follow", "columns")
     return fields.record(ReadTicket, follow=fields.flag("follow"))

@@ -8,15 +8,8 @@ from types import MappingProxyType
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.formats.json.fields import Fields, write_fields
-from strandline.node.flight.json_messages import (
-    write_bounds,
-    write_registration,
-    write_report,
-    write_resume,
-    write_status,
-    write_topology,
-)
+from strandline.formats.json.fields import Fields, write_fields, write_record
+from strandline.node.flight.json_messages import write_resume
 from strandline.node.flight.security import Role, Session
 from strandline.node.messages import Caller, NodeService
 
@@ -43,7 +36,7 @@ def _replica(session: Session, fields: Fields) -> Caller:
 
 def _register(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "region")
-    return [write_registration(served.primary.register(_replica(session, fields), region=fields.maybe_text("region")))]
+    return [write_record(served.primary.register(_replica(session, fields), region=fields.maybe_text("region")))]
 
 
 def _unregister(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
@@ -76,31 +69,32 @@ def _topology(served: NodeService, session: Session, fields: Fields) -> list[byt
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if session.grant is not None and not session.grant.may(Role.REPLICA):
         caller = Caller(session.grant.name)  # no client tells a primary that there is a higher term
-    return [write_topology(served.primary.topology(caller))]
+    return [write_record(served.primary.topology(caller))]
 
 
 def _report(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    return [write_report(served.report(_replica(session, fields)))]
+    return [write_record(served.report(_replica(session, fields)))]
 
 
 def _bounds(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
     log = served.reading()
-    return [write_bounds(log.start(), log.bounds())]
+    bounds = log.bounds()
+    return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
 
 
 def _status(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only()
     session.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_status(served.status())]
+    return [write_record(served.status())]
 
 
 def _promote(served: NodeService, session: Session, fields: Fields) -> list[bytes]:
     fields.only("force")
     session.need(Role.ADMIN)
-    return [write_topology(served.promote(force=fields.flag("force")))]
+    return [write_record(served.promote(force=fields.flag("force")))]
 
 
 def _rebootstrap(served: NodeService, session: Session, fields: Fields) -> list[bytes]:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
 from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.cursor import Bounds, Cursor
 from strandline.node.messages import (
     Commit,
-    ElectionReport,
-    Member,
-    NodeStatus,
     NotRequired,
     Outcome,
     Reached,
-    Registration,
     Resume,
     Rewind,
     TimedOut,
-    Topology,
 )
 
 _LARGEST_ANSWER: Final = 16 << 20
@@ -31,32 +24,6 @@ _LARGEST_ANSWER: Final = 16 << 20
 def answer(data: bytes | memoryview, url: str) -> Fields:
     """The fields of an answer; whatever is wrong with them is ``CorruptData``."""
     return Fields.parse(data, f"An answer of {url}", largest=_LARGEST_ANSWER, wrong=CorruptData)
-
-
-def write_topology(topology: Topology) -> bytes:
-    """A topology."""
-    return write_fields(asdict(topology))
-
-
-def read_topology(fields: Fields) -> Topology:
-    """And back."""
-    members = tuple(map(_member, fields.objects("members")))
-    return fields.record(Topology, primary=fields.name("primary"), members=members)
-
-
-def _member(fields: Fields) -> Member:
-    flags = {name: fields.flag(name) for name in ("bootstrapping", "healthy")}
-    return fields.record(Member, name=fields.name("name"), **flags)
-
-
-def write_registration(registration: Registration) -> bytes:
-    """The answer to a replica that registers."""
-    return write_fields(asdict(registration))
-
-
-def read_registration(fields: Fields) -> Registration:
-    """And back."""
-    return Registration(read_topology(fields.object("topology")), fields.maybe_natural("position"))
 
 
 def write_resume(resume: Resume) -> bytes:
@@ -80,31 +47,6 @@ def read_resume(fields: Fields) -> Resume:
         return FullRebootstrap(Cause(fields.text("rebootstrap")))
     except ValueError as error:
         raise fields.refused("the cause of a bootstrap is not known") from error
-
-
-def write_report(report: ElectionReport) -> bytes:
-    """What a node has."""
-    return write_fields(asdict(report))
-
-
-def read_report(fields: Fields) -> ElectionReport:
-    """And back."""
-    return fields.record(ElectionReport, name=fields.name("name"))
-
-
-def write_status(status: NodeStatus) -> bytes:
-    """How a node is."""
-    return write_fields({**asdict(status), "position": None if status.position is None else str(status.position)})
-
-
-def read_status(fields: Fields) -> NodeStatus:
-    """And back."""
-    return fields.record(NodeStatus, name=fields.name("name"))
-
-
-def write_bounds(start: Cursor, bounds: Bounds) -> bytes:
-    """What readers see of a log."""
-    return write_fields({"log_id": str(start.log_id), "first": bounds.first, "next": bounds.next})
 
 
 def write_commit(commit: Commit) -> bytes:

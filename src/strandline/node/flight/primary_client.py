@@ -10,18 +10,13 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.formats.arrow.header import admit_batch
+from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
 from strandline.node.flight.channel import TIMEOUT, Channel, end_exchange
 from strandline.node.flight.client_errors import arrived, asking
-from strandline.node.flight.json_messages import (
-    answer,
-    read_registration,
-    read_report,
-    read_resume,
-    read_topology,
-)
+from strandline.node.flight.json_messages import answer, read_resume
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.streams import CHUNK_SCHEMA
@@ -85,12 +80,12 @@ class FlightUpstream(Closing):
     def __repr__(self) -> str:
         return f"FlightUpstream({self._channel.url!r})"
 
-    def _answer(self, action: str, caller: Caller, **fields: Any) -> Any:
+    def _answer(self, action: str, caller: Caller, **fields: Any) -> Fields:
         return answer(self._channel.ask(action, _asked(caller, **fields)), self._channel.url)
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Be known as a replica."""
-        return read_registration(self._answer("register", caller, region=region))
+        return self._answer("register", caller, region=region).record(Registration)
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
         """Be known no longer."""
@@ -194,11 +189,11 @@ class FlightUpstream(Closing):
 
     def topology(self, caller: Caller) -> Topology:
         """Who replicates the log, and how far each is."""
-        return read_topology(self._answer("topology", caller))
+        return self._answer("topology", caller).record(Topology)
 
     def report(self, caller: Caller) -> ElectionReport:
         """What this node has, whatever its role."""
-        return read_report(self._answer("report", caller))
+        return self._answer("report", caller).record(ElectionReport)
 
     def close(self) -> None:
         """Let go of the connection; closing twice is fine. Feeds are closed by who opened them."""

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CorruptData, TransientStorageError
+from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.writers import numbered
@@ -21,7 +22,7 @@ from strandline.model.records import RecordSource
 from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.client_errors import asking
-from strandline.node.flight.json_messages import answer, read_commit, read_status, read_topology
+from strandline.node.flight.json_messages import answer, read_commit
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
@@ -119,28 +120,30 @@ class RemoteLog(Closing):
                 if not batches and receiver.done:
                     return
 
+    def _ask(self, action: str, timeout: float | None = None, **fields: Any) -> Fields:
+        return answer(self._channel.ask(action, fields, timeout=timeout), self.url)
+
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
-        fields = answer(self._channel.ask("bounds", {}), self.url)
+        fields = self._ask("bounds")
         return Bounds(fields.natural("first"), fields.natural("next"))
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node."""
-        return answer(self._channel.ask("bounds", {}), self.url).uuid("log_id")
+        return self._ask("bounds").uuid("log_id")
 
     def topology(self) -> Topology:
         """Who replicates the log, and how far each is."""
-        return read_topology(answer(self._channel.ask("topology", {}), self.url))
+        return self._ask("topology").record(Topology)
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
         """Make this node the primary, if nothing committed can be lost by that."""
-        data = self._channel.ask("promote", {"force": force}, timeout=timeout)
-        return read_topology(answer(data, self.url))
+        return self._ask("promote", timeout, force=force).record(Topology)
 
     def status(self) -> NodeStatus:
         """How this node is, whatever its role."""
-        return read_status(answer(self._channel.ask("status", {}), self.url))
+        return self._ask("status").record(NodeStatus)
 
     def rebootstrap(self) -> None:
         """Have this node, which is a replica, build its copy of the log again."""
