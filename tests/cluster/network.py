@@ -14,7 +14,7 @@ from strandline.formats.checksum import crc32c
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.node import Heartbeat
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,

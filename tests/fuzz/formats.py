@@ -109,7 +109,6 @@ from strandline.model.segments import (
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile, Superseded
 from strandline.model.stamp import OpId, Stamped
 from strandline.model.times import Doubt
-from strandline.node.flight.json_messages import answer, read_commit, read_resume, write_commit, write_resume
 from strandline.node.flight.security import Tokens
 from strandline.node.messages import (
     Commit,
@@ -122,6 +121,11 @@ from strandline.node.messages import (
     Rewind,
     TimedOut,
     Topology,
+    answer,
+    read_commit,
+    read_resume,
+    write_commit,
+    write_resume,
 )
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tier.attachment import ColdCodec

@@ -21,7 +21,7 @@ from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from tests.node.flight_double import TABLE, Node, records
 

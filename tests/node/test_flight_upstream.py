@@ -24,7 +24,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, NodeService, Upstream
 from tests.node.flight_double import ANSWERS, CHUNK, Node, records, values_of
 

@@ -14,7 +14,7 @@ from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server import FlightNode
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from strandline.testing.clock import ManualClock
 from tests.formats.shared_headers import batch_with_shared_pairs, encapsulated, shared_columns, shared_pairs

@@ -16,7 +16,7 @@ from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
 from strandline.node.elect.terms import HIGHEST_TERM, TERM_STEP, check_rise, plausible_term
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, parse_identities
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
 from strandline.node.node_folder import NodeFolder
 from tests.node.parts import Cluster

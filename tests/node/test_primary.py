@@ -21,13 +21,13 @@ from strandline.errors import (
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
-from strandline.node.lead import replica_slots as replicas
+from strandline.node.lead import replicas
 from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.flow import FlowLimits
 from strandline.node.lead.policies import AckN, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND

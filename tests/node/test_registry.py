@@ -7,7 +7,7 @@ import pytest
 from strandline.errors import Diverged, InvalidInput, NotFound
 from strandline.model.cursor import SECOND
 from strandline.node.lead.policies import AckN, watermark
-from strandline.node.lead.replica_registry import (
+from strandline.node.lead.replicas import (
     ReplicaProgress,
     ReplicaRegistry,
     acknowledged,

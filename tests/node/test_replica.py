@@ -16,7 +16,7 @@ from strandline.model.node import Heartbeat
 from strandline.model.retention import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.replica_registry import bootstrapping
+from strandline.node.lead.replicas import bootstrapping
 from strandline.node.messages import Caller, Chunk
 from strandline.node.replicate import bootstrap
 from strandline.node.replicate.incoming import Verdict, judge

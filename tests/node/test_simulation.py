@@ -15,8 +15,7 @@ from strandline.node.elect import election
 from strandline.node.lead.commits import CommitHandle, Leadership
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry, bootstrapping
-from strandline.node.lead.replica_slots import Replicas
+from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder

@@ -1,15 +1,16 @@
-"""Messages between nodes, as values, and the protocols of a node: the same over Flight and in the simulation."""
+"""Messages between nodes, as values and as JSON, and the protocols of a node, over Flight and in the simulation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
-from strandline.errors import CommitTimedOut
+from strandline.errors import CommitTimedOut, CorruptData
+from strandline.formats.json.fields import Fields, write_fields
 from strandline.log.contract import Receipt
-from strandline.log.resume import FullRebootstrap, PartialResync
+from strandline.log.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
@@ -18,7 +19,9 @@ from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import CommitPolicy
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
+
+_LARGEST_ANSWER: Final = 16 << 20
 
 
 class Caller(NamedTuple):
@@ -196,6 +199,74 @@ class Commit:
                 "if the primary is before that. Wait, or append again with the same writer and number."
             )
         return self.receipt
+
+
+# --- as JSON ---------------------------------------------------------------------------------------------------
+
+
+def answer(data: bytes | memoryview, url: str) -> Fields:
+    """The fields of an answer; whatever is wrong with them is ``CorruptData``."""
+    return Fields.parse(data, f"An answer of {url}", largest=_LARGEST_ANSWER, wrong=CorruptData)
+
+
+def write_resume(resume: Resume) -> bytes:
+    """How a replica goes on."""
+    match resume:
+        case PartialResync(cursor):
+            return write_fields({"resume": str(cursor)})
+        case Rewind(upto, term):
+            return write_fields({"rewind": upto, "term": term})
+        case FullRebootstrap(cause):
+            return write_fields({"rebootstrap": cause})
+
+
+def read_resume(fields: Fields) -> Resume:
+    """And back."""
+    if "resume" in fields:
+        return PartialResync(fields.cursor("resume"))
+    if "rewind" in fields:
+        return Rewind(fields.natural("rewind"), fields.natural("term"))
+    try:
+        return FullRebootstrap(Cause(fields.text("rebootstrap")))
+    except ValueError as error:
+        raise fields.refused("the cause of a bootstrap is not known") from error
+
+
+def write_commit(commit: Commit) -> bytes:
+    """What became of an append."""
+    fields: dict[str, Any] = {
+        "first": commit.receipt.first,
+        "count": commit.receipt.count,
+        "bookmark": str(commit.bookmark),
+    }
+    match commit.outcome:
+        case NotRequired():
+            fields["outcome"] = "not-required"
+        case Reached(watermark):
+            fields |= {"outcome": "reached", "watermark": watermark}
+        case TimedOut(watermark, policy, seconds):
+            fields |= {"outcome": "timed-out", "watermark": watermark, "policy": policy, "seconds": seconds}
+    return write_fields(fields)
+
+
+def read_commit(fields: Fields) -> Commit:
+    """And back."""
+    outcome: Outcome
+    match fields.text("outcome"):
+        case "not-required":
+            outcome = NotRequired()
+        case "reached":
+            outcome = Reached(fields.natural("watermark"))
+        case "timed-out":
+            policy = fields.text("policy", longest=1 << 16)
+            outcome = TimedOut(fields.natural("watermark"), policy, fields.seconds("seconds"))
+        case other:
+            raise fields.refused(f"the outcome {other[:40]!r} is not known")
+    receipt = Receipt(fields.maybe_natural("first"), fields.natural("count"))
+    return Commit(receipt, outcome, fields.cursor("bookmark"))
+
+
+# --- protocols -------------------------------------------------------------------------------------------------
 
 
 class ReplicationFeed(Protocol):

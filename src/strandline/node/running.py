@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Final, Generic, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from strandline.errors import NotReady
 from strandline.model.arguments import Timeout, checked
@@ -57,46 +57,37 @@ class ControlQueue:
         """An empty queue."""
         self.wake = threading.Event()
         """Set when a request is queued, or the node stops: the control thread need not sleep on."""
-        self._queue: deque[_Job[object]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._lock = threading.Lock()
         self._closed: str | None = None
 
     def run(self, call: Callable[[], T]) -> T:
         """Let the control thread make this call, and return its result; ``NotReady`` if that thread has ended."""
-        job = _Job(call)
+        result: Future[T] = Future()
         with self._lock:
             if self._closed is not None:
                 raise NotReady(self._closed)
-            self._queue.append(job)  # type: ignore[arg-type]  # the queue only ever runs it
+            self._queue.append((result, call))
         self.wake.set()
-        return job.result.result()
+        return result.result()
 
     def drain(self) -> None:
         """Run every queued request; for the control thread."""
         self.wake.clear()
         while self._queue:
-            self._queue.popleft().run()
+            result, call = self._queue.popleft()
+            try:
+                result.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                result.set_exception(error)
 
     def close(self, why: str) -> None:
         """Refuse queued and later requests with this reason."""
         with self._lock:
             self._closed = why
             left, self._queue = self._queue, deque()
-        for job in left:
-            job.result.set_exception(NotReady(why))
-
-
-@final
-class _Job(Generic[T]):
-    def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
-        self.result: Future[T] = Future()
-
-    def run(self) -> None:
-        try:
-            self.result.set_result(self._call())
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            self.result.set_exception(error)
+        for result, _ in left:
+            result.set_exception(NotReady(why))
 
 
 @bound_to_process(keep=("name",))

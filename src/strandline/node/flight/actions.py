@@ -9,9 +9,8 @@ from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.formats.json.fields import Fields, write_fields, write_record
-from strandline.node.flight.json_messages import write_resume
 from strandline.node.flight.security import Role, Session
-from strandline.node.messages import Caller, NodeService
+from strandline.node.messages import Caller, NodeService, write_resume
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final, final
 
 from strandline.errors import InvalidInput
+from strandline.node.flight.errors import Unauthenticated
 from strandline.node.flight.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session
-from strandline.node.flight.server_errors import Unauthenticated
 from strandline.node.flight.transport import GrpcCall
 from strandline.storage.clock import Clock
 

@@ -15,12 +15,11 @@ from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket,
 from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
 from strandline.node.flight.channel import TIMEOUT, Channel, end_exchange
-from strandline.node.flight.client_errors import arrived, asking
-from strandline.node.flight.json_messages import answer, read_resume
+from strandline.node.flight.errors import arrived, asking
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.streams import CHUNK_SCHEMA
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -30,6 +29,8 @@ from strandline.node.messages import (
     Resume,
     SnapshotOffer,
     Topology,
+    answer,
+    read_resume,
 )
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing

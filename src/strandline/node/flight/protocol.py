@@ -11,6 +11,7 @@ from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import RECORD_BYTES, check_message
 from strandline.formats.arrow.stream import announced
 from strandline.formats.json.fields import LARGEST_REQUEST as LARGEST_JSON
+from strandline.node.flight.errors import first_line
 
 SERVICE: Final = "arrow.flight.protocol.FlightService"
 
@@ -155,9 +156,7 @@ def _read_message(message: pa.Buffer) -> pa.Message:
 
 def unreadable(error: Exception) -> InvalidInput:
     """What an error of Arrow over bytes from outside means."""
-    lines = str(error).splitlines()
-    why = lines[0][:300].rstrip(".") if lines else type(error).__name__
-    return InvalidInput(f"What was sent cannot be read: {why}.")
+    return InvalidInput(f"What was sent cannot be read: {first_line(error)}.")
 
 
 def _key(number: int) -> bytes:

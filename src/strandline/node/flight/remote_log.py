@@ -21,13 +21,12 @@ from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
 from strandline.node.flight.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.channel import TIMEOUT, Channel
-from strandline.node.flight.client_errors import asking
-from strandline.node.flight.json_messages import answer, read_commit
+from strandline.node.flight.errors import asking
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.stream_receiver import Receiver, read_part, size_of
 from strandline.node.flight.streams import read_schema
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.messages import Commit, NodeStatus, Topology
+from strandline.node.messages import Commit, NodeStatus, Topology, answer, read_commit
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process

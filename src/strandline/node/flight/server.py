@@ -28,7 +28,7 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.actions import ACTIONS, act
 from strandline.node.flight.admission import Admission, AdmittedCall
 from strandline.node.flight.append_stream import collect, read_command
-from strandline.node.flight.json_messages import write_commit
+from strandline.node.flight.errors import refusal_of, stopping
 from strandline.node.flight.limits import MemoryBudget, ServerLimits, share_heaps
 from strandline.node.flight.protocol import (
     SERVICE,
@@ -39,11 +39,10 @@ from strandline.node.flight.protocol import (
     write_put_result,
 )
 from strandline.node.flight.security import Role, ServerSecurity, check_listening
-from strandline.node.flight.server_errors import refusal_of, stopping
 from strandline.node.flight.streams import CHUNK_SCHEMA, HeartbeatTimer, feeding, pieces, read_schema, reading
 from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, Watchdog
-from strandline.node.lead.replica_registry import ReplicaProgress
-from strandline.node.messages import Caller, NodeService
+from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.messages import Caller, NodeService, write_commit
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, final
@@ -18,7 +18,7 @@ from strandline.formats.node.wire import Flag, Note, content_checksum, decode_no
 from strandline.model.batch import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
-from strandline.node.flight.client_errors import arrived
+from strandline.node.flight.errors import arrived
 from strandline.storage.clock import CLOCK, Clock
 
 QUEUE_BYTES: Final = 64 << 20
@@ -114,7 +114,6 @@ def check_records(batch: pa.RecordBatch, url: str) -> None:
         raise CorruptData(f"Records that {url} sent have no timestamp or no operation. Connect again.")
 
 
-@final
 class Receiver(Generic[T]):
     """Receives in a thread of its own, up to about ``QUEUE_BYTES`` ahead of who takes.
 
@@ -276,20 +275,16 @@ class Receiver(Generic[T]):
 
 
 @final
-class RemoteFeed:
+class RemoteFeed(Receiver[LogBatch]):
     """A primary's log batches. Satisfies :class:`~strandline.node.messages.ReplicationFeed`."""
 
     def __init__(
-        self,
-        begin: Callable[[], AbstractContextManager[Any]],
-        since: int,
-        *,
-        url: str,
-        silence: float,
-        clock: Clock = CLOCK,
-        queue_bytes: int = QUEUE_BYTES,
+        self, begin: Callable[[], AbstractContextManager[Any]], since: int, *, url: str, silence: float, **more: Any
     ) -> None:
-        """The batches from the one that holds the offset ``since`` on, out of the stream that ``begin`` opens."""
+        """The batches from the one that holds the offset ``since`` on, out of the stream that ``begin`` opens.
+
+        ``more`` are the clock, and how many bytes are received ahead.
+        """
         self._url = url
         self._heartbeat: Heartbeat | None = None
         self._assembler = Assembler(url, since)
@@ -301,17 +296,9 @@ class RemoteFeed:
                     raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which are no records.")
                 yield reader
 
-        self._receiver = Receiver(
-            opened,
-            self._accept,
-            url=url,
-            what="the stream of records",
-            silence=silence,
-            clock=clock,
-            queue_bytes=queue_bytes,
-        )
+        super().__init__(opened, self._assemble, url=url, what="the stream of records", silence=silence, **more)
 
-    def _accept(self, chunk: Any) -> tuple[LogBatch, int] | None:
+    def _assemble(self, chunk: Any) -> tuple[LogBatch, int] | None:
         if chunk.data is None:
             note, batch = _note_of(chunk, self._url), None
             self._assembler.hear(note)
@@ -333,16 +320,12 @@ class RemoteFeed:
         """0: what has come is in memory, and bounded there."""
         return 0
 
-    def take(self, timeout: float) -> Sequence[LogBatch]:
+    def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[LogBatch]:
         """The received batches, waiting up to ``timeout`` seconds; empty if none came, or only a heartbeat."""
-        taken = self._receiver.take(timeout)
-        if not taken and self._receiver.done:
+        taken = super().take(timeout, most=most)
+        if not taken and self.done:
             raise TransientStorageError(f"{self._url} ended the stream of records: connect again.")
         return taken
-
-    def close(self) -> None:
-        """End the stream; closing twice is fine."""
-        self._receiver.close()
 
 
 def read_part(chunk: Any, url: str) -> tuple[pa.RecordBatch, Note]:

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import final
 
@@ -149,6 +150,15 @@ class Commits:
             waiter.wake(done=False)
         return waiter
 
+    def wait(self, policy: CommitPolicy, upto: int, timeout: float) -> CommitWaiter:
+        """Block until the watermark of a policy has reached an offset, or until the timeout."""
+        waiter = self.add(policy, upto)
+        try:
+            waiter.wait(timeout)
+        finally:
+            self.remove(waiter)
+        return waiter
+
     def remove(self, waiter: CommitWaiter) -> None:
         """Remove a waiter. Idempotent."""
         if waiter.done:
@@ -190,35 +200,20 @@ class Commits:
 
 @final
 @checked
+@dataclass(slots=True, eq=False)
 class CommitHandle:
     """The result of an append. Leadership is checked once the records are durable here and the policy is satisfied."""
 
-    __slots__ = ("_clock", "_commits", "_handle", "_is_alone", "_leadership", "_log", "_policy", "_term_start")
-
-    def __init__(
-        self,
-        handle: WalHandle,
-        policy: CommitPolicy,
-        commits: Commits,
-        leadership: Leadership,
-        log: WalLog,
-        clock: Clock,
-        *,
-        term_start: int,
-        is_alone: bool = False,
-    ) -> None:
-        """For a queued append; all records from ``term_start`` on are of the current term.
-
-        ``is_alone``: durable on the primary satisfies the policy, without any acknowledgement.
-        """
-        self._handle = handle
-        self._policy = policy
-        self._commits = commits
-        self._leadership = leadership
-        self._log = log
-        self._clock = clock
-        self._term_start = term_start
-        self._is_alone = is_alone
+    _handle: WalHandle
+    _policy: CommitPolicy
+    _commits: Commits
+    _leadership: Leadership
+    _log: WalLog
+    _clock: Clock
+    _term_start: int
+    """All records from here on are of the current term."""
+    _is_alone: bool
+    """Durable on the primary satisfies the policy, without any acknowledgement."""
 
     def done(self) -> bool:
         """Whether :meth:`result` would not block."""
@@ -254,10 +249,6 @@ class CommitHandle:
         return Cursor(self._log.log_id, upto, term)
 
     def _wait(self, deadline: float, timeout: float) -> Outcome:
-        waiter = self._commits.add(self._policy, self._upto())
-        try:
-            waiter.wait(deadline - self._clock.monotonic())
-        finally:
-            self._commits.remove(waiter)
+        waiter = self._commits.wait(self._policy, self._upto(), deadline - self._clock.monotonic())
         reached = waiter.reached
         return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)

@@ -27,8 +27,7 @@ from strandline.node.lead.policies import (
     strengthened,
     watermark,
 )
-from strandline.node.lead.replica_registry import ReplicaProgress, ReplicaRegistry
-from strandline.node.lead.replica_slots import Replicas
+from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
@@ -136,15 +135,9 @@ class PrimaryRole:
         except LogClosed:
             self.leadership.check("nothing was written")  # it stepped down in between
             raise
+        alone = is_met_alone(asked, self.name)
         return CommitHandle(
-            handle,
-            asked,
-            self._commits,
-            self.leadership,
-            self.log,
-            self._clock,
-            term_start=self.term_start,
-            is_alone=is_met_alone(asked, self.name),
+            handle, asked, self._commits, self.leadership, self.log, self._clock, self.term_start, alone
         )
 
     def _slow_down(self) -> None:
@@ -221,12 +214,7 @@ class PrimaryRole:
         return self.log.wait(Cursor(self.log.log_id, past), timeout)
 
     def _wait_committed(self, past: int, timeout: float) -> bool:
-        waiter = self._commits.add(self.policy, past + 1)
-        try:
-            waiter.wait(timeout)
-        finally:
-            self._commits.remove(waiter)
-        return waiter.done
+        return self._commits.wait(self.policy, past + 1, timeout).done
 
     # --- replicas ----------------------------------------------------------------------------------------------
 
@@ -349,19 +337,7 @@ class PrimaryRole:
         self._check_term(caller)
         jump = self._clock.now() - self.replicas.time()
         members = tuple(
-            Member(
-                each.name,
-                each.region,
-                each.sent,
-                each.applied,
-                each.durable,
-                each.apply_errors,
-                each.divergences,
-                each.connected_at + jump,
-                each.last_seen + jump,
-                each.bootstrapping,
-                each.healthy,
-            )
+            Member(**each._replace(connected_at=each.connected_at + jump, last_seen=each.last_seen + jump)._asdict())
             for each in self.registry.replicas.values()
         )
         heartbeat = self.heartbeat()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import SlotInvalid, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, Upstream
 from strandline.storage.clock import Clock
 
 
 @final
+@dataclass(slots=True, eq=False)
 class AckSender:
     """Sends a replica's acknowledgements; for the thread that follows and commits.
 
@@ -20,32 +22,21 @@ class AckSender:
     advances it.
     """
 
-    def __init__(
-        self,
-        caller: Callable[[], Caller],
-        progress: Callable[[int], ReplicaProgress],
-        *,
-        end: Callable[[], int],
-        heard: Callable[[int], object],
-        poll_seconds: float,
-        clock: Clock,
-    ) -> None:
-        """``progress`` builds the acknowledgement of a durable end, before it is sent; ``heard`` takes the watermark of
-        each answer.
-        """
-        self._caller = caller
-        self._progress = progress
-        self._end = end
-        self._heard = heard
-        self._poll_seconds = poll_seconds
-        self._clock = clock
-        self._upstream: Upstream | None = None
-        self._answered = 0.0
-        """When the primary last answered."""
-        self._acknowledged = -1
-        """The offset that was acknowledged last."""
-        self._unsent: StrandlineError | None = None
-        """Why the last acknowledgement could not be sent."""
+    _caller: Callable[[], Caller]
+    _progress: Callable[[int], ReplicaProgress]
+    """Builds the acknowledgement of a durable end, before it is sent."""
+    _end: Callable[[], int]
+    _heard: Callable[[int], object]
+    """Takes the watermark of each answer."""
+    _poll_seconds: float
+    _clock: Clock
+    _upstream: Upstream | None = None
+    _answered: float = 0.0
+    """When the primary last answered."""
+    _acknowledged: int = -1
+    """The offset that was acknowledged last."""
+    _unsent: StrandlineError | None = None
+    """Why the last acknowledgement could not be sent."""
 
     def begin(self, upstream: Upstream) -> None:
         """Acknowledge to this primary from here on; sends the current end first, and waits for the answer."""

@@ -27,7 +27,7 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.node import Peer, Trouble
 from strandline.node.lead.committed_log import ReadableLog
-from strandline.node.lead.replica_registry import ReplicaProgress
+from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, ReplicationFeed, Rewind, Topology, Upstream
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
@@ -110,12 +110,7 @@ class ReplicaRole:
         self._compared: int | None = None
         """The offset of the last record while it has yet to be compared with the primary's."""
         self._acks = AckSender(
-            self._caller,
-            self._progress,
-            end=self._end,
-            heard=self._raise_watermark,
-            poll_seconds=self._poll_seconds,
-            clock=self._clock,
+            self._caller, self._progress, self._end, self._raise_watermark, self._poll_seconds, self._clock
         )
         self._checkpointed = self._clock.monotonic()
         """When the watermark was last stored: after a restart readers see no less."""

@@ -1,0 +1,377 @@
+"""A primary's replicas: offsets and health of each, as a value with pure transitions; and a slot for each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple, final
+
+from strandline.errors import Diverged, Fenced, InvalidInput, NotFound, Overloaded, SlotInvalid
+from strandline.log.contract import Slot
+from strandline.log.wal.log import WalLog
+from strandline.model.addresses import check_replica_name
+from strandline.model.cursor import SECOND, Cursor
+from strandline.model.node import Peer
+from strandline.model.retention import SlotState
+from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
+from strandline.storage.clock import Clock
+
+_LOGGER = logging.getLogger(__name__)
+
+MOST_REPLICAS: Final = 256
+"""So many can be registered at a time."""
+SILENT_POLLS: Final = 3
+SILENT_SECONDS: Final = 5
+"""A replica is unhealthy after so many missed heartbeat intervals, and at least so many seconds."""
+
+
+class ReplicaState(NamedTuple):
+    """State of one replica on its primary. Positions are next offsets; times are microseconds."""
+
+    name: str
+    connected_at: int
+    last_seen: int
+    region: str | None = None
+    sent: int = 0
+    applied: int | None = None
+    """None before its first acknowledgement: until then it counts for nothing."""
+    durable: int | None = None
+    apply_errors: int = 0
+    divergences: int = 0
+    """Both are the highest that it has reported."""
+    bootstrapping: bool = False
+    """Whether it bootstraps, and serves no reads after a bookmark."""
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaProgress:
+    """The content of an acknowledgement: a replica's offsets and error counts."""
+
+    applied: int
+    durable: int
+    apply_errors: int = 0
+    divergences: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.durable <= self.applied:
+            raise InvalidInput(f"A replica cannot have made {self.durable} durable and applied {self.applied}.")
+
+
+class ReplicaRegistry(NamedTuple):
+    """All replicas of a log by name, and the epoch, which grows with each change of membership or health."""
+
+    replicas: Mapping[str, ReplicaState] = MappingProxyType({})
+    epoch: int = 0
+
+    def replica(self, name: str) -> ReplicaState:
+        """One replica; ``NotFound`` if it is not registered."""
+        try:
+            return self.replicas[name]
+        except KeyError as error:
+            raise NotFound(f"There is no replica {name!r}: it has to register first.") from error
+
+    def durable_offsets(self, primary: str, durable: int, *, term_start: int = 0) -> DurableOffsets:
+        """Durable offset of each replica, for commit policies.
+
+        A replica that lacks records from before the primary's term does not count. Otherwise a record could be on
+        enough replicas and yet be truncated by a later primary with a shorter log of a higher term.
+        """
+        positions = []
+        for each in self.replicas.values():
+            counts = each.durable is not None and each.durable >= term_start
+            positions.append(ReplicaPosition(each.name, each.durable if counts else None, each.region))
+        return DurableOffsets(primary, durable, tuple(positions))
+
+    @property
+    def lag(self) -> int:
+        """Lag of the slowest replica behind what was sent to the fastest; without an acknowledgement it is at 0."""
+        known = self.replicas.values()
+        return max((each.sent for each in known), default=0) - min((each.applied or 0 for each in known), default=0)
+
+    @property
+    def safe_replay(self) -> int | None:
+        """Everything below is durable on every replica; None without any."""
+        return min((each.durable or 0 for each in self.replicas.values()), default=None)
+
+
+def register(
+    registry: ReplicaRegistry, name: str, *, region: str | None, now: int, divergences: int = 0
+) -> ReplicaRegistry:
+    """The registry with this replica; one that comes back keeps its progress, and is no change of the topology.
+
+    ``divergences`` are those that a new one is known to have reported before.
+    """
+    known = registry.replicas.get(check_replica_name(name))
+    if known is None:
+        return _with(registry, [ReplicaState(name, now, now, region, divergences=divergences)], is_change=True)
+    seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
+    return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
+
+
+def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
+    """The registry without this replica; one that is not known changes nothing."""
+    if check_replica_name(name) not in registry.replicas:
+        return registry
+    left = {known: each for known, each in registry.replicas.items() if known != name}
+    return ReplicaRegistry(MappingProxyType(left), registry.epoch + 1)
+
+
+def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegistry:
+    """Everything below this offset was sent to a replica; never back."""
+    known = registry.replica(name)
+    return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
+
+
+def acknowledged(
+    registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, end: int, now: int
+) -> ReplicaRegistry:
+    """The registry after a replica reported; positions and counts only go forward.
+
+    ``NotFound`` for one that is not registered, ``Diverged`` for one that has more than the log: both change nothing.
+    """
+    known = registry.replica(name)
+    if progress.applied > end:
+        raise Diverged(
+            f"Replica {name!r} says that it has applied all below {progress.applied}, and the log ends at {end}: "
+            "it has records that this log never had, and has to bootstrap again."
+        )
+    after = ReplicaState(
+        name=known.name,
+        connected_at=known.connected_at,
+        last_seen=max(known.last_seen, now),
+        region=known.region,
+        sent=max(known.sent, progress.applied),
+        applied=max(known.applied or 0, progress.applied),
+        durable=max(known.durable or 0, progress.durable),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
+        bootstrapping=known.bootstrapping,
+        healthy=True,
+    )
+    return _with(registry, [after], is_change=not known.healthy)
+
+
+def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
+    """The registry with a replica that goes on at this offset: it has no more than that, whatever it had before."""
+    known = registry.replica(name)
+    applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
+    after = known._replace(sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
+    return _with(registry, [after], is_change=known.bootstrapping)
+
+
+def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, now: int) -> ReplicaRegistry:
+    """The registry after a replica reported whose position does not count: only what it has found does."""
+    known = registry.replica(name)
+    after = known._replace(
+        last_seen=max(known.last_seen, now),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
+        healthy=True,
+    )
+    return _with(registry, [after], is_change=not known.healthy)
+
+
+def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> ReplicaRegistry:
+    """The registry with a replica that begins to build its state again, or has done so.
+
+    One that begins has nothing any more, whatever it had: it counts again with its next acknowledgement.
+    """
+    known = registry.replica(name)
+    after = known._replace(bootstrapping=flag)
+    if flag:
+        after = after._replace(sent=0, applied=None, durable=None)
+    return _with(registry, [after], is_change=known.bootstrapping != flag)
+
+
+def judge_health(registry: ReplicaRegistry, *, poll_seconds: float, now: int) -> ReplicaRegistry:
+    """The registry after a look at who was silent for too long; all who are found so at once are one change."""
+    patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
+    silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
+    return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
+
+
+def _with(registry: ReplicaRegistry, changed: Iterable[ReplicaState], *, is_change: bool) -> ReplicaRegistry:
+    replicas = dict(registry.replicas)
+    for each in changed:
+        replicas[each.name] = each
+    return ReplicaRegistry(MappingProxyType(replicas), registry.epoch + is_change)
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+@final
+class Replicas:
+    """The registry, and a slot for each replica. Safe in threads.
+
+    An acknowledgement counts at once; the slot is advanced later, and until then pins more than is needed.
+    """
+
+    def __init__(
+        self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, clock: Clock
+    ) -> None:
+        """Begin with the stored peers, with a slot each; ``changed`` takes the registry when it has to be stored."""
+        self._log = log
+        self._changed = changed
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Held to change the registry, and to move slots."""
+        self.now = ReplicaRegistry()
+        """The registry as of now, without the latest sent offsets."""
+        self._sent: dict[str, int] = {}
+        """Sent offsets that are not in the registry yet: every batch changes them, and few calls read them."""
+        self._slots: dict[str, Slot] = {}
+        self._acknowledged: dict[str, int] = {}
+        """Acknowledged offsets to which the slots are not advanced yet."""
+        for peer in peers:
+            self.now = register(self.now, peer.name, region=peer.region, now=self.time(), divergences=peer.divergences)
+            if self.slot(peer.name) is None:
+                log.create_slot(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
+
+    def time(self) -> int:
+        """Microseconds on a clock that never jumps, which the registry goes by: who was heard in a future that a wall
+        clock has left again would not be missed for as long.
+        """
+        return round(self._clock.monotonic() * SECOND)
+
+    def with_sent(self) -> ReplicaRegistry:
+        """The registry as of now."""
+        with self._lock:
+            while self._sent:
+                name, upto = self._sent.popitem()
+                if name in self.now.replicas:
+                    self.now = sent_upto(self.now, name, upto)
+            return self.now
+
+    def slot(self, name: str) -> SlotState | None:
+        """A replica's slot, if it has one."""
+        return next((slot for slot in self._log.slots() if slot.name == name), None)
+
+    # --- membership ---------------------------------------------------------------------------------------------
+
+    def register(self, name: str, *, region: str | None, at: int) -> int | None:
+        """Know a replica, and pin the log for a new one; returns where its slot stands, or None if it is invalid.
+
+        ``Overloaded`` for a new one if there are as many as there may be: names that somebody made up pin the log, too.
+        """
+        with self._lock:
+            if name not in self.now.replicas and len(self.now.replicas) >= MOST_REPLICAS:
+                raise Overloaded(
+                    f"{len(self.now.replicas)} replicas are registered, and a primary keeps the log for no more than "
+                    f"that: {name!r} was not added. Let the administrator unregister those that are gone."
+                )
+            state = self.slot(name)
+            if state is None:
+                state = self._log.create_slot(name, at)
+            self._claimed(name)
+            self.now = register(self.now, name, region=region, now=self.time())
+            self._changed(self.now)
+        return state.position if state.invalid is None else None
+
+    def unregister(self, name: str, *, keep_slot: bool) -> None:
+        """Know it no longer; unknown is fine."""
+        with self._lock:
+            self.now = unregister(self.now, name)
+            self._forget_slot(name)
+            self._changed(self.now)
+            if not keep_slot and self.slot(name) is not None:
+                self._log.drop_slot(name)
+
+    def judge(self, *, poll_seconds: float) -> None:
+        """Find out who was silent for too long."""
+        with self._lock:
+            self.now = judge_health(self.now, poll_seconds=poll_seconds, now=self.time())
+
+    # --- progress -----------------------------------------------------------------------------------------------
+
+    def sent(self, name: str, upto: int) -> None:
+        """Everything below was sent to it."""
+        self._sent[name] = upto
+
+    def acknowledge(self, name: str, progress: ReplicaProgress) -> str | None:
+        """A replica says how far it is; returns why that does not count, if it does not."""
+        end = self._log.bounds().next
+        with self._lock:
+            before = self.now
+            after = acknowledged(before, name, progress, end=end, now=self.time())
+            pins = self._claimed(name).state().pins
+            self.now = after if pins else counted(before, name, progress, now=self.time())
+            if self.now.replica(name).divergences > before.replica(name).divergences:
+                self._changed(self.now)  # that must not be forgotten when this primary is gone
+            if not pins:
+                return self._move_slot(name)  # which tells why it cannot be
+            self._acknowledged[name] = progress.durable
+        return None
+
+    def goes_on(self, name: str, at: int) -> None:
+        """It follows from here on: its slot pins that, which may be behind what it had let go of."""
+        with self._lock:
+            self._acknowledged.pop(name, None)
+            state = self.slot(name)
+            if state is not None and state.position > at:
+                self._reset(name, at)
+            had = self.now.replica(name).durable
+            if had is not None and had > at:
+                _LOGGER.warning(
+                    "Replica %s had acknowledged everything below %d, and goes on at %d: its folder was restored from "
+                    "an older copy, or its disk has lost records. It counts for what it has now.", name, had, at,
+                )  # fmt: skip
+            self._sent.pop(name, None)
+            self.now = resumed(self.now, name, at)
+
+    def bootstraps(self, name: str) -> None:
+        """It builds its state anew: what it was sent, and has told of, it has no more."""
+        with self._lock:
+            self._sent.pop(name, None)
+            self._acknowledged.pop(name, None)
+            self.now = bootstrapping(self.now, name, flag=True)
+
+    def bootstrapped(self, name: str, at: int) -> None:
+        """It has done so: its slot is valid again, and stands there."""
+        with self._lock:
+            self._reset(name, at)
+            self.now = bootstrapping(self.now, name, flag=False)
+
+    # --- slots --------------------------------------------------------------------------------------------------
+
+    def move_slot(self, name: str) -> str | None:
+        """Let a slot stand where its replica has said that it is; or why it cannot."""
+        with self._lock:
+            return self._move_slot(name)
+
+    def move_slots(self) -> None:
+        """The same for all: before it is judged which of them are too far behind."""
+        for name in list(self._acknowledged):
+            with contextlib.suppress(Fenced, NotFound):  # it is somebody else's, or gone: its replica will be told
+                self.move_slot(name)
+
+    def _move_slot(self, name: str) -> str | None:
+        slot, upto = self._slots.get(name), self._acknowledged.pop(name, 0)
+        try:
+            if slot is not None and upto > slot.state().position:
+                slot.advance(Cursor(self._log.log_id, upto))
+            elif slot is not None:
+                slot.touch()
+        except SlotInvalid as error:
+            return str(error)
+        return None
+
+    def _claimed(self, name: str) -> Slot:
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._slots[name] = self._log.claim_slot(name, name)
+        return slot
+
+    def _reset(self, name: str, position: int) -> None:
+        self._forget_slot(name)  # first: if something fails from here on, it is claimed anew
+        self._log.reset_slot(name, position)
+        self._claimed(name)
+
+    def _forget_slot(self, name: str) -> None:
+        self._slots.pop(name, None)
+        self._acknowledged.pop(name, None)
