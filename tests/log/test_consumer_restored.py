@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline.compat.v1.log import open_queue
-from strandline.errors import Diverged
+from strandline.errors import Diverged, Fenced
 
 
 def opened(kind: str, folder: Path) -> Any:
@@ -102,3 +102,46 @@ def test_a_slot_is_not_advanced_by_a_cursor_of_another_history(tmp_path: Path) -
     assert slot.state().position == 0
     slot.advance(log.cursor_at(1))
     assert slot.state().position == 1
+
+
+def test_a_consumer_that_was_given_nothing_yet_passes_over_no_batch_of_the_new_history(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    log = sl.open(str(folder), create=True)
+    produce(log, b"a")
+    consume_all(log)
+    shutil.copytree(folder, tmp_path / "backup")
+    produce(log, b"b", b"c")
+    consume_all(log)
+    waiting = sl.Consumer(log, holder="service", trim_every=None)  # the same holder again keeps its epoch
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    produce(log, b"x", b"y", b"z")
+    for call in (waiting.next_batch, lambda: waiting.next_descriptors(1), lambda: list(waiting), waiting.flush):
+        with pytest.raises(Diverged, match="restored from a copy"):
+            call()
+    with sl.Consumer(log, holder="service", trim_every=None) as again:
+        assert [batch.values for batch in again] == [[b"x"], [b"y"], [b"z"]]
+
+
+def test_of_two_consumers_with_one_epoch_after_a_restore_only_the_later_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    log = sl.open(str(folder), create=True)
+    produce(log, b"a", b"b")
+    log.create_slot("default", 0)
+    shutil.copytree(folder, tmp_path / "backup")
+    older = sl.Consumer(log, trim_every=None)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    later = sl.Consumer(log, trim_every=None)
+    assert later.next_batch().sequence == 0
+    for call in (older.next_batch, older.flush):
+        with pytest.raises(Fenced, match="must stop"):
+            call()
+    later.ack_through(0)
+    assert [batch.values for batch in later] == [[b"b"]]
+
+
+def consume_all(log: Any) -> None:
+    with sl.Consumer(log, holder="service", trim_every=None) as consumer:
+        for batch in consumer:
+            consumer.ack(batch.sequence)

@@ -188,11 +188,12 @@ class MemoryLog:
         """The lowest position that a valid slot still needs."""
         return rules.floor(self.slots())
 
-    def advance_slot(self, name: str, epoch: int, to: Cursor) -> None:
+    def advance_slot(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does."""
         with self._changed:
             rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._head.next_offset))
-            self._slots[name] = rules.advance(self.slot(name), epoch=epoch, to=to.next, now=self._clock.now())
+            before, now = self.slot(name), self._clock.now()
+            self._slots[name] = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now)
 
     def touch_slot(self, name: str, epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""
@@ -216,7 +217,7 @@ class MemorySlot:
 
     def advance(self, to: Cursor) -> None:
         """Move the position up."""
-        self.log.advance_slot(self.name, self.epoch, to)
+        self.log.advance_slot(self.name, self.holder, self.epoch, to)
 
     def touch(self) -> None:
         """Say that the holder is alive."""

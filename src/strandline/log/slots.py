@@ -45,26 +45,39 @@ def claim(state: SlotState, holder: str, now: int, *, hot: bool = False) -> Slot
     return replace(_heard(state, now), holder=holder, epoch=state.epoch + 1, hot=hot, expires=None)
 
 
-def advance(state: SlotState, *, epoch: int, to: int, now: int, fingerprint: int | None = None) -> SlotState:
+def advance(
+    state: SlotState, *, holder: str, epoch: int, to: int, now: int, fingerprint: int | None = None
+) -> SlotState:
     """The slot moved up; never down, never by a fenced holder, never when invalid.
+
+    Epochs only grow, but a log that was restored from a copy counts them again from there: so the holder is compared,
+    too.
 
     ``fingerprint`` is that of the batch with the record before ``to``; None if it is not known.
     """
-    if state.epoch != epoch:
+    check_held(state, holder=holder, epoch=epoch)
+    if to < state.position or (to == state.position and fingerprint in (None, state.fingerprint)):
+        return state
+    return replace(_heard(state, now), position=to, fingerprint=fingerprint)
+
+
+def check_held(state: SlotState, *, holder: str | None, epoch: int) -> None:
+    """Refuse a holder that is fenced, or whose slot is dropped or invalid."""
+    if (state.epoch, state.holder) != (epoch, holder):
         raise Fenced(
             f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
             f"{epoch} and must stop."
         )
     _check_listed(state)
     check_valid(state)
-    if to < state.position or (to == state.position and fingerprint in (None, state.fingerprint)):
-        return state
-    return replace(_heard(state, now), position=to, fingerprint=fingerprint)
 
 
 def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
-    """The slot of a holder that is alive and has nothing to acknowledge; a fenced one changes nothing."""
-    advance(state, epoch=epoch, to=state.position, now=now)
+    """The slot of a holder that is alive and has nothing to acknowledge; a fenced one changes nothing.
+
+    One that nobody has claimed yet has no holder, so that only the epoch tells.
+    """
+    check_held(state, holder=state.holder, epoch=epoch)
     return _heard(state, now)
 
 

@@ -258,7 +258,7 @@ class SlotKeeper:
 
     # --- advancing ---------------------------------------------------------------------------------------------
 
-    def advance(self, cell: StoreCell[SlotState], epoch: int, to: Cursor) -> None:
+    def advance(self, cell: StoreCell[SlotState], holder: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""
         head = self._read_head()
         bounds = bounds_of(head)
@@ -267,12 +267,13 @@ class SlotKeeper:
         now, fingerprint = self._clock.now(), to.fingerprint
         cell.update(
             self._op(),
-            lambda slot: rules.advance(slot, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
+            lambda slot: rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
         )
 
     def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""
-        cell.update(self._op(), lambda slot: rules.seen(slot, epoch=epoch, now=self._clock.now()))
+        now = self._clock.now()
+        cell.update(self._op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
 
 
 @checked
@@ -322,7 +323,7 @@ class ObjectSlot:
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up."""
-        self.keeper.advance(self.cell, self.epoch, to)
+        self.keeper.advance(self.cell, self.holder, self.epoch, to)
 
     def touch(self) -> None:
         """Durably say that the holder is alive although it has nothing to acknowledge."""

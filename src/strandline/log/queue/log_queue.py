@@ -74,6 +74,7 @@ class OwnQueue:
         self._chunks = log.chunks
         self._claimed: ObjectSlot | None = None
         self._acknowledged = 0
+        self._position = 0  # as offset: the slot was there, by this claim
         self._given = GivenBatches()
         self._seen = 0.0
         self._before = Writes(0, 0)  # of former claims
@@ -112,9 +113,10 @@ class OwnQueue:
                 # Back is a new promise: it has to be pinned before it counts, and that fences us, too.
                 self._log.reset_slot(self._name, self._offset_behind(head, wanted - 1))
                 continue
+            self._position, self._acknowledged = state.position, wanted
             if wanted > first:
-                slot.advance(Cursor(self._log.log_id, self._offset_behind(head, wanted - 1)))
-            self._acknowledged = wanted
+                self._position = self._offset_behind(head, wanted - 1)
+                slot.advance(Cursor(self._log.log_id, self._position))
             return wanted
         raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
 
@@ -145,6 +147,7 @@ class OwnQueue:
     def _take(self, slot: ObjectSlot) -> None:
         self._before = self.writes()
         self._claimed = slot
+        self._position = 0
         self._seen = self._clock.monotonic()
 
     @property
@@ -158,11 +161,20 @@ class OwnQueue:
         return f"Slot {self._name!r} of {self.url}"
 
     def _own_state(self) -> SlotState:
-        """The slot, if it is still ours and valid; ``Fenced`` or ``SlotInvalid`` otherwise."""
-        epoch = self._slot.epoch
+        """The slot, if it is still ours and valid; ``Fenced`` or ``SlotInvalid`` otherwise.
+
+        ``Diverged`` if it stands before a position that it had under the same claim: nobody but a restore does that.
+        """
+        slot, known = self._slot, self._position  # before the slot is read: another thread may be acknowledging
         # Not through the claimed slot's own cell, which another thread may be using to acknowledge.
         state = self._log.slot(self._name)
-        rules.advance(state, epoch=epoch, to=0, now=0)
+        rules.check_held(state, holder=slot.holder, epoch=slot.epoch)
+        if state.position < known:
+            raise Diverged(
+                f"{self._where} stands at {state.position}, and this consumer knows it at {known}: the log was "
+                "restored from a copy, or replaced. Nothing was taken or acknowledged: undo what was done with batches "
+                "of the other history, and open a new consumer, which begins where the slot stands."
+            )
         return state
 
     # --- from sequences to offsets and back --------------------------------------------------------------------
@@ -252,6 +264,7 @@ class OwnQueue:
         """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""
         entry = _entry(through)
         self._slot.advance(Cursor(self._log.log_id, entry.next, fingerprint=entry.fingerprint))
+        self._position = max(self._position, entry.next)
         self._acknowledged = max(self._acknowledged, entry.sequence + 1)
 
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:

@@ -199,7 +199,7 @@ class WalSlots:
                 self._store(claimed)
             elif self._dirty:
                 self._flush()  # the claim itself may be what is not written yet
-            return WalSlot(self, name, claimed.epoch)
+            return WalSlot(self, name, holder, claimed.epoch)
 
     def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
         """Durably put a slot elsewhere and make it valid again."""
@@ -231,12 +231,13 @@ class WalSlots:
                 self._write(self._start, slots)
             return changed
 
-    def advance(self, name: str, epoch: int, to: Cursor) -> None:
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; written lazily."""
         with self._changing():
             rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
-            now = self._clock.now()
-            self._note(rules.advance(self.state(name), epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint))
+            before, now = self.state(name), self._clock.now()
+            after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
+            self._note(after)
             self._hear(name)
 
     def touch(self, name: str, epoch: int) -> None:
@@ -329,6 +330,7 @@ class WalSlot:
 
     slots: WalSlots
     name: str
+    holder: str
     epoch: int
 
     def state(self) -> SlotState:
@@ -337,7 +339,7 @@ class WalSlot:
 
     def advance(self, to: Cursor) -> None:
         """Move the position up, without a sync: it is written before it counts, which is when the log forgets."""
-        self.slots.advance(self.name, self.epoch, to)
+        self.slots.advance(self.name, self.holder, self.epoch, to)
 
     def touch(self) -> None:
         """Say that the holder is alive; written lazily, too."""
