@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from strandline.errors import NotALog
 from strandline.log.folders import Contents, FolderKind, contents, refuse_others
+from strandline.model.addresses import split_address
 from strandline.storage.disk import DISK
 
 _SUFFIX: Final = ".logical.wal"
@@ -18,7 +19,7 @@ def local_folder(url: str) -> Path | None:
     """The folder that an address names, if it is one on this machine."""
     if "://" not in url:
         return Path(url).absolute()
-    return Path(unquote(urlsplit(url).path)) if url.startswith("file://") else None
+    return Path(unquote(split_address(url).path)) if url.startswith("file://") else None
 
 
 def look(path: str) -> Contents:

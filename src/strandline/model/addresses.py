@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Annotated, Final, TypeAlias
+from urllib.parse import SplitResult, urlsplit
 
 from strandline.errors import InvalidInput
 from strandline.model.arguments import kind_of
@@ -53,7 +54,21 @@ def as_address(place: Address) -> str:
         raise InvalidInput(f"{text!a} holds half a character, which no place can be named by: correct it.")
     if text is not place and _COLLAPSED.match(text):
         raise InvalidInput(f"A path object cannot hold an address, it has made {text!r} of it: give that as text.")
+    if "://" in text:
+        split_address(text)
     return text
+
+
+def split_address(address: str) -> SplitResult:
+    """The parts of an address; ``InvalidInput`` for one that cannot be split, such as ``s3://[``.
+
+    >>> split_address("s3://bucket/orders").path
+    '/orders'
+    """
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        raise InvalidInput(f"{address!r} is no address ({error}): write one such as s3://bucket/orders.") from error
 
 
 def is_text(text: str, *, name_of_file: bool = False) -> bool:

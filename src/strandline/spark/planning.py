@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.slots import check_cursor
+from strandline.model.addresses import split_address
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.spark.options import Position
 
@@ -176,7 +177,7 @@ def spark_path(store: str, path: str) -> str | None:
     's3a://bucket/cold/a.parquet'
     >>> spark_path("az://container/cold", "a.parquet")
     """
-    parts = urlsplit(store)
+    parts = split_address(store)
     match parts.scheme:
         case "file":
             # Spark takes names as they are, but for the letters of patterns.

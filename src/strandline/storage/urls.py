@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import Address, as_address, refuse_credentials
+from strandline.model.addresses import Address, as_address, refuse_credentials, split_address
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import ObstoreStore
 from strandline.storage.retry import RetryingStore
@@ -27,7 +27,7 @@ def local_folder(url: str) -> str | None:
     """
     if "://" not in url:
         return url or None
-    return unquote(urlsplit(url).path) or None if urlsplit(url).scheme == "file" else None
+    return unquote(split_address(url).path) or None if split_address(url).scheme == "file" else None
 
 
 def store_at(place: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -46,9 +46,9 @@ def open_store(place: Address, options: Mapping[str, str] | None = None) -> Obje
     refuse_credentials(
         url, "set the environment variables of the cloud (AWS_ACCESS_KEY_ID and its kin), or give options"
     )
-    scheme = urlsplit(url).scheme if "://" in url else "file"
+    scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":
-        path = unquote(urlsplit(url).path) if "://" in url else url
+        path = unquote(split_address(url).path) if "://" in url else url
         if not path:
             raise InvalidInput(f"{url!r} names no folder; write file:///path/to/folder.")
         return RetryingStore(LocalStore(path))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final, final
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, UnsupportedVersion
@@ -21,7 +20,7 @@ from strandline.formats.json.checked import decode_checked, encode_checked
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
-from strandline.model.addresses import refuse_credentials
+from strandline.model.addresses import refuse_credentials, split_address
 from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.model.stamp import OpId, Stamped
@@ -136,7 +135,7 @@ def open_events(
 ) -> Topic:
     """The topic of a cold tier's events: ``kafka://host:port,host:port/topic``, or the address of a topic of logs."""
     refuse_credentials(cold.events, "give them by events_options (sasl.username, sasl.password)")
-    parts = urlsplit(cold.events)
+    parts = split_address(cold.events)
     if parts.scheme == "kafka":
         topic = parts.path.strip("/")
         if not parts.netloc or not topic:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from uuid import UUID
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from strandline.followers.delta.history import (
 )
 from strandline.log.folders import FIRST_BYTES, FolderKind
 from strandline.log.new_folder import check_new, check_new_in_bucket
-from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
+from strandline.model.addresses import Address, as_address, is_text, refuse_credentials, split_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
@@ -455,5 +455,5 @@ def _refuse_null_keys(records: pa.Table) -> None:
 def _local_path(url: str) -> str | None:
     if "://" not in url:
         return url
-    parts = urlsplit(url)
+    parts = split_address(url)
     return unquote(parts.path) if parts.scheme == "file" else None

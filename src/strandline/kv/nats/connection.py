@@ -22,7 +22,7 @@ from strandline.errors import (
     StorageError,
     TransientStorageError,
 )
-from strandline.model.addresses import refuse_credentials
+from strandline.model.addresses import as_address, refuse_credentials
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -109,7 +109,7 @@ class NatsConnection:
 
     def __init__(self, servers: Sequence[str], *, timeout: float, clock: Clock, options: Mapping[str, Any]) -> None:
         """Connect; ``TransientStorageError`` if no server answers in time."""
-        for server in servers:
+        for server in map(as_address, servers):
             refuse_credentials(
                 server if "://" in server else f"nats://{server}",
                 "give them by options (user and password, token, or user_credentials, the path of a file)",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.json.fields import write_fields
-from strandline.model.addresses import as_address, refuse_credentials
+from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.node.flight.errors import asking
 from strandline.node.flight.security import ClientSecurity, check_calling
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -23,6 +23,13 @@ MESSAGE_BYTES: Final = 1 << 30
 
 _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
 _RECONNECT_MS: Final = (50, 1000)
+
+
+def _has_port(place: SplitResult) -> bool:
+    try:
+        return place.port is not None
+    except ValueError:
+        return False
 
 
 @bound_to_process()
@@ -40,8 +47,8 @@ class Channel:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
         url, security = as_address(url), security or ClientSecurity()
         refuse_credentials(url, "show a token (--token FILE, ClientSecurity(token=…)) or a certificate")
-        place = urlsplit(url)
-        if place.scheme not in _SCHEMES or not place.hostname:
+        place = split_address(url)
+        if place.scheme not in _SCHEMES or not place.hostname or not _has_port(place):
             raise InvalidInput(f"{url!r} is no address of a node: use grpc://host:port or grpc+tls://host:port.")
         if timeout <= 0:
             raise InvalidInput(f"A timeout of {timeout} s would never let an answer come.")

@@ -1,0 +1,53 @@
+"""Addresses that cannot be parsed, at every public call that takes one: one error of ours, and nothing is created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import strandline as sl
+from strandline.errors import InvalidInput
+
+BROKEN = ["g://[", "s3://[", "file://[", "s3://[::1", "grpc://[", "kafka://[/topic", "nats://[", "s3://\uff03.com/x"]
+PORTS = ["grpc://host:x", "grpc://host:99999999", "grpc://host:-1", "grpc://[::1]:x", "grpc://host"]
+LOG = UUID(int=1)
+
+DOORS: dict[str, Callable[[str, Path], object]] = {
+    "open": lambda address, _: sl.open(address),
+    "create": lambda address, _: sl.open(address, create=True),
+    "queue": lambda address, _: sl.open(address, format="queue-v1"),
+    "consumer": lambda address, _: sl.Consumer(address, slot="billing"),
+    "table": lambda address, _: sl.DeltaSink(address).cursor(LOG),
+    "remote log": lambda address, _: sl.node.RemoteLog(address),
+    "replica": lambda address, folder: sl.node.Replica.open(folder / "node", address, name="b"),
+    "lease": lambda address, folder: sl.node.Primary.open(folder / "node", lease=address),
+    "segments": lambda address, folder: sl.tier.attach(sl.open(folder / "log"), address),
+    "events": lambda address, folder: sl.tier.attach(sl.open(folder / "log"), "memory://cold", address),
+    "key-value store": lambda address, _: sl.kv.NatsKeyValue.connect(address, "orders", timeout=0.1),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("addresses")
+    sl.open(made / "log", create=True).close()
+    return made
+
+
+@pytest.mark.parametrize("address", BROKEN)
+@pytest.mark.parametrize("door", DOORS)
+def test_an_address_that_cannot_be_parsed_is_refused(door: str, address: str, folder: Path) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        DOORS[door](address, folder)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in folder.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize("address", PORTS)
+@pytest.mark.parametrize("door", ["remote log", "replica"])
+def test_a_node_s_address_needs_a_port_that_can_be_one(door: str, address: str, folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no address of a node: use grpc://host:port"):
+        DOORS[door](address, folder)
