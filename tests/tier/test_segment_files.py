@@ -308,7 +308,7 @@ def test_the_tail_is_read_once_in_a_process() -> None:
 def test_only_the_tails_last_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
     segments = [stored(store, 10, id=SegmentId(PARTITION, UUID(int=n)))[0] for n in range(1, 5)]
-    monkeypatch.setattr(segment_files._TAILS, "_capacity", 3 * max(seal_of(segment).tail for segment in segments))
+    monkeypatch.setattr(segment_files, "_KEPT_TAILS", 3 * max(seal_of(segment).tail for segment in segments))
     for segment in segments[:3]:
         load_tail(store, segment)
     load_tail(store, segments[0])

@@ -94,8 +94,6 @@ class SinkCommitter:
         self._holder = ""
         self._undo: Callable[[], object] | None = None
 
-    # --- the slot ----------------------------------------------------------------------------------------------
-
     def attach(self, name: str, holder: str, *, is_rebuild: bool) -> None:
         """Pin what is still needed. A sink that has stored something claims the slot now, a newcomer later.
 
@@ -180,8 +178,6 @@ class SinkCommitter:
         state = self._state(self._unclaimed.name)
         return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
 
-    # --- a sink ------------------------------------------------------------------------------------------------
-
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the sink has got, by its own word; ``Diverged`` if it was there and is gone."""
         stored = self._sink.cursor(log_id)
@@ -224,8 +220,6 @@ class SinkCommitter:
             self.apply(READ_SCHEMA.empty_table(), since=self.start, upto=self.start)
             self.advance(self.start)
 
-    # --- a position --------------------------------------------------------------------------------------------
-
     def advance(self, to: Cursor) -> None:
         """Move the slot, if there is one, up to what the sink has stored."""
         if self._slot is not None:
@@ -239,8 +233,6 @@ class SinkCommitter:
         elif unclaimed is not None and isinstance(self._log, SlotToucher):
             with contextlib.suppress(Fenced, NotFound):  # claimed by now: who claims is seen
                 self._log.touch_slot(unclaimed.name, unclaimed.epoch)
-
-    # --- refused -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def abandoned_on_error(self) -> Iterator[None]:

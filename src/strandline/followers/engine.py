@@ -75,8 +75,6 @@ class Engine:
     def _window(self) -> float:
         return self.usual_window if self.batching.window is None else self.batching.window
 
-    # --- what may be said at any time ---------------------------------------------------------------------------
-
     def stop(self) -> None:
         """Somebody asked to stop: what is batched is still applied, nothing more is received."""
         self._stopping = True
@@ -84,8 +82,6 @@ class Engine:
     def ask(self, request: Any) -> None:
         """Somebody asks for an export; it is served after the next flush, and after a resync that is under way."""
         self._exports.append(request)
-
-    # --- one step ----------------------------------------------------------------------------------------------
 
     def step(self, event: events.Event, now: float) -> events.Action:  # noqa: C901, PLR0912 - one case for each event
         """Take one event and say what to do next. ``now`` is in seconds on a clock that never goes back."""
@@ -164,8 +160,6 @@ class Engine:
         self.phase, self._compared = Phase.CLEARING, True
         self._unstored.extend((events.BeginResync(), events.EndResync(anew)))
 
-    # --- after apply: the store --------------------------------------------------------------------------------
-
     def _enqueue(self) -> None:
         """What was applied is the store's next; behind a write that failed it waits, and goes with it."""
         write, self._applying = self._applying, None
@@ -198,8 +192,6 @@ class Engine:
             return None
         head = self._unstored[0]
         return None if isinstance(head, events.AppliedRange) and head.upto == self.applied else head
-
-    # --- what comes next: stop, window, resync, export, receive ---------------------------------------------------
 
     def _next(self, now: float) -> events.Action:
         write = self._storable()

@@ -85,8 +85,6 @@ class LogFold:
                 self._set(op, key, value, version)
             self._at = self._at.at(first + len(changes))
 
-    # --- inside ------------------------------------------------------------------------------------------------
-
     def _begin(self, bounds: Bounds) -> Cursor:
         if self._base is None:
             if bounds.first > 0:
@@ -220,8 +218,6 @@ class LogKeyValueSubscription(Closing):
         """Close the watch; the log stays open."""
         self._closed = True
         self._drop_plan()
-
-    # --- inside ------------------------------------------------------------------------------------------------
 
     def _initial(self, current: deque[Update], most: int) -> Updates | Listed:
         if not current:

@@ -46,7 +46,8 @@ def as_address(place: Address) -> str:
     """
     text = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(text, str):
-        raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {_kind(place)}.")
+        kind = None if place is None else type(place).__name__
+        raise InvalidInput(f"A path or an address is text or a path object (str or os.PathLike), not {kind}.")
     _TEXT.check(text, "A path or an address")
     if not text or "\0" in text:
         raise InvalidInput(f"{text!r} names no place: give a path, or an address such as s3://bucket/orders.")
@@ -104,10 +105,6 @@ def as_folder(place: Address) -> str:
     return text
 
 
-def _kind(place: object) -> str:
-    return "None" if place is None else type(place).__name__
-
-
 def refuse_credentials(url: str, remedy: str) -> None:
     """``InvalidInput`` for an address with a user, a key, a password or a signature in it, none of which is repeated.
 
@@ -128,7 +125,7 @@ def refuse_credentials(url: str, remedy: str) -> None:
         )
     known, found, host = authority.rpartition("@")
     # A secret may hold a slash itself: then the @ stands behind what looks like a path.
-    if not found and ":" in authority and not _port(authority) and "@" in rest:
+    if not found and ":" in authority and not authority.rpartition(":")[2].isdecimal() and "@" in rest:
         known, found, host = authority, "@", "…"
     if not found or (scheme in _CONTAINERS and ":" not in known):
         return
@@ -136,10 +133,6 @@ def refuse_credentials(url: str, remedy: str) -> None:
         f"The address {scheme}://…@{host} has credentials in it, which would be seen wherever addresses are: take them "
         f"out, and {remedy}."
     )
-
-
-def _port(authority: str) -> bool:
-    return authority.rpartition(":")[2].isdecimal()
 
 
 BOOTSTRAP_SUFFIX: Final = ".bootstrap"

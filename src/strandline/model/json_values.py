@@ -145,9 +145,6 @@ def fingerprint_of(value: object) -> int | None:
     return int(value, 16)
 
 
-# --- dataclasses -----------------------------------------------------------------------------------------------
-
-
 def read_record(kind: type[T], found: object, *, optional: Collection[str] = (), **given: Any) -> T:
     """A dataclass from an object with a field of the same name for each of its own; further fields are ignored.
 

@@ -298,17 +298,3 @@ def _standing_in(versions: Sequence[int], last: int) -> list[int]:
             offsets[index] = following
         following = offsets[index]
     return offsets
-
-
-__all__ = [
-    "EVERYTHING",
-    "UNKNOWN",
-    "Entry",
-    "Key",
-    "KeyVersion",
-    "Prefix",
-    "Scope",
-    "Update",
-    "Updates",
-    "as_key",
-]

@@ -359,8 +359,6 @@ class Artifacts:
         except StorageError as error:
             _LOGGER.warning("Superseded snapshots at %s stay for now: %s", self._cell.where, error)
 
-    # --- inside ------------------------------------------------------------------------------------------------
-
     def _pointer(self) -> Pointer:
         try:
             return self._cell.read().value

@@ -177,9 +177,6 @@ class BootstrapPin:
         """It is not moved: what it pins is what the store will need."""
 
 
-# --- inside ----------------------------------------------------------------------------------------------------
-
-
 def _is_there(dest: str, disk: Disk) -> bool:
     try:
         check_free(dest, disk=disk)

@@ -152,9 +152,6 @@ def check_kind(snapshot: Snapshot, kind: str, kind_version: int) -> None:
         )
 
 
-# --- numbered snapshots ----------------------------------------------------------------------------------------
-
-
 def numbered(folder: str, number: int) -> str:
     """Where the snapshot of a number is, in a folder of numbered ones."""
     return f"{folder}/{number:020d}"
@@ -203,9 +200,6 @@ def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
             yield check_snapshot(numbered(folder, number), disk=disk)
         except (CorruptData, UnsupportedVersion, NotFound) as error:
             _LOGGER.warning("A snapshot is passed over: %s", error)
-
-
-# --- inside ----------------------------------------------------------------------------------------------------
 
 
 def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
@@ -266,18 +260,3 @@ def _same_cursor(found: Cursor, told: Cursor, folder: str) -> None:
 
 def _damaged(folder: str, what: str) -> CorruptData:
     return CorruptData(f"The snapshot {folder} is damaged: {what}. Nothing was changed; take another snapshot.")
-
-
-__all__ = [
-    "DATA",
-    "MANIFEST",
-    "check_kind",
-    "check_snapshot",
-    "newest_snapshot",
-    "next_number",
-    "numbered",
-    "read_snapshot",
-    "seal",
-    "trim",
-    "unpack",
-]

@@ -26,9 +26,6 @@ SMALL_PARTITION: Final = 1 << 20
 """Below this a further task costs more (25 to 30 ms) than it saves."""
 
 
-# --- packing ---------------------------------------------------------------------------------------------------
-
-
 def pack(spans: Sequence[S], cores: int) -> list[list[S]]:
     """Spans as the work of tasks: contiguous, balanced by bytes, each span in exactly one and in order.
 
@@ -50,9 +47,6 @@ def _tasks(total: int, cores: int) -> int:
     worthwhile = max(1, min(cores, -(-total // SMALL_PARTITION)))
     needed = -(-total // FULL_PARTITION)
     return worthwhile if needed <= worthwhile else -(-needed // cores) * cores
-
-
-# --- positions -------------------------------------------------------------------------------------------------
 
 
 def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
@@ -116,9 +110,6 @@ def narrower(first: Limit, second: Limit) -> Limit:
         batches=least(first.batches, second.batches),
         upto=least(first.upto, second.upto),
     )
-
-
-# --- both tiers ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +180,6 @@ def spark_path(store: str, path: str) -> str | None:
     return f"{place}/{path}".translate(_GLOBS)
 
 
-# --- Spark's offsets -------------------------------------------------------------------------------------------
-
-
 def encode_offset(cursor: Cursor) -> dict[str, Any]:
     """A cursor as Spark stores it. Spark compares the JSON text, so the order of the keys never changes."""
     offset = {"log": str(cursor.log_id), "next": cursor.next, "term": cursor.term}
@@ -208,9 +196,6 @@ def decode_offset(offset: Mapping[str, Any]) -> Cursor:
         raise InvalidInput(
             f"The checkpoint holds {offset!r}, which is no position in a log: start with a new checkpoint."
         ) from error
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

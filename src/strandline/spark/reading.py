@@ -106,9 +106,6 @@ def read(
     raise NotReady(f"Segments of {wanted.url} expired at each of {_TRIES} looks while a read was planned; ask again.")
 
 
-# --- deciding ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Plan:
     asked: Cursor
@@ -168,9 +165,6 @@ def _check_still_there(seam: TierBoundary, lost: str | None) -> None:
                 f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to {piece.next - 1}), and "
                 "its events know of no removal: restore the object, or read from behind it."
             )
-
-
-# --- building ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

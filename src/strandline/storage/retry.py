@@ -85,20 +85,17 @@ class RetryingStore:
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects below ``prefix``; after a failure the listing goes on behind the last row it gave."""
         pages = self._inner.list(prefix, start_after=start_after)
-        attempt = 0
-        while True:
+
+        def advance() -> ObjectInfo | None:
+            nonlocal pages
             try:
-                row = next(pages, None)
+                return next(pages, None)
             except TransientStorageError:
-                attempt += 1
-                if attempt >= self._backoff.attempts:
-                    raise
-                self._clock.sleep(self._backoff.pause(attempt - 1, self._chance.jitter()))
                 pages = self._inner.list(prefix, start_after=start_after)
-                continue
-            if row is None:
-                return
-            attempt, start_after = 0, row.path
+                raise
+
+        while (row := self._retry(advance)) is not None:
+            start_after = row.path
             yield row
 
     def delete(self, path: str) -> None:

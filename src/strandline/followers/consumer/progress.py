@@ -69,8 +69,6 @@ class AckProgress:
         self._kept = first
         self._aside: set[int] = set()
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def hand_out(self, descriptors: Sequence[Descriptor]) -> None:
         """Move the read cursor past these batches, which must be the next ones; else nothing changes."""
         for place, descriptor in enumerate(descriptors, self.read):
@@ -104,8 +102,6 @@ class AckProgress:
             self.hand_out([descriptor])
         self._aside.add(descriptor.sequence)
         self._acknowledge(self.acknowledged)
-
-    # --- acknowledging -----------------------------------------------------------------------------------------
 
     def ack(self, sequence: int) -> AckStep:
         """Decide to acknowledge the next batch; ``OutOfOrderAck`` if it is another, or was not handed out."""

@@ -66,9 +66,6 @@ class FileBlock(NamedTuple):
     """The size up to the end of the last compaction."""
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
-
-
 def encode_write(
     records: pa.Table | Updates | None, standing: StorePosition, place: FileBlock, timestamp: int
 ) -> tuple[Parts, FileBlock]:
@@ -156,9 +153,6 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     middle = batch.num_rows // 2
     yield from _halves(batch.slice(0, middle))
     yield from _halves(batch.slice(middle))
-
-
-# --- reading ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -106,9 +106,6 @@ class _Sizes:
             raise ValueError(f"a header of {len(self._header):,} bytes takes more than {_WRITTEN_OUT:,} in memory")
 
 
-# --- flatbuffers -------------------------------------------------------------------------------------------------
-
-
 def read_number(data: memoryview, at: int, kind: str) -> int:
     """A number of a flatbuffer, of a kind that ``struct`` knows; ``ValueError`` or ``struct.error`` outside of it."""
     if at < 0:

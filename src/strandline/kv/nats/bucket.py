@@ -300,19 +300,14 @@ class NatsKeyValue(Closing):
         filters = scope_filters(scope, self._subjects)
         what = f"Looking at the bucket {self._bucket!r}"
         target = state.last and self._connection.last(self._stream, filters, what)
-        subscription = NatsSubscription(
-            self._connection,
-            self._stream,
-            self._subjects,
-            scope,
-            identity=state.identity,
-            window=self._prefetch,
-            seen=max(state.last, target),
-            listing_upto=target,
-            values=values,
-            markers=markers,
-        )
-        subscription.open(self._chance.uuid().hex, {"deliver_policy": "last_per_subject"})
+        start = {"deliver_policy": "last_per_subject"}
+        how = {"seen": max(state.last, target), "listing_upto": target, "values": values, "markers": markers}
+        return self._subscribe(scope, state.identity, start, **how)
+
+    def _subscribe(self, scope: Scope, identity: UUID, start: Mapping[str, Any], **how: Any) -> NatsSubscription:
+        place = self._connection, self._stream, self._subjects, scope
+        subscription = NatsSubscription(*place, identity=identity, window=self._prefetch, **how)
+        subscription.open(self._chance.uuid().hex, start)
         return subscription
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> NatsSubscription:
@@ -321,16 +316,8 @@ class NatsKeyValue(Closing):
             return self._watch(scope)
         start = max(cursor.next, 1)
         self._check(cursor, self._state())
-        subscription = NatsSubscription(
-            self._connection,
-            self._stream,
-            self._subjects,
-            scope,
-            identity=cursor.log_id,
-            window=self._prefetch,
-            seen=start - 1,
-        )
-        subscription.open(self._chance.uuid().hex, {"deliver_policy": "by_start_sequence", "opt_start_seq": start})
+        policy = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        subscription = self._subscribe(scope, cursor.log_id, policy, seen=start - 1)
         try:
             # Again: if the stream was trimmed past the cursor before the consumer existed, the server starts behind
             # it without an error.

@@ -152,8 +152,6 @@ class NatsConnection:
 
         return self.run(connect(), f"Connecting to {', '.join(servers)}")
 
-    # --- connection state ---------------------------------------------------------------------------------------
-
     async def _on_lost(self) -> None:
         if self._lost_at is None:
             self._lost_at = self.clock.monotonic()
@@ -171,8 +169,6 @@ class NatsConnection:
         """Seconds since the connection was lost; 0 while connected."""
         since = self._lost_at
         return 0.0 if since is None else self.clock.monotonic() - since
-
-    # --- requests -----------------------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T], what: str, *, patience: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it."""
@@ -233,8 +229,6 @@ class NatsConnection:
                 raise refusal(answer["error"], what)
         return found
 
-    # --- subscriptions ------------------------------------------------------------------------------------------
-
     def listen(self, inbox: str, heard: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
         """Call ``heard`` on the loop with every message to the inbox, and ``wake`` after a reconnect."""
         # Without client limits: pulls bound the messages, and a dropped message would be a gap.
@@ -263,8 +257,6 @@ class NatsConnection:
                 await self._client.publish(subject, json.dumps(body).encode(), reply=reply)
 
         asyncio.run_coroutine_threadsafe(publish(), self._loop)
-
-    # --- ending -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the connection and its thread. Idempotent, and allowed in a forked child."""

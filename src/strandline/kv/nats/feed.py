@@ -88,8 +88,6 @@ class MessageFeed:
         if not self._arrived.is_set():
             self._arrived.set()
 
-    # --- pulling ------------------------------------------------------------------------------------------------
-
     def pull(self) -> None:
         """Pull more messages, up to the window."""
         if self._generation != self._connection.generation:  # pulls are lost with their connection
@@ -162,8 +160,6 @@ class MessageFeed:
 
     def _lost(self) -> TransientStorageError:
         return TransientStorageError(f"Changes of {self._stream} were lost on the way: resume from the applied cursor.")
-
-    # --- waiting ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._waiting)

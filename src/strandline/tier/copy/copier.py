@@ -36,8 +36,6 @@ class Copier:
     clock: Clock
     chance: Chance
 
-    # --- encoding ----------------------------------------------------------------------------------------------
-
     def encode(
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
     ) -> EncodedSegment | None:
@@ -74,8 +72,6 @@ class Copier:
             segment=self.chance.uuid(),
             fingerprint=fingerprint,
         )
-
-    # --- storing -----------------------------------------------------------------------------------------------
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
         """Publish and store a segment; readable when this returns. A failed copy is rolled back.

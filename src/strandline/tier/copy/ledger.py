@@ -56,8 +56,6 @@ class Ledger:
     progress: Callable[[TieringStep], None] | None
     clock: Clock
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def known(self) -> KnownSegments:
         """All segments. Linear in their number: once per round."""
         partition = self.partition
@@ -90,8 +88,6 @@ class Ledger:
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """One segment, in any state; None if unknown."""
         return self.registry.current(self.partition, lambda cache: cache.get(segment))
-
-    # --- publishing --------------------------------------------------------------------------------------------
 
     def add(self, segment: SegmentMetadata) -> SegmentMetadata:
         """Publish a segment whose copy starts now."""
@@ -127,8 +123,6 @@ class Ledger:
 
     def _now(self) -> int:
         return self.clock.now() // 1000
-
-    # --- removing ----------------------------------------------------------------------------------------------
 
     def remove_all(self, segments: Sequence[SegmentMetadata], what: str) -> list[SegmentMetadata]:
         """Delete segments, oldest first."""

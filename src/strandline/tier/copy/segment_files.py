@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
     while at < seal.size:
         # The last stroke is the tail, so that it need not be read twice.
         end = min(at + _STROKE, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
-        data = _ranged(store, path, at, end - at, segment)
+        with _naming(store, path, segment.start, segment.end):
+            data = _whole(store, path, at, end - at, f"it should have {segment.size} bytes")
         checksum = crc32c(data, checksum)
         if end == seal.size:
             kept.append(data)
@@ -187,13 +189,6 @@ def _goes_on(store: ObjectStore, path: str, size: int) -> bool:
     return True
 
 
-def _ranged(store: ObjectStore, path: str, start: int, size: int, segment: SegmentMetadata) -> bytes | memoryview:
-    try:
-        return _whole(store, path, start, size, f"it should have {segment.size} bytes")
-    except NotFound as error:
-        raise _missing(store, path, segment.start, segment.end) from error
-
-
 def _whole(store: ObjectStore, path: str, start: int, size: int, why: str) -> bytes | memoryview:
     try:
         return store.get_range(path, start, size)
@@ -203,11 +198,16 @@ def _whole(store: ObjectStore, path: str, start: int, size: int, why: str) -> by
         ) from error
 
 
-def _missing(store: ObjectStore, path: str, first: int, last: int) -> NotFound:
-    return NotFound(
-        f"The segment {store.url}/{path} is missing (offsets {first} to {last}): if retention has removed it since "
-        "this was planned, plan again; otherwise restore it, or bootstrap the consumer past it."
-    )
+@contextlib.contextmanager
+def _naming(store: ObjectStore, path: str, first: int, last: int) -> Iterator[None]:
+    """Name a segment that is missing, and what it holds."""
+    try:
+        yield
+    except NotFound as error:
+        raise NotFound(
+            f"The segment {store.url}/{path} is missing (offsets {first} to {last}): if retention has removed it since "
+            "this was planned, plan again; otherwise restore it, or bootstrap the consumer past it."
+        ) from error
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -247,13 +247,11 @@ class ColdSpan:
 
     def tail(self) -> SegmentTail:
         """Where everything in the segment is."""
-        return _TAILS.get(self.store, self.path, self.seal, (self.first, self.next - 1))
+        return _tail(self.store, self.path, self.seal, (self.first, self.next - 1))
 
     def _pieces(self, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
-        try:
+        with _naming(self.store, self.path, self.first, self.next - 1):
             return _fetch(self.store, self.path, ranges)
-        except NotFound as error:
-            raise _missing(self.store, self.path, self.first, self.next - 1) from error
 
 
 def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -286,7 +284,7 @@ def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit
 def load_tail(store: ObjectStore, segment: SegmentMetadata) -> SegmentTail:
     """Where everything in a segment is; kept for the next who asks in this process."""
     path = segment_path(segment.segment, segment.start)
-    tail = _TAILS.get(store, path, seal_of(segment), (segment.start, segment.end))
+    tail = _tail(store, path, seal_of(segment), (segment.start, segment.end))
     _agreeing(tail.facts, segment, tail.where)
     return tail
 
@@ -334,35 +332,12 @@ def _numbered(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.RecordBa
     return numbered
 
 
-class _Tails:
-    """The tails last used in this process, up to so many bytes of them.
+_TAILS: Final[dict[tuple[str, str, Seal], SegmentTail]] = {}
+"""The tails last used in this process, the latest last.
 
-    Without a lock, which a fork could leave held in the child: each step on the dictionary is atomic, and the worst of
-    a race is a tail that is read twice.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._kept: dict[tuple[str, str, Seal], SegmentTail] = {}
-
-    def get(self, store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
-        key = (store.url, path, seal)
-        tail = self._kept.pop(key, None)
-        if tail is None:
-            tail = _read_tail(store, path, seal, offsets)
-        self._kept[key] = tail
-        while sum(seal.tail for _, _, seal in list(self._kept)) > self._capacity:
-            oldest = next(iter(list(self._kept)))
-            if oldest == key:
-                break
-            self._kept.pop(oldest, None)
-        return tail
-
-    def clear(self) -> None:
-        self._kept.clear()
-
-
-_TAILS: Final = _Tails(_KEPT_TAILS)
+Without a lock, which a fork could leave held in the child: each step on the dictionary is atomic, and the worst of a
+race is a tail that is read twice.
+"""
 
 
 def forget_tails() -> None:
@@ -370,12 +345,24 @@ def forget_tails() -> None:
     _TAILS.clear()
 
 
+def _tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
+    key = (store.url, path, seal)
+    tail = _TAILS.pop(key, None)
+    if tail is None:
+        tail = _read_tail(store, path, seal, offsets)
+    _TAILS[key] = tail
+    while sum(seal.tail for _, _, seal in list(_TAILS)) > _KEPT_TAILS:
+        oldest = next(iter(list(_TAILS)))
+        if oldest == key:
+            break
+        _TAILS.pop(oldest, None)
+    return tail
+
+
 def _read_tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
     where = f"{store.url}/{path}"
-    try:
+    with _naming(store, path, *offsets):
         data = _whole(store, path, seal.size - seal.tail, seal.tail, f"it should have {seal.size} bytes")
-    except NotFound as error:
-        raise _missing(store, path, *offsets) from error
     if crc32c(data, 0) != seal.tail_checksum:
         raise CorruptData(f"{where} is damaged: the checksum of its tail is wrong. Restore the object.")
     return decode_tail(data, where, before=seal.size - seal.tail)[0]

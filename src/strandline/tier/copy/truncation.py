@@ -93,8 +93,6 @@ class Truncation:
             self.ledger.remove_all([piece.segment], "retired")
         return [piece.segment for piece in cuts]
 
-    # --- records -----------------------------------------------------------------------------------------------
-
     def record_divergence(self, last: SegmentMetadata) -> int | None:
         """The first offset with different records in log and cold tier, in the same terms; None if they agree.
 

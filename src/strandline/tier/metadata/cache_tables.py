@@ -122,9 +122,6 @@ def term_key(partition: int, term: int) -> int:
     return partition << TERM_BITS | term
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
-
-
 def dump(
     content: CacheContent,
     partitions: Sequence[tuple[TopicPartition, PartitionDelete | None]],
@@ -240,9 +237,6 @@ def _custom(columns: Columns) -> pa.Array:
     values = pa.concat_arrays([loaded, pa.array(changed.values(), pa.large_binary())])
     places = _arrow(pa.int64(), where)
     return values.take(pc.if_else(pc.less(places, 0), None, places))
-
-
-# --- arrays and columns ----------------------------------------------------------------------------------------
 
 
 def neighbours(values: pa.Array) -> tuple[pa.Array, pa.Array]:

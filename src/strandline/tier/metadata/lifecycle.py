@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import product
 from typing import Final
 from uuid import UUID
 
@@ -137,17 +136,6 @@ _ANY: Final = SegmentMetadata(
 )
 
 
-def _is_step(state: SegmentState, wanted: SegmentState) -> bool:
-    event = SegmentUpdate(segment=_ANY.segment, broker=1, event_timestamp=0, state=wanted)
-    try:
-        update_segment(replace(_ANY, state=state), event)
-    except InvalidInput:
-        return False
-    return True
-
-
-UPDATE_STEPS: Final = frozenset(
-    (state.value, wanted) for state, wanted in product(SegmentState, SegmentState) if _is_step(state, wanted)
-)
+UPDATE_STEPS: Final = frozenset((state.value, wanted) for state, steps in _SEGMENT_STEPS.items() for wanted in steps)
 """The valid updates as (state before, state after). The cache checks most events against it, and builds no
 :class:`SegmentMetadata` for them."""

@@ -98,8 +98,6 @@ class MetadataSnapshots:
     def _cursor(self, positions: Mapping[int, int]) -> Cursor:
         return Cursor(self.topic_id, sum(positions.values()))
 
-    # --- writing -----------------------------------------------------------------------------------------------
-
     def _fill(self, data: str, taken: Mapping[int, PartitionCopy]) -> None:
         told: dict[str, Any] = {}
         for partition, (position, tables) in sorted(taken.items()):
@@ -128,8 +126,6 @@ class MetadataSnapshots:
             for row in self.disk.scan(self.folder):
                 if row.is_folder and row.name.isdecimal() and int(row.name) <= number - _KEPT:
                     set_aside(f"{self.folder}/{row.name}", disk=self.disk, chance=self.chance)
-
-    # --- reading -----------------------------------------------------------------------------------------------
 
     def _positions(self, data: str) -> dict[int, tuple[int, dict[str, slice]]]:
         path = f"{data}/{POSITIONS}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 import pyarrow as pa
@@ -137,18 +137,17 @@ class AppliedEvents(NamedTuple):
 
 
 @final
+@dataclass(slots=True, eq=False)
 class PositionWaiter:
     """A thread that waits until a partition is applied up to a position. Guarded by the state's lock."""
 
-    __slots__ = ("error", "partition", "since", "upto", "woken")
-
-    def __init__(self, partition: int, since: int) -> None:
-        """No target yet; ``since`` is the position when waiting began."""
-        self.partition = partition
-        self.since = since
-        self.upto: int | None = None
-        self.error: StrandlineError | None = None
-        self.woken = threading.Event()
+    partition: int
+    since: int
+    """The position when waiting began."""
+    upto: int | None = None
+    """None until the target is known."""
+    error: StrandlineError | None = None
+    woken: threading.Event = field(default_factory=threading.Event)
 
 
 class MetadataState:
