@@ -198,7 +198,7 @@ def test_a_slot_whose_position_is_gone_is_told_so_first():
     bench = Bench("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
     bench.append(10)
     bench.log.create_slot("old", 0)
-    cell = bench.log._keeper.cell("old")
+    cell = bench.log._slots.cell("old")
     backup = cell.read().value
     bench.log.set_retention("consumed", SlotLimits())
     bench.log.claim_slot("old", "me").advance(Cursor(bench.log.log_id, 9))
@@ -538,7 +538,7 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: in
             "reset": lambda log=log: log.reset_slot("billing", 6),
             "drop": lambda log=log: log.drop_slot("billing"),
             "hold": lambda log=log: log.hold(6, 60),
-            "release": lambda log=log, held=held: type(held)(log._keeper, held.name, 1).release(),
+            "release": lambda log=log, held=held: type(held)(log._slots, held.name, 1).release(),
             "collect": log.trim,
             "collect-late": log.trim,
         }[action]
@@ -636,7 +636,7 @@ def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything
 
     store.hook(die)
     with pytest.raises(Crash):
-        type(hold)(bench.open(store)._keeper, hold.name, 30).release()
+        type(hold)(bench.open(store)._slots, hold.name, 30).release()
     other = bench.log.hold(1, 30)
     assert len(bench.paths("slots/")) == 2
     bench.log.trim(everything=True)

@@ -71,7 +71,7 @@ def rest(consumer: Consumer) -> list[int]:
 
 def invalidate(log: ObjectLog, name: str = "default") -> None:
     gone = Invalidation(InvalidReason.HORIZON, 1)
-    log._keeper.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=gone))
+    log._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=gone))
 
 
 class TestSlots:

@@ -9,16 +9,19 @@ from uuid import uuid4
 
 import pytest
 
+from strandline.errors import CursorExpired
 from strandline.log.contract import Log
 from strandline.log.memory import MemoryLog
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
+from strandline.model.head import WriterId
 from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
 from strandline.storage.urls import open_store
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.logs import LogContract, append, content, fetched
+from strandline.testing.logs.parts import records
 from strandline.testing.plain import PlainStore
 
 GONE = Invalidation(InvalidReason.HORIZON, 1)
@@ -33,7 +36,7 @@ class TestMemoryLog(LogContract):
         log.trim(offset)
 
     def invalidate(self, log: Log, name: str) -> None:
-        log._slots[name] = replace(log._slots[name], invalid=GONE)
+        log._slots._store(replace(log.slot(name), invalid=GONE))
 
 
 class ObjectLogContract(LogContract):
@@ -41,7 +44,7 @@ class ObjectLogContract(LogContract):
         log._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=offset))
 
     def invalidate(self, log: ObjectLog, name: str) -> None:
-        log._keeper.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+        log._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
 @pytest.mark.matrix
@@ -130,3 +133,16 @@ def test_two_creators_of_one_log_get_the_same_log() -> None:
     store = open_store(f"memory://twice-{uuid4().hex}")
     one, two = open_log(store, create=True), open_log(store, create=True)
     assert one.log_id == two.log_id
+
+
+def test_a_memory_log_of_many_batches_finds_each_of_them_and_frees_what_it_trims():
+    log, writer = MemoryLog(), WriterId(uuid4())
+    for number in range(300):  # more than the head lists by itself
+        log.append(records(b"%d" % number), writer=writer, number=number).result()
+    assert [value for batch in log.read() for value in batch["value"].to_pylist()] == [b"%d" % at for at in range(300)]
+    assert log.plan(log.cursor_at(17))[0].first == 17
+    log.trim(250)
+    assert [batch["offset"][0].as_py() for batch in log.read()] == list(range(250, 300))
+    assert len(log._batches) == 50
+    with pytest.raises(CursorExpired):
+        log.plan(Cursor(log.log_id, 249))

@@ -58,7 +58,7 @@ class Tiering:
         if isinstance(log.hot, WalLog):
             log.hot.invalidate_slot(name, InvalidReason.HORIZON)
         else:
-            log.hot._keeper.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+            log.hot._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
 class OnObjects(Tiering):

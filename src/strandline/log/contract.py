@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Unsupported
+from strandline.log.reading import read_between
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
@@ -72,8 +73,8 @@ class Slot(Protocol):
 
 
 @runtime_checkable
-class Log(Protocol):
-    """One total order of records, numbered densely from 0.
+class ReadableLog(Protocol):
+    """The part of a log that reads. A class that inherits from it has :meth:`start` and :meth:`read` by the rest.
 
     Reading changes nothing and claims nothing. All calls may block on storage and raise ``StorageError``.
     """
@@ -82,22 +83,12 @@ class Log(Protocol):
     def log_id(self) -> UUID:
         """The log's identity; cursors carry it."""
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
-        """Append a batch, whole or not at all.
-
-        The same writer and number again is a no-op, whatever became of the first try. Numbers of a writer begin at
-        0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
-        log ends exactly there.
-        """
-
     def bounds(self) -> Bounds:
         """The first retained and the next offset."""
 
     def start(self) -> Cursor:
         """The cursor of a newcomer that wants everything that is retained."""
-
-    def end(self) -> Cursor:
-        """The cursor of a newcomer that wants only what comes from now on."""
+        return Cursor(self.log_id, self.bounds().first)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor of a consumer that has applied everything below ``offset``, which the log reaches.
@@ -127,6 +118,23 @@ class Log(Protocol):
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``. Raises as
         :meth:`plan` does; ``NotReady`` if the log does not reach ``upto`` yet.
         """
+        return read_between(self, since, upto, columns)
+
+
+@runtime_checkable
+class Log(ReadableLog, Protocol):
+    """One total order of records, numbered densely from 0."""
+
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+        """Append a batch, whole or not at all.
+
+        The same writer and number again is a no-op, whatever became of the first try. Numbers of a writer begin at
+        0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
+        log ends exactly there.
+        """
+
+    def end(self) -> Cursor:
+        """The cursor of a newcomer that wants only what comes from now on."""
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False)."""

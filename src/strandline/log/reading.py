@@ -5,38 +5,22 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.cursor import Cursor, Limit, Start
 from strandline.storage.clock import Clock
+
+if TYPE_CHECKING:
+    from strandline.log.contract import ReadableLog
 
 _FIRST_POLL: Final = 0.005
 _LAST_POLL: Final = 0.25
 _PLANNED: Final = 64
-
-
-class Readable(Protocol):
-    """The part of a log that reading and waiting need."""
-
-    def bounds(self) -> Bounds:
-        """The first retained and the next offset."""
-
-    def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
-
-    def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below an offset."""
-
-    def position_of(self, start: Start) -> int:
-        """The offset at which a reader begins that asks for this."""
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """What to fetch after a cursor."""
 
 
 class HeadPoller(threading.local):
@@ -50,7 +34,7 @@ class HeadPoller(threading.local):
     _pause = _FIRST_POLL
     _look_at = 0.0
 
-    def wait(self, log: Readable, past: Cursor, timeout: float, clock: Clock) -> bool:
+    def wait(self, log: ReadableLog, past: Cursor, timeout: float, clock: Clock) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False), looking ever more rarely.
 
         Without a timeout, and for another cursor than before, it looks at once.
@@ -90,7 +74,7 @@ def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
 
 
 def read_between(
-    log: Readable, since: Start | None, upto: int | None, columns: Sequence[str] | None
+    log: ReadableLog, since: Start | None, upto: int | None, columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """Batches with offsets, in order, from a start (all that is retained) up to an offset (the end as of the call).
 
@@ -105,13 +89,13 @@ def read_between(
         yield from batches
 
 
-def cursor_of(log: Readable, start: Start) -> Cursor:
+def cursor_of(log: ReadableLog, start: Start) -> Cursor:
     """The cursor of a reader that begins at an offset, a cursor, a time or a word."""
     return start if isinstance(start, Cursor) else log.cursor_at(log.position_of(start))
 
 
 def read_spans(
-    log: Readable, cursor: Cursor, end: int, columns: Sequence[str] | None
+    log: ReadableLog, cursor: Cursor, end: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[Cursor, list[pa.RecordBatch]]]:
     """What comes after a cursor, up to an offset, span by span: the cursor behind each, and its batches.
 

@@ -230,7 +230,7 @@ def checked(*, name: str | None = None, own: Iterable[str] = ()) -> Callable[[C]
 def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = ()) -> Any:
     """Check what a call is given before it does anything: ``InvalidInput`` that names the argument.
 
-    Of a class: of its constructor and of every public method that it defines.
+    Of a class: of its constructor and of every public method that it defines, or that a protocol defines for it.
 
     Args:
         call: A function, a method, or a class.
@@ -247,9 +247,12 @@ def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = (
         return functools.partial(checked, name=name, own=own)
     if not isinstance(call, type):
         return _checked(call, name or call.__qualname__)
-    for method, found in list(vars(call).items()):
+    defining = [call, *(base for base in call.__mro__[1:] if getattr(base, "_is_protocol", False))]
+    for method, found in [item for kind in defining for item in vars(kind).items()]:
         if method in own or (method.startswith("_") and method != "__init__"):
             continue
+        if inspect.getattr_static(call, method) is not found:
+            continue  # a class in between defines it, and checks it
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
         if inspect.isfunction(function):
             door = _checked(function, call.__name__ if method == "__init__" else f"{call.__name__}.{method}")

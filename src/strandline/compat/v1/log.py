@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-import pyarrow as pa
-
 from strandline.compat.v1 import edits
 from strandline.compat.v1.gc import GRACE, Collection, QueueCollector
 from strandline.compat.v1.manifest import ManifestCell
@@ -18,14 +16,14 @@ from strandline.compat.v1.span import QueueSpan
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression
 from strandline.log import slots as rules
-from strandline.log.contract import Handle
+from strandline.log.contract import Handle, ReadableLog
 from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.shipper import ship
 from strandline.log.planning import check_fingerprint
-from strandline.log.reading import HeadPoller, read_between
+from strandline.log.reading import HeadPoller
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -72,7 +70,7 @@ def open_queue(
 
 @bound_to_process(keep=("url",))
 @checked
-class QueueLog:
+class QueueLog(ReadableLog):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
@@ -136,10 +134,6 @@ class QueueLog:
     def bounds(self) -> Bounds:
         """The first listed and the next sequence."""
         return edits.bounds_of(self.manifest())
-
-    def start(self) -> Cursor:
-        """The cursor before everything that is listed."""
-        return Cursor(self.log_id, self.bounds().first)
 
     def end(self) -> Cursor:
         """The cursor behind everything that is listed now."""
@@ -214,15 +208,6 @@ class QueueLog:
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
         return self._waiter.wait(self, past, timeout, self.clock)
-
-    def read(
-        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
-
-        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
-        """
-        return read_between(self, since, upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------
 

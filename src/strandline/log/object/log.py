@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
-
-import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
@@ -23,29 +21,27 @@ from strandline.errors import (
 from strandline.formats.arrow.block import Compression
 from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
-from strandline.log import slots as rules
 from strandline.log.contract import Handle
 from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing, check_new, check_new_in_store
-from strandline.log.object.head.edits import bounds_of
-from strandline.log.object.head.index import Chunks, StoredChunks, entries_from, entries_listed_since
+from strandline.log.object.head.head_log import HeadLog
+from strandline.log.object.head.index import Chunks, StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.shipper import ship
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
-from strandline.log.object.span import ObjectSpan, plan_spans
-from strandline.log.planning import entries_after
-from strandline.log.reading import HeadPoller, read_between
+from strandline.log.object.span import ObjectSpan
+from strandline.log.reading import HeadPoller
+from strandline.log.slot_table import SlottedLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import Head, WriterId
+from strandline.model.cursor import Cursor
+from strandline.model.head import Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform
 from strandline.model.retention import (
     FOREVER,
-    NEWCOMER_SECONDS,
     NO_LIMITS,
     Retention,
     SlotLimits,
@@ -134,7 +130,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
 
 @bound_to_process(keep=("log_id", "url"))
 @checked
-class ObjectLog(Closing):
+class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
     def __init__(
@@ -147,7 +143,7 @@ class ObjectLog(Closing):
         self._chance = chance
         self._lister = self._new_lister()
         self._chunks = StoredChunks(store)
-        self._keeper = SlotKeeper(store, self._lister.cell, self.head, self._chunks, clock=clock, chance=chance)
+        self._slots = SlotKeeper(store, self._lister.cell, self.head, self._chunks, clock=clock, chance=chance)
         self._retries = Backoff()
         self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
@@ -205,59 +201,12 @@ class ObjectLog(Closing):
             raise CorruptData(f"{self.url}/head belongs to log {head.log_id}, not to {self.log_id}: restore it.")
         return head
 
-    def bounds(self) -> Bounds:
-        """The first retained and the next offset."""
-        return bounds_of(self.head())
-
-    def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
-        return Cursor(self.log_id, self.bounds().first)
-
-    def end(self) -> Cursor:
-        """The cursor behind everything that is listed now."""
-        head = self.head()
-        return self._cursor_in(head, head.next_offset)
-
-    def cursor_at(self, offset: int) -> Cursor:
-        """The cursor behind everything below ``offset``, with the fingerprint of the batch there if it is listed."""
-        return self._cursor_in(self.head(), offset)
-
-    def _cursor_in(self, head: Head, offset: int) -> Cursor:
-        if offset <= bounds_of(head).first:
-            return Cursor(self.log_id, offset)
-        before = next(entries_from(head, offset - 1, self._chunks), None)
-        return Cursor(self.log_id, offset, fingerprint=None if before is None else before.fingerprint)
-
-    def position_of(self, start: Start) -> int:
-        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
-        head = self.head()
-
-        def listed_since(time: int) -> int | None:
-            entry = next(entries_listed_since(head, time, self._chunks), None)
-            return None if entry is None else entry.first
-
-        return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[ObjectSpan]:
-        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
-        head = self.head()
-        bounds = bounds_of(head)
-        rules.check_cursor(since, Cursor(self.log_id, 0), bounds)
-        entries = entries_after(since, bounds.first, lambda offset: entries_from(head, offset, self._chunks))
-        return plan_spans(self._store, entries, since.next, limit)
+    def _span(self, entry: Entry, first: int, end: int) -> ObjectSpan:
+        return ObjectSpan(self._store, entry, first, end)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
         return self._waiter.wait(self, past, timeout, self._clock)
-
-    def read(
-        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
-
-        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
-        """
-        return read_between(self, since, upto, columns)
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -316,59 +265,21 @@ class ObjectLog(Closing):
 
     # --- slots -------------------------------------------------------------------------------------------------
 
-    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Create a slot that pins everything from ``position`` on.
-
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
-        """
-        return self._keeper.create(name, position, retained_from=retained_from)
-
-    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
-
-        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
-        """
-        return self._keeper.create(name, position, lifetime=NEWCOMER_SECONDS, retained_from=retained_from)
-
     def claim_slot(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
         """Become the slot's holder; a former holder is fenced from now on.
 
         ``hot`` says that it reads batch objects and nothing else: while it holds the slot, they stay.
         """
-        cell, epoch = self._keeper.claim(name, holder, hot=hot)
-        return ObjectSlot(self._keeper, cell, name, holder, epoch)
-
-    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
-        return self._keeper.reset(name, position, retained_from=retained_from)
-
-    def drop_slot(self, name: str) -> None:
-        """Remove a slot; what only it needed may be trimmed from now on."""
-        self._keeper.drop(name)
+        cell, epoch = self._slots.claim(name, holder, hot=hot)
+        return ObjectSlot(self._slots, cell, name, holder, epoch)
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
-        return self._keeper.hold(position, seconds, retained_from=retained_from)
-
-    def slot(self, name: str) -> SlotState:
-        """One slot's state, or ``NotFound``."""
-        return self.slot_cell(name).read().value
-
-    def touch_slot(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
-        self._keeper.seen(self.slot_cell(name), epoch)
+        return self._slots.hold(position, seconds, retained_from=retained_from)
 
     def slot_cell(self, name: str) -> StoreCell[SlotState]:
         """The cell of one slot, for one thread."""
-        return self._keeper.cell(name)
-
-    def slots(self) -> list[SlotState]:
-        """All slots whose cells are written, by name; holds are among them."""
-        return self._keeper.members(self.head()).states
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot, or one being created or moved, still needs."""
-        return self._keeper.members(self.head()).floor()
+        return self._slots.cell(name)
 
     # --- forgetting --------------------------------------------------------------------------------------------
 
@@ -412,7 +323,7 @@ class ObjectLog(Closing):
             self._lister.cell,
             read_head=self.head,
             read_identity=self._read_identity,
-            keeper=self._keeper,
+            keeper=self._slots,
             chunks=self._chunks,
             clock=self._clock,
             chance=self._chance,

@@ -100,8 +100,20 @@ class SlotKeeper:
 
     # --- creating and claiming ---------------------------------------------------------------------------------
 
+    def state(self, name: str) -> SlotState:
+        """One slot's state, or ``NotFound``."""
+        return self.cell(name).read().value
+
+    def listed(self) -> list[SlotState]:
+        """All slots whose cells are written, by name."""
+        return self.members(self._read_head()).states
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot, or one being created or moved, still needs."""
+        return self.members(self._read_head()).floor()
+
     def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
     ) -> SlotState:
         """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed."""
         cell, op = self.cell(name), self._op()
@@ -181,7 +193,7 @@ class SlotKeeper:
 
     # --- moving and dropping -----------------------------------------------------------------------------------
 
-    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
         cell = self.cell(name)
         for _ in range(_RESETS):
@@ -222,7 +234,7 @@ class SlotKeeper:
     def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
         name = f"{_HOLD}{self._chance.uuid().hex}"
-        self.create(name, position, lifetime=seconds, retained_from=retained_from)
+        self.create(name, position, retained_from, lifetime=seconds)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:
@@ -269,6 +281,10 @@ class SlotKeeper:
             self._op(),
             lambda slot: rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
         )
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed which nobody has claimed yet."""
+        self.seen(self.cell(name), epoch)
 
     def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.batch import decode_batch
-from strandline.log.planning import clipped, known_columns, plan_entries
-from strandline.model.cursor import Limit
+from strandline.log.planning import clipped, known_columns
 from strandline.model.head import Entry
 from strandline.model.records import with_offsets
 from strandline.storage.metrics import fetching
@@ -62,8 +61,3 @@ class ObjectSpan:
         if (info.count, info.writer, info.number) != (self.entry.count, self.entry.writer, self.entry.number):
             raise CorruptData(f"{where} holds another batch than the one listed ({held}). Restore the object.")
         return batches
-
-
-def plan_spans(store: ObjectStore, entries: Iterable[Entry], since: int, limit: Limit) -> list[ObjectSpan]:
-    """Spans over consecutive entries from ``since`` on, within the limit but at least one."""
-    return [ObjectSpan(store, entry, first, end) for entry, first, end in plan_entries(entries, since, limit)]

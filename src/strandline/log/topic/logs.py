@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from typing import Final
 from uuid import UUID, uuid5
 
 from strandline.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
@@ -31,11 +31,10 @@ from strandline.storage.urls import local_folder, open_store
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"
 _TAIL_BYTES: Final = 4 << 20
-_IN_MEMORY: Final = Pieces(batches=1024, workers=1)
+IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 
 
 @bound_to_process(keep=("partition_count",))
-@final
 class LogTopic(Closing):
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
@@ -110,9 +109,11 @@ class LogTopic(Closing):
         try:
             return publisher.publish(values)
         finally:
-            # Also if it raised: what was published may be there, and nobody else wakes who waits for it.
-            for subscription in self._subscriptions:
-                subscription.published(partition)
+            self._wake(partition)  # also if it raised: what was published may be there
+
+    def _wake(self, partition: int) -> None:
+        for subscription in self._subscriptions:
+            subscription.published(partition)
 
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark."""
@@ -197,7 +198,7 @@ def open_wal_topic(
         return LogTopic(
             logs,
             publishers=[WalPublisher(log) for log in logs],
-            pieces=_IN_MEMORY,
+            pieces=IN_MEMORY,
             polling=None,  # nobody else can write the logs
             release=held.pop_all().close,
             clock=clock,

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
-from strandline.log.contract import Slot
 from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing, check_new
+from strandline.log.slot_table import SlottedLog, TableSlot
 from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.read.catalog import Catalog
@@ -36,15 +36,7 @@ from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import (
-    NEWCOMER_SECONDS,
-    NO_LIMITS,
-    InvalidReason,
-    Retention,
-    SlotLimits,
-    SlotState,
-    as_retention,
-)
+from strandline.model.retention import NO_LIMITS, InvalidReason, Retention, SlotLimits, SlotState, as_retention
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
@@ -59,7 +51,7 @@ PENDING_BYTES: Final = 64 << 20
 @bound_to_process(keep=("log_id", "folder", "disk", "clock"))
 @final
 @checked(own=("view", "newest", "ahead", "wait", "wait_past"))
-class WalLog(WalReading, Closing):
+class WalLog(WalReading, SlottedLog, Closing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
@@ -380,37 +372,9 @@ class WalLog(WalReading, Closing):
 
     # --- slots -------------------------------------------------------------------------------------------------
 
-    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on.
-
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
-        """
-        return self._slots.create(name, position, retained_from)
-
-    def create_newcomer_slot(
-        self, name: str, position: int, *, retained_from: int | None = None, seconds: float = NEWCOMER_SECONDS
-    ) -> SlotState:
-        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
-
-        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
-        """
-        return self._slots.create(name, position, retained_from, lifetime=seconds)
-
-    def claim_slot(self, name: str, holder: str) -> Slot:
+    def claim_slot(self, name: str, holder: str) -> TableSlot:
         """Durably become the slot's holder."""
         return self._slots.claim(name, holder)
-
-    def touch_slot(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
-        self._slots.touch(name, epoch)
-
-    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably put a slot elsewhere, back or ahead, and make it valid again; see :meth:`create_slot`."""
-        return self._slots.reset(name, position, retained_from)
-
-    def drop_slot(self, name: str) -> None:
-        """Durably remove a slot."""
-        self._slots.drop(name)
 
     def invalidate_slot(self, name: str, reason: InvalidReason) -> SlotState:
         """Durably take a slot's pin away, with a reason; its consumer has to bootstrap again."""
@@ -419,14 +383,6 @@ class WalLog(WalReading, Closing):
     def flush_slots(self) -> None:
         """Durably write the positions that were only noted."""
         self._slots.flush()
-
-    def slots(self) -> list[SlotState]:
-        """All slots, by name."""
-        return self._slots.listed()
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot still needs; None without any."""
-        return self._slots.floor()
 
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
         """Durably invalidate the slots that break a limit; returns them. Drops those that expired. Logs each.

@@ -6,16 +6,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, final
-from uuid import UUID
 
-from strandline.errors import AlreadyExists, NotFound
 from strandline.formats.wal.folder import Kept, encode_kept
 from strandline.log import slots as rules
 from strandline.log.retention import invalidate, judge
+from strandline.log.slot_table import SlotTable
 from strandline.log.wal.names import KEPT, NEW
-from strandline.model.arguments import checked
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, InvalidReason, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
@@ -34,8 +31,8 @@ def write_kept(folder: str, kept: Kept, *, disk: Disk) -> None:
 
 @bound_to_process(close=(), keep=("log_id", "after_fork"))
 @final
-class WalSlots:
-    """Slots in memory, written before anything is answered that must not be lost. Safe in threads.
+class WalSlots(SlotTable):
+    """Slots that are written before anything is answered that must not be lost. Safe in threads.
 
     Positions are written lazily: with the next change that cannot wait, before the log forgets anything, and when it is
     closed. After a crash a slot may stand further back than it stood: then more is kept than is needed, never less.
@@ -57,52 +54,25 @@ class WalSlots:
 
         ``check_in_place`` raises before anything is written where the log is no more.
         """
+        super().__init__(kept.log_id, kept.slots, bounds, origin=origin, clock=clock)
         self._folder = folder
-        self._log_id = kept.log_id
         self._start = kept.start
-        self._slots = {state.name: state for state in kept.slots}
-        self._bounds = bounds
         self._cursor_at = cursor_at
         self._check_in_place = check_in_place
         self._disk = disk
-        self._clock = clock
         self._dirty = False
         self._opened = clock.monotonic()
         self._heard: dict[str, float] = {}
         """When each was last seen, on a clock that never jumps; not before the log was opened."""
         self._refusal: Callable[[], Exception] | None = None
         """Why nothing may be changed any more."""
-        self._lock = threading.RLock()
-        self._origin = origin
-
-    @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
-        return self._log_id
 
     # --- reading -----------------------------------------------------------------------------------------------
-
-    def listed(self) -> list[SlotState]:
-        """All slots, by name."""
-        with self._lock:
-            return [state for _, state in sorted(self._slots.items()) if not state.dropped]
-
-    def state(self, name: str) -> SlotState:
-        """One slot's state, or ``NotFound``."""
-        state = self._slots.get(name)
-        if state is None or state.dropped:
-            raise NotFound(f"There is no slot {name!r}: create it first.")
-        return state
 
     def _retained(self) -> Bounds:
         """What a slot may be put on: readers may not have been told yet of what was just decided to go."""
         bounds = self._bounds()
         return Bounds(max(bounds.first, self._start), bounds.next)
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot still needs."""
-        with self._lock:
-            return rules.floor(self._slots.values())
 
     def trim_floor(self) -> int | None:
         """How far the log may forget."""
@@ -126,21 +96,6 @@ class WalSlots:
         return self._clock.monotonic() - self._heard.get(name, self._opened)
 
     # --- changing ----------------------------------------------------------------------------------------------
-
-    def create(
-        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
-    ) -> SlotState:
-        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen."""
-        with self._changing():
-            former = self._slots.get(rules.check_name(name))
-            if former is not None and not former.dropped:
-                raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
-            rules.check_position(position, self._retained(), retained_from)
-            epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
-            self._hear(name)
-            now = self._clock.now()
-            expires = None if lifetime is None else now + int(lifetime * SECOND)
-            return self._store(SlotState(name, position, None, epoch, now, expires=expires))
 
     def enforce(self, limits: SlotLimits, bytes_behind: Callable[[int], int]) -> list[SlotState]:
         """Durably drop expired slots and invalidate those that break a limit; logs each, returns the invalidated.
@@ -189,31 +144,6 @@ class WalSlots:
                 self._write(self._start, {**self._slots, **dropped})
             return gone
 
-    def claim(self, name: str, holder: str) -> WalSlot:
-        """Durably become the slot's holder."""
-        with self._changing():
-            before = self.state(name)
-            claimed = rules.claim(before, holder, self._clock.now())
-            self._hear(name)
-            if claimed != before:
-                self._store(claimed)
-            elif self._dirty:
-                self._flush()  # the claim itself may be what is not written yet
-            return WalSlot(self, name, holder, claimed.epoch)
-
-    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
-        """Durably put a slot elsewhere and make it valid again."""
-        with self._changing():
-            before = self.state(name)
-            rules.check_position(position, self._retained(), retained_from)
-            self._hear(name)
-            return self._store(rules.reset(before, before, position, self._clock.now()))
-
-    def drop(self, name: str) -> None:
-        """Durably remove a slot."""
-        with self._changing():
-            self._store(rules.drop(self.state(name), self.state(name).epoch))
-
     def invalidate(self, name: str, reason: InvalidReason) -> SlotState:
         """Durably take a slot's pin away, with a reason."""
         with self._changing():
@@ -230,21 +160,6 @@ class WalSlots:
             if changed:
                 self._write(self._start, slots)
             return changed
-
-    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
-        """Move a slot up; written lazily."""
-        with self._changing():
-            rules.check_cursor(to, Cursor(self._log_id, 0), Bounds(0, self._bounds().next))
-            before, now = self.state(name), self._clock.now()
-            after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
-            self._note(after)
-            self._hear(name)
-
-    def touch(self, name: str, epoch: int) -> None:
-        """Note that a slot's holder is alive; written lazily."""
-        with self._changing():
-            self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
-            self._hear(name)
 
     def retain(self, start: int, *, beyond_slots: bool) -> int:
         """Durably let the log begin at ``start``, with all positions; returns where it begins now.
@@ -319,28 +234,5 @@ class WalSlots:
         """Durably replace the file; only then does anyone see what is in it."""
         self._check_in_place()
         self._dirty = True  # until it is known to be written: an error leaves either
-        write_kept(self._folder, Kept(self._log_id, start, tuple(slots.values())), disk=self._disk)
+        write_kept(self._folder, Kept(self.log_id, start, tuple(slots.values())), disk=self._disk)
         self._start, self._slots, self._dirty = start, dict(slots), False
-
-
-@checked
-@dataclass(frozen=True, slots=True)
-class WalSlot:
-    """A claimed slot of a write-ahead log. Satisfies :class:`~strandline.log.contract.Slot`."""
-
-    slots: WalSlots
-    name: str
-    holder: str
-    epoch: int
-
-    def state(self) -> SlotState:
-        """What is known now, whoever holds it."""
-        return self.slots.state(self.name)
-
-    def advance(self, to: Cursor) -> None:
-        """Move the position up, without a sync: it is written before it counts, which is when the log forgets."""
-        self.slots.advance(self.name, self.holder, self.epoch, to)
-
-    def touch(self) -> None:
-        """Say that the holder is alive; written lazily, too."""
-        self.slots.touch(self.name, self.epoch)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 from uuid import UUID
 
-import pyarrow as pa
-
 from strandline.errors import Diverged, NotFound
 from strandline.log import slots as rules
+from strandline.log.contract import ReadableLog
 from strandline.log.planning import check_fingerprint, plan_entries
-from strandline.log.reading import read_between
 from strandline.log.retention import kept_from
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import WalSpan
@@ -29,7 +27,7 @@ R = TypeVar("R")
 
 
 @checked
-class WalReading(ABC):
+class WalReading(ReadableLog, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
 
     _clock: Clock
@@ -67,10 +65,6 @@ class WalReading(ABC):
     def bounds(self) -> Bounds:
         """The first retained and the next offset; all of them are durable."""
         return self.view().bounds
-
-    def start(self) -> Cursor:
-        """The cursor before everything that is retained."""
-        return Cursor(self._log_id, self.bounds().first)
 
     def end(self) -> Cursor:
         """The cursor behind everything that is durable now."""
@@ -200,15 +194,6 @@ class WalReading(ABC):
             except NotFound:
                 if self.bounds().first == view.bounds.first:
                     raise
-
-    def read(
-        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
-
-        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
-        """
-        return read_between(self, since, upto, columns)
 
 
 def _agreeing(since: Cursor, frames: Iterator[Held]) -> Iterator[Held]:

@@ -1,0 +1,71 @@
+"""Reading half of a log that a head describes: the object log, and the log in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from strandline.log import slots as rules
+from strandline.log.contract import ReadableLog
+from strandline.log.object.head.edits import bounds_of
+from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
+from strandline.log.planning import entries_after, plan_entries
+from strandline.model.arguments import checked
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.head import Entry, Head
+
+S = TypeVar("S", bound=Span)
+
+
+@checked
+class HeadLog(ReadableLog, ABC, Generic[S]):
+    """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
+
+    @property
+    @abstractmethod
+    def chunks(self) -> Chunks:
+        """What reads the chunks of its listing."""
+
+    @abstractmethod
+    def head(self) -> Head:
+        """The head as it is now."""
+
+    @abstractmethod
+    def _span(self, entry: Entry, first: int, end: int) -> S:
+        """Offsets of a listed batch, to be fetched."""
+
+    def bounds(self) -> Bounds:
+        """The first retained and the next offset."""
+        return bounds_of(self.head())
+
+    def end(self) -> Cursor:
+        """The cursor behind everything that is listed now."""
+        head = self.head()
+        return self._cursor_in(head, head.next_offset)
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor behind everything below ``offset``, with the fingerprint of the batch there if it is listed."""
+        return self._cursor_in(self.head(), offset)
+
+    def _cursor_in(self, head: Head, offset: int) -> Cursor:
+        if offset <= head.floor:
+            return Cursor(self.log_id, offset)
+        before = next(entries_from(head, offset - 1, self.chunks), None)
+        return Cursor(self.log_id, offset, fingerprint=None if before is None else before.fingerprint)
+
+    def position_of(self, start: Start) -> int:
+        """The offset at which a newcomer begins that asks for this; whether it is retained is not looked at."""
+        head = self.head()
+
+        def listed_since(time: int) -> int | None:
+            entry = next(entries_listed_since(head, time, self.chunks), None)
+            return None if entry is None else entry.first
+
+        return rules.position_of(start, self.log_id, bounds_of(head), listed_since)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[S]:
+        """What to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
+        head = self.head()
+        rules.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
+        entries = entries_after(since, head.floor, lambda offset: entries_from(head, offset, self.chunks))
+        return [self._span(*planned) for planned in plan_entries(entries, since.next, limit)]

@@ -1,0 +1,209 @@
+"""Slots in one table in memory, and the calls that all logs with slots have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from strandline.errors import AlreadyExists, NotFound
+from strandline.log import slots as rules
+from strandline.model.arguments import checked
+from strandline.model.cursor import SECOND, Bounds, Cursor
+from strandline.model.retention import NEWCOMER_SECONDS, SlotState
+from strandline.storage.clock import Clock
+from strandline.storage.fork_check import Origin, bound_to_process
+
+
+class _Slots(Protocol):
+    def create(
+        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
+    ) -> SlotState: ...
+    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState: ...
+    def drop(self, name: str) -> None: ...
+    def touch(self, name: str, epoch: int) -> None: ...
+    def state(self, name: str) -> SlotState: ...
+    def listed(self) -> list[SlotState]: ...
+    def floor(self) -> int | None: ...
+
+
+class SlottedLog(Protocol):
+    """The calls of a log for its slots, which ``_slots`` keeps."""
+
+    _slots: _Slots
+
+    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on.
+
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
+        """
+        return self._slots.create(name, position, retained_from)
+
+    def create_newcomer_slot(
+        self, name: str, position: int, *, retained_from: int | None = None, seconds: float = NEWCOMER_SECONDS
+    ) -> SlotState:
+        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
+
+        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
+        """
+        return self._slots.create(name, position, retained_from, lifetime=seconds)
+
+    def touch_slot(self, name: str, epoch: int) -> None:
+        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
+        self._slots.touch(name, epoch)
+
+    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
+        return self._slots.reset(name, position, retained_from)
+
+    def drop_slot(self, name: str) -> None:
+        """Durably remove a slot; what only it needed may be trimmed from now on."""
+        self._slots.drop(name)
+
+    def slot(self, name: str) -> SlotState:
+        """One slot's state, or ``NotFound``."""
+        return self._slots.state(name)
+
+    def slots(self) -> list[SlotState]:
+        """All slots, by name; holds are among them."""
+        return self._slots.listed()
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot, or one being created or moved, still needs; None without any."""
+        return self._slots.floor()
+
+
+@bound_to_process(close=(), keep=("log_id",))
+class SlotTable:
+    """Slots in memory. A subclass writes them before anything is answered that must not be lost. Safe in threads."""
+
+    def __init__(
+        self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, clock: Clock
+    ) -> None:
+        """The slots of a log, whose ``bounds`` they are compared with."""
+        self.log_id = log_id
+        self._slots = {state.name: state for state in slots}
+        self._bounds = bounds
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._origin = origin
+
+    def listed(self) -> list[SlotState]:
+        """All slots, by name."""
+        with self._lock:
+            return [state for _, state in sorted(self._slots.items()) if not state.dropped]
+
+    def state(self, name: str) -> SlotState:
+        """One slot's state, or ``NotFound``."""
+        state = self._slots.get(name)
+        if state is None or state.dropped:
+            raise NotFound(f"There is no slot {name!r}: create it first.")
+        return state
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs."""
+        with self._lock:
+            return rules.floor(self._slots.values())
+
+    def create(
+        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
+    ) -> SlotState:
+        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen."""
+        with self._changing():
+            former = self._slots.get(rules.check_name(name))
+            if former is not None and not former.dropped:
+                raise AlreadyExists(f"There is a slot {name!r} already: claim or reset it.")
+            rules.check_position(position, self._retained(), retained_from)
+            epoch = 0 if former is None else former.epoch + 1  # whoever held the name before stays fenced
+            self._hear(name)
+            now = self._clock.now()
+            expires = None if lifetime is None else now + int(lifetime * SECOND)
+            return self._store(SlotState(name, position, None, epoch, now, expires=expires))
+
+    def claim(self, name: str, holder: str) -> TableSlot:
+        """Durably become the slot's holder."""
+        with self._changing():
+            before = self.state(name)
+            claimed = rules.claim(before, holder, self._clock.now())
+            self._hear(name)
+            if claimed != before:
+                self._store(claimed)
+            else:
+                self._flush()  # the claim itself may be what is not written yet
+            return TableSlot(self, name, holder, claimed.epoch)
+
+    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
+        """Durably put a slot elsewhere and make it valid again."""
+        with self._changing():
+            before = self.state(name)
+            rules.check_position(position, self._retained(), retained_from)
+            self._hear(name)
+            return self._store(rules.reset(before, before, position, self._clock.now()))
+
+    def drop(self, name: str) -> None:
+        """Durably remove a slot."""
+        with self._changing():
+            self._store(rules.drop(self.state(name), self.state(name).epoch))
+
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
+        """Move a slot up; written lazily."""
+        with self._changing():
+            rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._bounds().next))
+            before, now = self.state(name), self._clock.now()
+            after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
+            self._note(after)
+            self._hear(name)
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Note that a slot's holder is alive; written lazily."""
+        with self._changing():
+            self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
+            self._hear(name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def _retained(self) -> Bounds:
+        """What a slot may be put on."""
+        return self._bounds()
+
+    def _hear(self, name: str) -> None:
+        """The holder of a slot is alive now."""
+
+    def _flush(self) -> None:
+        """Write what was only noted."""
+
+    def _note(self, state: SlotState) -> None:
+        self._slots[state.name] = state
+
+    def _store(self, state: SlotState) -> SlotState:
+        self._slots[state.name] = state
+        return state
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class TableSlot:
+    """A claimed slot of a table. Satisfies :class:`~strandline.log.contract.Slot`."""
+
+    slots: SlotTable
+    name: str
+    holder: str
+    epoch: int
+
+    def state(self) -> SlotState:
+        """What is known now, whoever holds it."""
+        return self.slots.state(self.name)
+
+    def advance(self, to: Cursor) -> None:
+        """Move the position up. A write-ahead log writes it before it counts, which is when the log forgets."""
+        self.slots.advance(self.name, self.holder, self.epoch, to)
+
+    def touch(self) -> None:
+        """Say that the holder is alive; written lazily, too."""
+        self.slots.touch(self.name, self.epoch)
