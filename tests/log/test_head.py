@@ -27,7 +27,7 @@ from strandline.log.object.head import edits
 from strandline.log.object.head.edits import (
     BatchListing,
     Spill,
-    StaleGeneration,
+    StaleUpload,
     apply_spills,
     list_batches,
     pin_slot,
@@ -37,7 +37,7 @@ from strandline.log.object.head.edits import (
     unlist_slot,
 )
 from strandline.log.object.head.index import chunk_path, entries_from
-from strandline.log.object.span import plan_entries
+from strandline.log.planning import plan_entries
 from strandline.log.writers import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
 from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
@@ -346,7 +346,7 @@ class TestGenerations:
 
     def test_a_batch_of_an_older_generation_cannot_be_listed(self) -> None:
         head = Head(UUID(int=7), generation=2, min_generation=2)
-        with pytest.raises(StaleGeneration):
+        with pytest.raises(StaleUpload):
             list_batches(head, [listing(0, generation=1)], now=0)
         assert list_batches(head, [listing(0, generation=2)], now=0).next_offset == 1
 

@@ -40,7 +40,7 @@ def in_a_circle(producer: Producer) -> Producer:
 
 
 def threads_of(producer: Producer) -> list[threading.Thread]:
-    return [*producer._committer._threads, *producer._committer._outbox._workers._threads]
+    return [*producer._committer._threads, *producer._committer._outbox._threads]
 
 
 def assert_ended(threads: list[threading.Thread]) -> None:

@@ -14,6 +14,7 @@ from strandline.errors import BufferFull, Contended, InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.committer import ListingPace
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.model.cursor import Bounds
@@ -345,7 +346,8 @@ class TestAmongOthers:
         log = open_log(line, create=True, clock=clock)
         lister = Lister(line, log.log_id, clock=clock, chance=CHANCE)
         shipper = Crowded(lister, writer=writer_named(1), born=0, compression=Compression.named("none"))
-        with Producer(shipper, writer=writer_named(1), number=0, clock=clock, linger=NEVER, batch_bytes=1) as producer:
+        limits = Limits(linger=NEVER, batch_bytes=1)
+        with Producer(shipper, limits, writer=writer_named(1), number=0, clock=clock) as producer:
             listing = Gate(line, "head")
             first = producer.append(value=bytes(LARGE))
             listing.wait_for(1)
@@ -422,7 +424,7 @@ class TestOpaque:
         writer = WriterId(UUID(int=1))
         lister = Lister(log._store, log.log_id, clock=CLOCK, chance=CHANCE)
         shipper = Opaque(lister, writer=writer, born=0, compression=Compression.named("none"))
-        return Producer(shipper, writer=writer, number=0, clock=CLOCK)
+        return Producer(shipper, Limits(), writer=writer, number=0, clock=CLOCK)
 
     def test_what_is_only_a_value_is_taken(self, producer: Producer, log: ObjectLog) -> None:
         with producer:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from strandline.compat.v1 import edits
-from strandline.compat.v1.edits import Moment, QueueListing, UploadTooOld
+from strandline.compat.v1.edits import Moment, QueueListing
 from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.names import checked_path, mark_of, new_location, stored_as, time_of
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
+from strandline.log.object.head.edits import StaleUpload
 from strandline.model.cursor import Bounds
 from strandline.model.head import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock
@@ -64,7 +65,7 @@ def test_once_it_is_acknowledged_a_batch_is_not_recognised_any_more():
 
 def test_an_upload_that_began_too_long_ago_is_not_listed():
     assert len(listed(QueueManifest(), listing(0, age=300.0)).entries) == 1
-    with pytest.raises(UploadTooOld):
+    with pytest.raises(StaleUpload):
         listed(QueueManifest(), listing(0), listing(1, age=300.1))
 
 
@@ -77,7 +78,7 @@ def test_an_old_upload_that_is_listed_already_is_recognised_before_it_is_refused
 def test_time_has_passed_if_either_clock_says_so(monotonic, wall):
     # The one may stand still while the machine sleeps, the other may be set back.
     old = QueueListing(1, 0, (), None, "a", Moment(NOW.monotonic - monotonic, NOW.wall - wall * 1_000_000))
-    with pytest.raises(UploadTooOld):
+    with pytest.raises(StaleUpload):
         listed(QueueManifest(), old)
     back = QueueListing(1, 0, (), None, "a", Moment(NOW.monotonic - 10, NOW.wall + 3_600_000_000))
     assert len(listed(QueueManifest(), back).entries) == 1

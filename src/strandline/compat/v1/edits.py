@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strandline.compat.v1.names import mark_of, tail_of
-from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, StrandlineError
+from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced
+from strandline.log.object.head.edits import StaleUpload
 from strandline.log.slots import check_position
 from strandline.model.cursor import Bounds
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
@@ -20,10 +21,6 @@ from strandline.storage.clock import Clock
 RESERVED_EPOCH: Final = (1 << 64) - 1
 LAST_SEQUENCE: Final = (1 << 63) - 1
 """Sequences are offsets here, which have 63 bits."""
-
-
-class UploadTooOld(StrandlineError):
-    """The object was uploaded so long ago that a collector may take it: upload it again. Handled by the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ def list_batches(
 ) -> QueueManifest:
     """The manifest with batches listed in order; those that are listed already, under whatever name, are passed over.
 
-    ``UploadTooOld`` if one that is not listed was begun more than ``patience`` seconds ago: what is listed later than
+    ``StaleUpload`` if one that is not listed was begun more than ``patience`` seconds ago: what is listed later than
     that could be taken by a collector that has not seen it listed.
     """
     known = places_of(manifest, [new.location for new in listings])
@@ -75,7 +72,7 @@ def list_batches(
                 "appended."
             )
         if new.began is None or now.since(new.began) > patience:
-            raise UploadTooOld(f"{new.location} was not listed within {patience} s.")
+            raise StaleUpload(f"{new.location} was not listed within {patience} s.")
         if following >= LAST_SEQUENCE:
             raise CorruptData(
                 f"The queue goes on at sequence {following:,}, the last that there is and which no queue reaches by "

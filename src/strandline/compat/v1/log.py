@@ -19,9 +19,9 @@ from strandline.log import slots as rules
 from strandline.log.contract import Handle, ReadableLog
 from strandline.log.folders import FolderKind
 from strandline.log.new_folder import check_missing
+from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
-from strandline.log.object.produce.shipper import ship
 from strandline.log.planning import check_fingerprint
 from strandline.log.reading import HeadPoller
 from strandline.model.addresses import Address, as_address
@@ -241,7 +241,7 @@ class QueueLog(ReadableLog):
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
         draft.attach(MetadataRanges((0,), (now - now % shipper.tick,), (b"",)))
-        return settled(ship(shipper, draft, number=number, expect=expect))
+        return settled(shipper.ship(draft, number=number, expect=expect))
 
     def producer(
         self,
@@ -258,17 +258,9 @@ class QueueLog(ReadableLog):
         It always has a new writer id: the queue does not remember the numbers of an old one.
         """
         writer = WriterId(self._chance.uuid())
-        return Producer(
-            self._shipper(self.new_cell(), writer, compression),
-            writer=writer,
-            number=0,
-            clock=self.clock,
-            batch_bytes=batch_bytes,
-            linger=linger,
-            budget=budget,
-            block=block,
-            uploads=uploads,
-        )
+        shipper = self._shipper(self.new_cell(), writer, compression)
+        limits = Limits(batch_bytes, linger, budget, block, uploads)
+        return Producer(shipper, limits, writer=writer, number=0, clock=self.clock)
 
     # --- the one slot ------------------------------------------------------------------------------------------
 

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import pyarrow as pa
 
-from strandline.compat.v1.edits import Moment, QueueListing, UploadTooOld, list_batches, places_of
+from strandline.compat.v1.edits import Moment, QueueListing, list_batches, places_of
 from strandline.compat.v1.format import encode_queue_batch, encode_values
 from strandline.compat.v1.manifest import ManifestCell
 from strandline.compat.v1.names import mark_of, new_location
-from strandline.errors import Contended, InvalidInput, OutcomeUnknown
+from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.rows import check_opaque
-from strandline.log.object.produce.shipper import Sealed, listed_size
+from strandline.log.object.produce.shipper import RESOLVES, Draft, Sealed, Shipper
 from strandline.model.head import MetadataRanges, QueueManifest, WriterId
 from strandline.storage.clock import Clock
 from strandline.storage.store import ObjectStore
 
-_TICK: Final = 1000
-"""Ingestion times are kept to the millisecond."""
-
-_RESOLVES: Final = 5
-"""How often a listing whose outcome is unknown, or whose objects are too old, is tried again."""
-
 
 @dataclass(slots=True)
-class QueueDraft:
+class QueueDraft(Draft):
     """A batch being built. Values are laid out as they come, so that records are held once."""
 
     blocks: list[memoryview] = field(default_factory=list)
-    count: int = 0
-    size: int = 0
-    plain: int = 0
-    metadata: list[MetadataRanges] = field(default_factory=list)
-    attached: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches, all or none; returns the index of their first record within the draft."""
@@ -50,11 +38,6 @@ class QueueDraft:
         self.plain += sum(batch.nbytes for batch in added)
         return start
 
-    def attach(self, ranges: MetadataRanges) -> None:
-        """Keep what ``produce`` calls attached to their records, at times that are whole ticks."""
-        self.metadata.append(ranges)
-        self.attached += listed_size(ranges)
-
 
 @dataclass(frozen=True, slots=True)
 class QueueReceipt(Receipt):
@@ -65,15 +48,15 @@ class QueueReceipt(Receipt):
         return QueueReceipt(self.first, count)
 
 
-class QueueShipper:
-    """One writer's way into a queue; see :class:`~strandline.log.object.produce.shipper.Shipper`.
+class QueueShipper(Shipper[QueueDraft, QueueListing]):
+    """One writer's way into a queue.
 
     What is listed already is recognised by its name, which is drawn from writer and number, as long as it is listed:
     a batch whose answer was lost *and* that was acknowledged before anyone could look is listed again.
     """
 
-    opaque: Final = True
-    tick: Final = _TICK
+    opaque = True
+    tick = 1000  # ingestion times are kept to the millisecond
 
     def __init__(
         self,
@@ -100,11 +83,6 @@ class QueueShipper:
         self._patience = grace / 2
         self._clock = clock
 
-    @property
-    def crowded(self) -> bool:
-        """Whether others list too; a queue does not keep count of that."""
-        return False
-
     def new_draft(self) -> QueueDraft:
         """An empty draft."""
         return QueueDraft()
@@ -121,32 +99,26 @@ class QueueShipper:
         self._store.put(location, sealed.parts)
         return Sealed(sealed.parts, replace(sealed.listing, location=location, began=began))
 
-    def enlist(self, batches: Sequence[Sealed[QueueListing]]) -> list[Receipt]:
-        """List uploaded batches with one conditional write, all of them or none."""
-        for attempt in range(1, _RESOLVES + 1):
-            try:
-                return self._receipts(self._list([batch.listing for batch in batches]), batches)
-            except UploadTooOld:
-                batches = [self.upload(batch) if self._is_old(batch.listing) else batch for batch in batches]
-            except OutcomeUnknown:
-                if attempt == _RESOLVES:
-                    raise
-        raise Contended(
-            f"A batch could not be listed in {self._cell.where} within {self._patience} s of its upload, in "
-            f"{_RESOLVES} tries; nothing was listed. Try again."
-        )
+    def _enlist(self, batches: Sequence[Sealed[QueueListing]]) -> list[Receipt]:
+        listings = [batch.listing for batch in batches]
 
-    def _list(self, listings: Sequence[QueueListing]) -> QueueManifest:
         def edit(manifest: QueueManifest) -> QueueManifest:
             # The time is looked at here, right before each write that is tried.
             return list_batches(manifest, listings, Moment.of(self._clock), self._patience)
 
-        return self._cell.update(edit, role="producer")
+        places = places_of(self._cell.update(edit, role="producer"), [listing.location for listing in listings])
+        return [QueueReceipt(places[mark_of(listing.location)], listing.count) for listing in listings]
+
+    def _uploaded_again(self, batches: Sequence[Sealed[QueueListing]]) -> list[Sealed[QueueListing]]:
+        return [self.upload(batch) if self._is_old(batch.listing) else batch for batch in batches]
+
+    @property
+    def _never_fresh(self) -> str:
+        return (
+            f"A batch could not be listed in {self._cell.where} within {self._patience} s of its upload, in "
+            f"{RESOLVES} tries; nothing was listed. Try again."
+        )
 
     def _is_old(self, listing: QueueListing) -> bool:
         # Half of what is allowed: what is nearly too old would be too old at the next try.
         return listing.began is None or Moment.of(self._clock).since(listing.began) > self._patience / 2
-
-    def _receipts(self, manifest: QueueManifest, batches: Sequence[Sealed[QueueListing]]) -> list[Receipt]:
-        places = places_of(manifest, [batch.listing.location for batch in batches])
-        return [QueueReceipt(places[mark_of(batch.listing.location)], batch.listing.count) for batch in batches]

@@ -27,9 +27,9 @@ from strandline.log.new_folder import check_missing, check_new, check_new_in_sto
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import Chunks, StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
+from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
-from strandline.log.object.produce.shipper import ship
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
 from strandline.log.object.span import ObjectSpan
@@ -229,7 +229,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
         draft = shipper.new_draft()
         draft.add(batches)
-        return settled(ship(shipper, draft, number=number, expect=expect))
+        return settled(shipper.ship(draft, number=number, expect=expect))
 
     def producer(
         self,
@@ -253,14 +253,10 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         codec = Compression.named(compression)
         return Producer(
             ObjectShipper(self._new_lister(), writer=name, born=head.next_sequence, compression=codec, sole=True),
+            Limits(batch_bytes, linger, budget, block, uploads),
             writer=name,
             number=0 if last is None else last.number + 1,
             clock=self._clock,
-            batch_bytes=batch_bytes,
-            linger=linger,
-            budget=budget,
-            block=block,
-            uploads=uploads,
         )
 
     # --- slots -------------------------------------------------------------------------------------------------

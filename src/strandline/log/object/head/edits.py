@@ -24,8 +24,8 @@ SPILL_AT: Final = 96
 """The head keeps at most this many entries, and as many references of each level, before the oldest spill."""
 
 
-class StaleGeneration(StrandlineError):
-    """The object was uploaded before a collection and may be deleted: upload it again. Handled by the log itself."""
+class StaleUpload(StrandlineError):
+    """The object was uploaded so early that a collector may delete it: upload it again. Handled by the log itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _list_one(head: Head, new: BatchListing, now: int) -> Head:
         return head
     check_number(new.writer, new.number, last, forgotten=new.born < head.writers_floor)
     if new.generation < head.min_generation:
-        raise StaleGeneration(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
+        raise StaleUpload(f"{new.location} is of generation {new.generation}, below {head.min_generation}.")
     if new.expect is not None and new.expect != head.next_offset:
         raise ExpectationFailed(
             f"The append expected the log to end at {new.expect}, and it ends at {head.next_offset}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from strandline.errors import InvalidInput, StrandlineError
-from strandline.log.object.head.edits import StaleGeneration
+from strandline.log.object.head.edits import StaleUpload
 from strandline.log.object.head.index import references_of
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Head, Trimmed
@@ -46,7 +46,7 @@ def apply_trim(head: Head, trim: Trim, now: int) -> Head:
     if cut.upto <= head.floor:
         return head  # someone else trimmed as far, or further
     if trim.generation < head.min_generation:
-        raise StaleGeneration(f"{trim.location} is of generation {trim.generation}, below {head.min_generation}.")
+        raise StaleUpload(f"{trim.location} is of generation {trim.generation}, below {head.min_generation}.")
     if cut.since != head.floor or plan_cut(head, cut.upto) != cut:
         raise Outdated("The head lists the same batches in another way since the trim was planned.")
     return replace(

@@ -19,7 +19,7 @@ from typing import Final
 from strandline.errors import Contended, NotFound
 from strandline.formats.object.head import decode_cut, encode_cut
 from strandline.formats.object.identity import LogIdentity
-from strandline.log.object.head.edits import StaleGeneration, bounds_of, set_back
+from strandline.log.object.head.edits import StaleUpload, bounds_of, set_back
 from strandline.log.object.head.index import (
     Chunks,
     DeletedObject,
@@ -201,7 +201,7 @@ class GarbageCollector:
             self._store.put(trim.location, encode_cut(cut))
             try:
                 self._cell.update(self._op(), lambda now: apply_trim(now, trim, clocks.now()), role="collector")
-            except (Outdated, StaleGeneration):
+            except (Outdated, StaleUpload):
                 return False
         done.floor = upto
         done.trimmed_records += cut.upto - cut.since

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import BufferFull, InvalidInput, ProducerClosed, ProducerFailed, UsedAcrossFork
 from strandline.log.object.produce.handles import Era, Outcome
-from strandline.log.object.produce.outbox import Outbox
+from strandline.log.object.produce.outbox import Bell, Outbox
 from strandline.log.object.produce.rows import (
     FIRST_PAGE,
     PAGE_BYTES,
@@ -27,8 +27,7 @@ from strandline.log.object.produce.rows import (
     page_of,
     page_of_calls,
 )
-from strandline.log.object.produce.shipper import Drafting, Shipper
-from strandline.log.object.produce.workers import Bell
+from strandline.log.object.produce.shipper import Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 from strandline.storage.clock import Clock
@@ -50,11 +49,11 @@ CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 class Limits:
     """When batches are closed, how many are uploaded at a time, and when appenders have to wait."""
 
-    batch_bytes: int
-    linger: float
-    budget: int
-    block: bool
-    uploads: int
+    batch_bytes: int = 64 << 20
+    linger: float = 0.1
+    budget: int = 256 << 20
+    block: bool = True
+    uploads: int = 8
 
     def __post_init__(self) -> None:
         least = min(self.batch_bytes, self.budget, self.uploads)
@@ -96,7 +95,7 @@ class _Open:
 
     __slots__ = ("draft", "outcome")
 
-    def __init__(self, draft: Drafting) -> None:
+    def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.outcome = Outcome()
 
@@ -137,7 +136,7 @@ class Buffer:
         self.buffered = 0
         self.failure: Failure | None = None
         self.closed: str | None = None
-        self._new_draft: Callable[[], Drafting] = shipper.new_draft
+        self._new_draft: Callable[[], Draft] = shipper.new_draft
         self._outbox = outbox
         self._limits = limits
         self._clock = clock

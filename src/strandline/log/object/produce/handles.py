@@ -42,28 +42,37 @@ class Outcome(Future[Receipt]):
             self.set_exception(self._origin.refusal())
 
 
-class BatchHandle:
-    """The handle of an append of many records: some of one batch."""
+class _Placed:
+    """The handle of records whose place in a batch is known, or found when it is asked for."""
 
-    __slots__ = ("_count", "_index", "_outcome")
+    __slots__ = ()
 
-    def __init__(self, outcome: Outcome, index: int, count: int) -> None:
-        """Records ``index`` up to ``index + count`` of the batch with this outcome."""
-        self._outcome = outcome
-        self._index = index
-        self._count = count
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._outcome.done()
+    def _place(self) -> tuple[Outcome, int, int]:
+        """The outcome of their batch, the place of the first of them in it, and how many they are."""
+        raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until the records are durable and listed, or raise why they are not."""
-        return self._outcome.result(timeout).part(self._index, self._count)
+        outcome, index, count = self._place()
+        return outcome.result(timeout).part(index, count)
 
     def __await__(self) -> Generator[object, None, Receipt]:
-        whole = yield from asyncio.wrap_future(self._outcome).__await__()
-        return whole.part(self._index, self._count)
+        outcome, index, count = self._place()
+        whole = yield from asyncio.wrap_future(outcome).__await__()
+        return whole.part(index, count)
+
+
+class BatchHandle(_Placed, tuple[Outcome, int, int]):
+    """The handle of an append of many records: the batch's outcome, where they are in it, and how many."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self[0].done()
+
+    def _place(self) -> tuple[Outcome, int, int]:
+        return self
 
 
 class Era:
@@ -127,7 +136,7 @@ class Era:
         return era is not None and era.outcome is not None and era.outcome.done()
 
 
-class RecordHandle(tuple[Era, int]):
+class RecordHandle(_Placed, tuple[Era, int]):
     """The handle of one record: an era from which to look for its batch, and its ticket.
 
     A tuple because one is made for every record, and nothing is made faster.
@@ -140,20 +149,12 @@ class RecordHandle(tuple[Era, int]):
         era, ticket = self
         return era.done(ticket)
 
-    def result(self, timeout: float | None = None) -> Receipt:
-        """Block until the record is durable and listed, or raise why it is not."""
+    def _place(self) -> tuple[Outcome, int, int]:
         era, ticket = self
-        outcome, index = era.placed(ticket)
-        return outcome.result(timeout).part(index, 1)
-
-    def __await__(self) -> Generator[object, None, Receipt]:
-        era, ticket = self
-        outcome, index = era.placed(ticket)
-        whole = yield from asyncio.wrap_future(outcome).__await__()
-        return whole.part(index, 1)
+        return *era.placed(ticket), 1
 
 
-class ProduceHandle(tuple[Era, int, int, int]):
+class ProduceHandle(_Placed, tuple[Era, int, int, int]):
     """The handle of a ``produce`` call: as that of a record, and how many entries it has and when they came."""
 
     __slots__ = ()
@@ -168,17 +169,9 @@ class ProduceHandle(tuple[Era, int, int, int]):
         """Whether the outcome is known."""
         return self[0].done(self[1])
 
-    def result(self, timeout: float | None = None) -> Receipt:
-        """Block until the entries are durable and listed, or raise why they are not."""
+    def _place(self) -> tuple[Outcome, int, int]:
         era, ticket, count, _ = self
-        outcome, index = era.placed(ticket)
-        return outcome.result(timeout).part(index, count)
-
-    def __await__(self) -> Generator[object, None, Receipt]:
-        era, ticket, count, _ = self
-        outcome, index = era.placed(ticket)
-        whole = yield from asyncio.wrap_future(outcome).__await__()
-        return whole.part(index, count)
+        return *era.placed(ticket), count
 
 
 def placed_era(outcome: Outcome, base: int) -> Era:
@@ -196,4 +189,4 @@ def settled(receipt: Receipt) -> BatchHandle:
     """A handle whose outcome is known already."""
     outcome = Outcome()
     outcome.set_result(receipt)
-    return BatchHandle(outcome, 0, receipt.count)
+    return BatchHandle((outcome, 0, receipt.count))

@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from strandline.errors import ExpectationFailed
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.handles import Outcome
-from strandline.log.object.produce.shipper import Drafting, Sealed, Shipper
-from strandline.log.object.produce.workers import Workers
+from strandline.log.object.produce.shipper import Draft, Sealed, Shipper
 from strandline.storage.clock import CLOCK
+
+
+class Bell(threading.Event):
+    """An event that one thread waits for and that may be set from anywhere, even by the garbage collector.
+
+    The standard event takes a lock when it is set. The collector may run within that very lock, and the finalizer of a
+    producer, setting the event, would wait for itself. What this one is made of can be interrupted by itself.
+    """
+
+    def __init__(self) -> None:
+        """A silent bell."""
+        super().__init__()
+        self._rung: SimpleQueue[None] = SimpleQueue()
+
+    def is_set(self) -> bool:
+        """Whether it was rung since it was last cleared."""
+        return not self._rung.empty()
+
+    def set(self) -> None:
+        """Ring."""
+        if self._rung.empty():
+            self._rung.put(None)
+
+    def clear(self) -> None:
+        """Be silent again."""
+        try:
+            while True:
+                self._rung.get_nowait()
+        except Empty:
+            return
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it rings (True) or the time has passed (False)."""
+        try:
+            self._rung.get(timeout=timeout)
+        except Empty:
+            return False
+        self._rung.put(None)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +64,7 @@ class Sent:
     outcome: Outcome
     size: int
     expect: int | None
-    draft: Drafting | None
+    draft: Draft | None
     sealed: Sealed[Any] | None = None
     number: int = -1
     uploaded: Future[Sealed[Any]] | None = None
@@ -37,6 +77,18 @@ class Sent:
     def error(self) -> BaseException | None:
         """Why its upload, which has ended, failed."""
         return None if self.uploaded is None else self.uploaded.exception()
+
+    def ship(self, shipper: Shipper[Any, Any], uploaded: Future[Sealed[Any]]) -> None:
+        """Finish and upload it, unless that was called off. In a thread of its own: either may take long."""
+        if uploaded.done() or not uploaded.set_running_or_notify_cancel():
+            return
+        try:
+            if self.sealed is None:
+                self.sealed = shipper.seal(self.draft, number=self.number, expect=self.expect)
+                self.draft = None
+            uploaded.set_result(shipper.upload(self.sealed))
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
+            uploaded.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +108,9 @@ class Outbox:
 
     Only :meth:`deliver` needs no such care, and blocks. A batch that expects an end of the log is under way alone: it
     waits for those before it, and those behind it have no number yet, because theirs depends on what becomes of it.
+
+    Threads are started as they are needed, and are daemons: a hanging store must not keep the program from exiting,
+    which waits for the standard pool with everything that is queued in it.
     """
 
     def __init__(self, shipper: Shipper[Any, Any], *, number: int, uploads: int, ready: Callable[[], None]) -> None:
@@ -66,7 +121,10 @@ class Outbox:
         self._halted = False
         self._sent: deque[Sent] = deque()
         self._waiting: deque[Sent] = deque()
-        self._workers = Workers(uploads, "strandline-upload")
+        self._uploads = uploads
+        self._queue: SimpleQueue[tuple[Sent, Future[Sealed[Any]]] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._waiting)
@@ -82,7 +140,7 @@ class Outbox:
         """The number of the oldest batch that is not listed."""
         return self._sent[0].number if self._sent else self._number
 
-    def put(self, draft: Drafting, outcome: Outcome, expect: int | None = None) -> None:
+    def put(self, draft: Draft, outcome: Outcome, expect: int | None = None) -> None:
         """Take a batch, and begin to upload it as soon as its number is known."""
         self._waiting.append(Sent(outcome, draft.size, expect, draft))
         self._pump()
@@ -99,14 +157,21 @@ class Outbox:
             self._upload(sent)
 
     def _upload(self, sent: Sent) -> None:
-        sent.uploaded = self._workers.submit(self._ship, sent)
-        sent.uploaded.add_done_callback(lambda _: self.ready())
-
-    def _ship(self, sent: Sent) -> Sealed[Any]:
-        if sent.sealed is None:  # in this thread, because finishing a batch may take long
-            sent.sealed = self._shipper.seal(sent.draft, number=sent.number, expect=sent.expect)
-            sent.draft = None
-        return self._shipper.upload(sent.sealed)
+        uploaded: Future[Sealed[Any]] = Future()
+        sent.uploaded = uploaded
+        uploaded.add_done_callback(lambda _: self.ready())
+        self._queue.put((sent, uploaded))
+        if self._idle.acquire(blocking=False) or len(self._threads) >= self._uploads:
+            return
+        work = (self._queue, self._idle, self._shipper)
+        thread = threading.Thread(target=_work, args=work, name="strandline-upload", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the machine gives no more: those that run will do it, if there are any
+            if not self._threads:
+                uploaded.set_exception(error)
+        else:
+            self._threads.append(thread)
 
     # --- listing -----------------------------------------------------------------------------------------------
 
@@ -176,8 +241,20 @@ class Outbox:
 
     def close(self) -> None:
         """Let the threads end when nothing is left to upload; does not wait for them."""
-        self._workers.close()
+        for _ in self._threads:
+            self._queue.put(None)
 
     def join(self) -> None:
         """Wait until they have ended."""
-        self._workers.join()
+        for thread in self._threads:
+            thread.join()
+
+
+def _work(
+    queue: SimpleQueue[tuple[Sent, Future[Sealed[Any]]] | None], idle: threading.Semaphore, shipper: Shipper[Any, Any]
+) -> None:
+    while (work := queue.get()) is not None:
+        sent, uploaded = work
+        sent.ship(shipper, uploaded)
+        del work, sent, uploaded  # what they hold must not live on until there is more to do
+        idle.release()

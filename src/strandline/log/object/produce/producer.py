@@ -13,7 +13,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object.produce.buffer import MAX_METADATA, Buffer, Limits
 from strandline.log.object.produce.committer import ProducerThreads
 from strandline.log.object.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_era
-from strandline.log.object.produce.outbox import Outbox
+from strandline.log.object.produce.outbox import Bell, Outbox
 from strandline.log.object.produce.rows import (
     CALL,
     ENTRY,
@@ -28,7 +28,6 @@ from strandline.log.object.produce.rows import (
     header_bytes,
 )
 from strandline.log.object.produce.shipper import Shipper
-from strandline.log.object.produce.workers import Bell
 from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
@@ -82,20 +81,15 @@ class Producer(Closing):
     def __init__(
         self,
         shipper: Shipper[Any, Any],
+        limits: Limits,
         *,
         writer: WriterId,
         number: int,
         clock: Clock,
-        batch_bytes: int = 64 << 20,
-        linger: float = 0.1,
-        budget: int = 256 << 20,
-        block: bool = True,
-        uploads: int = 8,
     ) -> None:
-        """Use :meth:`ObjectLog.producer`, which passes the first arguments."""
-        limits = Limits(batch_bytes, linger, budget, block, uploads)
+        """Use :meth:`ObjectLog.producer`."""
         ready = Bell()
-        outbox = Outbox(shipper, number=number, uploads=uploads, ready=ready.set)
+        outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
         self._clock = clock
         self._buffer = Buffer(shipper, outbox, limits, writer=writer, clock=clock)
@@ -172,7 +166,7 @@ class Producer(Closing):
         if self._buffer.opaque:
             check_opaque(batches)
         outcome, start, stop = self._buffer.place_whole(batches, None, expect)
-        return BatchHandle(outcome, start, stop - start)
+        return BatchHandle((outcome, start, stop - start))
 
     def produce(self, values: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> ProduceHandle:
         """Append values as records without key, op and headers, whole or not at all, with metadata attached.

@@ -1,4 +1,4 @@
-"""Upload path of an object log: drafts, batch objects, and their listing. Implements the shipper contract."""
+"""Upload path of an object log: drafts, batch objects, and their listing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, TransientStorageError
+from strandline.errors import Diverged, OutOfOrder, TransientStorageError
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import HeadCodec, encode_chunk
 from strandline.log.contract import Receipt
-from strandline.log.object.head.edits import BatchListing, StaleGeneration, apply_spills, list_batches, plan_spills
+from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.index import chunk_path
-from strandline.log.object.produce.shipper import Sealed, listed_size
+from strandline.log.object.produce.shipper import RESOLVES, Draft, Sealed, Shipper
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
@@ -35,26 +35,15 @@ _AMONG_OTHERS: Final = Backoff(attempts=64, base=0.005, ceiling=0.1)
 _ALONE: Final = 16
 """After so many listings between which nobody else had listed, there is nobody else."""
 
-_RESOLVES: Final = 5
-"""How often an append whose outcome is unknown is asked for again before its caller is told so."""
-
 
 @dataclass(slots=True)
-class Draft:
-    """A batch being built. Pages are encoded as they come, so that records are held once.
+class ObjectDraft(Draft):
+    """A batch being built. Pages are encoded as they come, so that records are held once."""
 
-    ``size`` is what they take encoded, ``plain`` what a reader will take to decode them.
-    """
-
-    compression: Compression
+    compression: Compression = Compression.LZ4
     pages: list[Parts] = field(default_factory=list)
-    count: int = 0
-    size: int = 0
-    plain: int = 0
     oldest: int = 0
     newest: int = 0
-    metadata: list[MetadataRanges] = field(default_factory=list)
-    attached: int = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Append record batches; returns the index of their first record within the draft."""
@@ -68,11 +57,6 @@ class Draft:
             self.size += page.size
             self.plain += page.plain
         return start
-
-    def attach(self, ranges: MetadataRanges) -> None:
-        """Keep what ``produce`` calls attached to their records; ``attached`` is what all of it takes in the head."""
-        self.metadata.append(ranges)
-        self.attached += listed_size(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +150,8 @@ class Lister:
                 self._alone = self._alone + 1 if self.cell.read().value is known else 0
 
 
-class ObjectShipper:
-    """One writer's way into an own log; see :class:`~strandline.log.object.produce.shipper.Shipper`."""
-
-    opaque: Final = False
-    tick: Final = 1
+class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
+    """One writer's way into an own log."""
 
     def __init__(
         self, lister: Lister, *, writer: WriterId, born: int, compression: Compression, sole: bool = False
@@ -193,11 +174,11 @@ class ObjectShipper:
         """Whether others list too, as far as was seen lately."""
         return self._lister.crowded
 
-    def new_draft(self) -> Draft:
+    def new_draft(self) -> ObjectDraft:
         """An empty draft."""
-        return Draft(self._compression)
+        return ObjectDraft(compression=self._compression)
 
-    def seal(self, draft: Draft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
+    def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
         """The finished batch of a draft; it has no place in the store yet."""
         info = BatchInfo(
             draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self._writer, number
@@ -224,23 +205,17 @@ class ObjectShipper:
         self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
         return stored
 
-    def enlist(self, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
-        """List uploaded batches with one conditional write; each is listed exactly once.
+    def _enlist(self, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
+        return self._receipts(self._list([batch.listing for batch in batches]), batches)
 
-        ``OutcomeUnknown`` if the store failed for long: asking again with the same batches is safe.
-        """
-        for attempt in range(_RESOLVES):
-            try:
-                return self._receipts(self._list([batch.listing for batch in batches]), batches)
-            except StaleGeneration:
-                self._lister.cell.read()
-                batches = [self.upload(batch) for batch in batches]
-            except OutcomeUnknown:
-                # Listing again is harmless: the head knows the writer's last number.
-                if attempt + 1 == _RESOLVES:
-                    raise
-        raise Contended(
-            f"{self._lister.cell.where} was collected at each of {_RESOLVES} tries, so that the batch had to be "
+    def _uploaded_again(self, batches: Sequence[Sealed[BatchListing]]) -> list[Sealed[BatchListing]]:
+        self._lister.cell.read()
+        return [self.upload(batch) for batch in batches]
+
+    @property
+    def _never_fresh(self) -> str:
+        return (
+            f"{self._lister.cell.where} was collected at each of {RESOLVES} tries, so that the batch had to be "
             "uploaded again each time; nothing was listed. Try again."
         )
 
