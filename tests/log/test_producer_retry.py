@@ -260,7 +260,7 @@ class TestRetry:
         assert values(log) == [b"a"]
 
     def test_memory_stays_bounded_by_the_budget_while_it_is_kept(self, log: ObjectLog, line: FaultyStore) -> None:
-        with log.producer(linger=NEVER, budget=50_000, batch_bytes=1, compression="none") as producer:
+        with log.producer(linger=NEVER, budget=50_000, batch_bytes=1, uploads=1, compression="none") as producer:
             line.fail_next("put", error=REFUSED)
             handles = []
             with suppress(ProducerFailed):
