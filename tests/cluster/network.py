@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 from strandline.errors import StrandlineError, TransientStorageError
 from strandline.formats.checksum import crc32c
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (

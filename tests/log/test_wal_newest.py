@@ -8,8 +8,8 @@ from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.node.wire import content_checksum, decode_note
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.span import whole_batches
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.node.flight.streams import parts as parts_of
 from strandline.testing.disks import RecordingDisk
 from strandline.testing.logs import records, writer_named

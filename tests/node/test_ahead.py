@@ -12,8 +12,8 @@ import pytest
 
 from strandline.errors import CorruptData, NotReady
 from strandline.log.wal.log import WalLog
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.node.flight.primary_client import FlightUpstream
 from strandline.node.flight.server import FlightNode

@@ -12,8 +12,7 @@ from strandline.errors import CorruptData, TransientStorageError
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.arrow.header import admit_batch
 from strandline.formats.node.wire import Flag, Note, decode_note
-from strandline.model.batch import LogBatch
-from strandline.model.head import WriterId
+from strandline.model.head import LogBatch, WriterId
 from strandline.model.node import Heartbeat
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.stream_receiver import Assembler, Receiver, read_part

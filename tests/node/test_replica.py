@@ -9,9 +9,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from strandline.errors import CorruptData, Diverged, Fenced, Gap, NotReady, TransientStorageError
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import LogBatch, WriterId
 from strandline.model.node import Heartbeat
 from strandline.model.retention import InvalidReason
 from strandline.node.lead import bootstrap_snapshots as offers

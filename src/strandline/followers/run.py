@@ -21,8 +21,8 @@ from strandline.log.fetch import fetch_in_order
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind
 from strandline.model.arguments import checked
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.head import LogBatch
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import BatchSink, Sink
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock

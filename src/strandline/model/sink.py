@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from strandline.errors import Gap, NullKey
 from strandline.model.addresses import Address
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.model.snapshot import Snapshot
 
 

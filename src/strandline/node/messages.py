@@ -11,9 +11,8 @@ from strandline.errors import CommitTimedOut, CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.log.contract import Receipt
 from strandline.log.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import LogBatch, WriterId
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat
 from strandline.model.records import RecordSource

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar, final
 
 from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError, StrandlineError
@@ -118,9 +117,7 @@ class BootstrapPin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._alive.close()
         try:
             if self.is_provisional:

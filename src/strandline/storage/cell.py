@@ -38,12 +38,6 @@ class Codec(Protocol[T]):
         """The state in these bytes; ``where`` names the object in errors."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held(Generic[T]):
-    state: Stamped[T]
-    version: Version
-
-
 class StoreCell(Generic[T]):
     """A cell in one object of a store. Keeps the last state it saw, so that an undisturbed writer reads nothing."""
 
@@ -64,7 +58,7 @@ class StoreCell(Generic[T]):
         self._backoff = backoff or Backoff(attempts=64, base=0.005, ceiling=1.0)
         self._clock = clock
         self._chance = chance
-        self._held: _Held[T] | None = None
+        self._held: Versioned[Stamped[T]] | None = None
         # Operations whose last write got no answer, with the revision it would have made. Without them, an operation
         # repeated after the object forgot it would be done twice.
         self._doubts: dict[OpId, int] = {}
@@ -81,18 +75,18 @@ class StoreCell(Generic[T]):
     @property
     def held(self) -> T | None:
         """The value as this process last saw it, without I/O; None before the first look."""
-        return None if self._held is None else self._held.state.value
+        return None if self._held is None else self._held.value.value
 
     def read(self) -> Versioned[T]:
         """The value now, or ``NotFound``."""
         held = self._fetch()
-        return Versioned(held.state.value, held.version)
+        return Versioned(held.value.value, held.version)
 
-    def _fetch(self) -> _Held[T]:
+    def _fetch(self) -> Versioned[Stamped[T]]:
         found = self._store.get(self._path)
         version, known = found.version, self._held
         if known is None or known.version != version:
-            known = _Held(self._codec.decode(found.data, self.where), version)
+            known = Versioned(self._codec.decode(found.data, self.where), version)
             self._held = known
         return known
 
@@ -114,12 +108,12 @@ class StoreCell(Generic[T]):
                 except (NotFound, TransientStorageError):
                     self._pause(attempt)
                     continue
-                if op in held.state.recent:
-                    return held.state.value
-                if doubt and held.state.revision > REMEMBERED:
+                if op in held.value.recent:
+                    return held.value.value
+                if doubt and held.value.revision > REMEMBERED:
                     break  # it was so long ago that it no longer knows who created it
                 raise AlreadyExists(f"{self.where} exists already.") from error
-            self._held = _Held(state, version)
+            self._held = Versioned(state, version)
             return value
         raise OutcomeUnknown(
             f"Whether {self.where} was created by this call is unknown: the store failed. Read it, or try again."
@@ -137,7 +131,7 @@ class StoreCell(Generic[T]):
         while True:
             if held is None:
                 held, fresh = self._fetch_after(op, tries), True
-            state = held.state
+            state = held.value
             if op in state.recent:
                 self._doubts.pop(op, None)
                 return state.value
@@ -162,9 +156,11 @@ class StoreCell(Generic[T]):
                 return value
             held = None
 
-    def _write(self, op: OpId, held: _Held[T], value: T, role: Role | None) -> _Held[T] | None:
+    def _write(
+        self, op: OpId, held: Versioned[Stamped[T]], value: T, role: Role | None
+    ) -> Versioned[Stamped[T]] | None:
         """Try once to replace ``held``; None if that failed, or if its answer was lost."""
-        state = held.state.stamp(value, op)
+        state = held.value.stamp(value, op)
         data = self._codec.encode(state)
         doubt = self._doubts.get(op)
         self._doubts[op] = max(state.revision, doubt or 0)  # until an answer comes, whatever ends the call
@@ -184,7 +180,7 @@ class StoreCell(Generic[T]):
         self._doubts.pop(op, None)
         self.writes += 1
         count_write(role, landed=True)
-        return _Held(state, version)
+        return Versioned(state, version)
 
     def _settle(self, op: OpId, state: Stamped[T]) -> None:
         """End the doubt about an earlier write of ``op``, which this state does not remember, or raise."""
@@ -198,7 +194,7 @@ class StoreCell(Generic[T]):
             )
         del self._doubts[op]  # others wrote that revision: ours did not land and cannot any more
 
-    def _fetch_after(self, op: OpId, tries: int) -> _Held[T]:
+    def _fetch_after(self, op: OpId, tries: int) -> Versioned[Stamped[T]]:
         try:
             return self._fetch()
         except TransientStorageError as error:

@@ -175,16 +175,8 @@ class LocalDisk:
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
         """Create, write and fsync a file; what could not be written whole is removed again."""
-        with speaking(path, making=True):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
-            try:
-                write_all(descriptor, parts)
-                os.fsync(descriptor)
-            except BaseException:
-                os.unlink(path)
-                raise
-            finally:
-                os.close(descriptor)
+        with _new_file(path) as descriptor:
+            write_all(descriptor, parts)
 
     def open_append(self, path: str) -> AppendFile:
         """Open a file to add to it, creating it if there is none."""
@@ -195,17 +187,9 @@ class LocalDisk:
         with speaking(source):
             found = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with speaking(target, making=True):
-                made = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
-                try:
-                    while piece := os.read(found, STROKE):
-                        write_all(made, [piece])
-                    os.fsync(made)
-                except BaseException:
-                    os.unlink(target)
-                    raise
-                finally:
-                    os.close(made)
+            with _new_file(target) as made:
+                while piece := os.read(found, STROKE):
+                    write_all(made, [piece])
         finally:
             os.close(found)
 
@@ -302,6 +286,21 @@ class LocalDisk:
         """Hold the same lock if nobody else does; the block is told whether."""
         with LockFile() as lock:
             yield lock.take(path)
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[int]:
+    """The descriptor of a new file, which is synced at the end, and removed if that is not reached."""
+    with speaking(path, making=True):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
+        try:
+            yield descriptor
+            os.fsync(descriptor)
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, UnsupportedVersion
@@ -125,14 +125,15 @@ class ColdCell:
         return cold
 
 
-def open_events(
-    cold: ColdTier,
-    *,
-    create: bool,
-    options: Mapping[str, str] | None = None,
-    events_options: Mapping[str, Any] | None = None,
-    clock: Clock = CLOCK,
-) -> Topic:
+class ColdAccess(NamedTuple):
+    """How a cold tier is reached: options of its stores, options of Kafka's client, and the clock."""
+
+    options: Mapping[str, str] | None = None
+    events_options: Mapping[str, Any] | None = None
+    clock: Clock = CLOCK
+
+
+def open_events(cold: ColdTier, access: ColdAccess, *, create: bool) -> Topic:
     """The topic of a cold tier's events: ``kafka://host:port,host:port/topic``, or the address of a topic of logs."""
     refuse_credentials(cold.events, "give them by events_options (sasl.username, sasl.password)")
     parts = split_address(cold.events)
@@ -140,5 +141,7 @@ def open_events(
         topic = parts.path.strip("/")
         if not parts.netloc or not topic:
             raise InvalidInput(f"{cold.events!r} names no topic of Kafka: write kafka://host:port/topic.")
-        return KafkaTopic(parts.netloc, topic, cold.partitions, create=create, config=events_options, clock=clock)
-    return open_object_topic(cold.events, cold.partitions, create=create, options=options, clock=clock)
+        return KafkaTopic(
+            parts.netloc, topic, cold.partitions, create=create, config=access.events_options, clock=access.clock
+        )
+    return open_object_topic(cold.events, cold.partitions, create=create, options=access.options, clock=access.clock)

@@ -22,7 +22,7 @@ from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
 from strandline.storage.clock import CLOCK, Chance, Clock
 from strandline.storage.store import ObjectStore
 from strandline.storage.urls import open_store
-from strandline.tier.attachment import PARTITIONS, ColdCell, open_events
+from strandline.tier.attachment import PARTITIONS, ColdAccess, ColdCell, open_events
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader
@@ -30,6 +30,7 @@ from strandline.tier.read.tiered_log import TieredLog, check_tierable, hot_log
 
 H = TypeVar("H", ObjectLog, WalLog, WalReader)
 _MOST_PARTITIONS: Final = 10_000
+_PLAIN: Final = ColdAccess()
 Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]
 """The logs that can have a cold tier."""
 
@@ -94,14 +95,14 @@ def tiered(
     """
     if isinstance(log, TieredLog):
         return log
-    cell = cold_cell(log, options=options, clock=clock)
+    access = ColdAccess(options, events_options, clock)
+    cell = cold_cell(log, access)
     cold = cell.look()
     if cold is None:
         return log
 
     def reader(opened: contextlib.ExitStack) -> ColdReader:
-        events = follow_events(cold, options=options, events_options=events_options, clock=clock)
-        manager = opened.enter_context(events)
+        manager = opened.enter_context(follow_events(cold, access))
         return ColdReader(manager, open_store(cold.store, options), partition_of(cold))
 
     return TieredLog(hot_log(log), cell, reader)
@@ -132,20 +133,21 @@ def attach(
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
     cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
     open_store(store, options)  # contacts nothing; an address that cannot be one is refused before it is written down
-    open_events(cold, create=True, options=options, events_options=events_options, clock=clock).close()
-    return cold_cell(log, options=options, clock=clock).attach(store, events, partitions=partitions, name=name)
+    access = ColdAccess(options, events_options, clock)
+    open_events(cold, access, create=True).close()
+    return cold_cell(log, access).attach(store, events, partitions=partitions, name=name)
 
 
-def cold_cell(log: Tierable, *, options: Mapping[str, str] | None = None, clock: Clock = CLOCK) -> ColdCell:
+def cold_cell(log: Tierable, access: ColdAccess = _PLAIN) -> ColdCell:
     """The cell that describes the cold tier of a log."""
     hot = hot_log(log)
-    place = hot.store if isinstance(hot, ObjectLog) else open_store(log_address(hot), options)
-    return ColdCell(place, hot.log_id, clock=clock)
+    place = hot.store if isinstance(hot, ObjectLog) else open_store(log_address(hot), access.options)
+    return ColdCell(place, hot.log_id, clock=access.clock)
 
 
-def cold_tier(log: Tierable, *, options: Mapping[str, str] | None = None) -> ColdTier:
+def cold_tier(log: Tierable, access: ColdAccess = _PLAIN) -> ColdTier:
     """The log's cold tier; ``NotFound`` if it has none."""
-    found = cold_cell(log, options=options).look()
+    found = cold_cell(log, access).look()
     if found is None:
         raise NotFound(f"The log at {log_address(log)} has no cold tier: attach one first (strandline tier attach).")
     return found
@@ -158,18 +160,13 @@ def partition_of(cold: ColdTier) -> TopicPartition:
 
 @contextlib.contextmanager
 def follow_events(
-    cold: ColdTier,
-    *,
-    options: Mapping[str, str] | None = None,
-    events_options: Mapping[str, Any] | None = None,
-    snapshot_dir: str | None = None,
-    clock: Clock = CLOCK,
+    cold: ColdTier, access: ColdAccess = _PLAIN, snapshot_dir: str | None = None
 ) -> Iterator[MetadataManager]:
     """A metadata manager that follows the events of a log's segments within the block."""
     with contextlib.ExitStack() as opened:
-        topic = open_events(cold, create=False, options=options, events_options=events_options, clock=clock)
+        topic = open_events(cold, access, create=False)
         opened.callback(topic.close)
-        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, clock=clock)
+        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, clock=access.clock)
         opened.callback(manager.close)
         manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
         yield manager
@@ -192,10 +189,9 @@ def tiering(
     """
     hot = hot_log(log)
     check_tierable(hot)
-    cell = cold_cell(log, options=options, clock=clock)
-    cold = cold_tier(log, options=options)
-    events = follow_events(cold, options=options, events_options=events_options, snapshot_dir=snapshot_dir, clock=clock)
-    with events as manager:
+    access = ColdAccess(options, events_options, clock)
+    cell, cold = cold_cell(log, access), cold_tier(log, access)
+    with follow_events(cold, access, snapshot_dir) as manager:
         store = open_store(cold.store, options)
         yield Tierer(hot, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Literal, Self
 
 from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFound, StrandlineError, TooManyDeadLetters
@@ -458,9 +458,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except Exception as failure:
@@ -471,9 +469,7 @@ class Consumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _check_open(self) -> None:

@@ -151,10 +151,7 @@ def check_known(known: KnownCommits | None, found: KnownCommits, where: str) -> 
 
 def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:
     """The sink's commits from a version on downwards, as far as commit files reach."""
-    while version >= 0:
-        data = read(version)
-        if data is None:
-            return
+    while version >= 0 and (data := read(version)) is not None:
         commit = parse_commit(version, data, application)
         if commit.cursor is not None:
             yield commit

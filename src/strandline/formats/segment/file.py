@@ -183,29 +183,20 @@ class RowGroup:
     """Its stored bytes."""
 
 
+@dataclass(frozen=True, eq=False)
 class SegmentTail:
     """Where everything in a segment's object is. Immutable; safe in threads."""
 
-    def __init__(
-        self,
-        where: str,
-        facts: SegmentFacts,
-        footer: Any,
-        sums: Sequence[Sequence[int]],
-        listed: Sequence[int],
-        *,
-        rows: Sequence[int],
-        before: int,
-    ) -> None:
-        """Use :func:`decode_tail`. There are ``before`` bytes before the tail."""
-        self.where = where
-        self.facts = facts
-        self.footer = footer
-        """Parquet's own metadata."""
-        self._sums = sums
-        self._listed = listed
-        self._before = before
-        self._firsts = list(accumulate(rows, initial=facts.start))[:-1]
+    where: str
+    facts: SegmentFacts
+    footer: Any
+    """Parquet's own metadata."""
+    sums: Sequence[Sequence[int]]
+    """The checksum of each column of each group."""
+    listed: Sequence[int]
+    rows: Sequence[int]
+    before: int
+    """How many bytes are before the tail."""
 
     def __len__(self) -> int:
         return len(self._firsts)
@@ -220,7 +211,7 @@ class SegmentTail:
             first,
             self.facts.end + 1 if last else self._firsts[number + 1],
             terms[max(0, bisect_right(terms, first, key=lambda entry: entry[1]) - 1)][0],
-            self._listed[number],
+            self.listed[number],
             sum(chunk.size for chunk in self._chunks[number]),
         )
 
@@ -230,8 +221,8 @@ class SegmentTail:
 
     def listed_since(self, time: int) -> int | None:
         """The first group with a batch that was listed at a time (microseconds) or later."""
-        number = bisect_left(self._listed, time)
-        return None if number == len(self._listed) else number
+        number = bisect_left(self.listed, time)
+        return None if number == len(self.listed) else number
 
     def chunks(self, number: int) -> list[ByteRange]:
         """The bytes of each stored column of a group."""
@@ -242,12 +233,14 @@ class SegmentTail:
         return [chunk for chunk, name in zip(self._chunks[number], _LEAVES, strict=True) if name in columns]
 
     @cached_property
+    def _firsts(self) -> list[int]:
+        return list(accumulate(self.rows, initial=self.facts.start))[:-1]
+
+    @cached_property
     def _chunks(self) -> list[list[ByteRange]]:
-        groups = [chunks_of(self.footer.row_group(number), sums) for number, sums in enumerate(self._sums)]
+        groups = [chunks_of(self.footer.row_group(number), sums) for number, sums in enumerate(self.sums)]
         if any(
-            chunk.start < len(_MAGIC) or chunk.size < 0 or chunk.next > self._before
-            for each in groups
-            for chunk in each
+            chunk.start < len(_MAGIC) or chunk.size < 0 or chunk.next > self.before for each in groups for chunk in each
         ):
             raise damaged(self.where, "it has columns outside of itself")
         return groups
@@ -321,7 +314,7 @@ def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_S
         )
     if any(earlier > later for earlier, later in pairwise(listed)):
         raise damaged(where, "its groups were listed in another order than they stand")
-    return SegmentTail(where, facts, parquet, sums, listed, rows=rows, before=before), before_checksum
+    return SegmentTail(where, facts, parquet, sums, listed, rows, before), before_checksum
 
 
 def _block_end(view: memoryview, where: str) -> tuple[int, int, int, int]:

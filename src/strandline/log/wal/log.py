@@ -32,9 +32,8 @@ from strandline.log.wal.write.journal import IndexWriter, Journal, Written
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import LogBatch, WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, InvalidReason, Retention, SlotLimits, SlotState, as_retention
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id

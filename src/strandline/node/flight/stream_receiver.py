@@ -15,7 +15,7 @@ from strandline.errors import CorruptData, StrandlineError, TransientStorageErro
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.arrow.header import admit_batch
 from strandline.formats.node.wire import Flag, Note, content_checksum, decode_note
-from strandline.model.batch import LogBatch
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
 from strandline.node.flight.errors import arrived

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, final
 from strandline.errors import NotReady
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.span import WalSpan, whole_batches
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 
 TAKEN_BYTES: Final = 2 << 20

@@ -8,8 +8,8 @@ from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, Fenced, Gap
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.node.messages import ReplicationFeed
 

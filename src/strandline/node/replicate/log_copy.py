@@ -18,8 +18,8 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.head import LogBatch
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot

@@ -23,8 +23,8 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Follower
 from strandline.log.resume import FullRebootstrap, PartialResync
-from strandline.model.batch import LogBatch
 from strandline.model.cursor import Cursor
+from strandline.model.head import LogBatch
 from strandline.model.node import Peer, Trouble
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replicas import ReplicaProgress

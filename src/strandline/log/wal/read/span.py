@@ -16,7 +16,7 @@ from strandline.formats.wal.frame import Frame, FrameScanner, decode_frame
 from strandline.log.planning import clipped, known_columns
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.tail import Held, Records
-from strandline.model.batch import LogBatch
+from strandline.model.head import LogBatch
 from strandline.model.records import with_offsets
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.metrics import fetching
