@@ -15,7 +15,7 @@ import pytest
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError, UnsupportedVersion
 from strandline.followers.stores import append_log_file as foldfile
 from strandline.followers.stores.append_log import AppendLogStore
-from strandline.followers.stores.append_log_file import read_fold
+from strandline.followers.stores.append_log_file import read_content
 from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
 from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
@@ -236,7 +236,7 @@ def test_frames_of_another_fold_are_an_error():
 def test_a_file_that_is_no_fold_is_left_alone():
     for foreign in (b"PAR1" + bytes(100), b"x", b'{"json": true}'):
         disk = fold_of(foreign)
-        with pytest.raises(CorruptData, match="no fold at all"):
+        with pytest.raises(CorruptData, match="no store at all"):
             open_on(disk)
         assert disk.read(FILE) == foreign
 
@@ -503,7 +503,7 @@ def test_opening_costs_about_the_live_data_however_often_it_was_rewritten():
     assert disk.size(FILE) < 2.5 * live
     store.compact()
     assert disk.size(FILE) < 1.1 * live
-    fold = read_fold(FILE, disk=disk)
+    fold = read_content(FILE, disk=disk)
     assert fold.state.live == {b"k%03d" % number: b"%0100d" % 39 for number in range(300)}
 
 

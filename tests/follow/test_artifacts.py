@@ -248,7 +248,7 @@ class PublishingContract:
         assert artifacts.publish(other, replace=True) == cursor(2, OTHER_LOG)
         assert there.fetched(artifacts).at == cursor(2, OTHER_LOG)
 
-    def test_superseded_payloads_are_pruned_and_the_newest_stays(self, there):
+    def test_superseded_payloads_are_trimmed_and_the_newest_stays(self, there):
         artifacts = there.artifacts(grace=0)
         for offset in (5, 9, 12):
             artifacts.publish(there.sealed(offset))
@@ -363,7 +363,7 @@ class TestPublishing:
             place.artifacts().publish(place.sealed(5), guard=guard)
         assert place.artifacts().newest() is None
 
-    def test_pruning_that_fails_does_not_fail_the_publishing(self, place, caplog):
+    def test_a_trim_that_fails_does_not_fail_the_publishing(self, place, caplog):
         line = FaultyStore(place.store)
         line.fail_next("list", times=1)
         with caplog.at_level(logging.WARNING):
@@ -411,7 +411,7 @@ class TestPublishing:
         assert number > 4
 
 
-class TestPruning:
+class TestTrimming:
     def test_a_superseded_payload_stays_for_the_grace_period(self, place, clock):
         artifacts = place.artifacts()
         artifacts.publish(place.sealed(5))
@@ -425,7 +425,7 @@ class TestPruning:
         assert artifacts._pointer().superseded == ()
         assert artifacts.trim() == []
 
-    def test_what_the_pointer_names_is_never_pruned_however_old_it_is(self, place, clock):
+    def test_what_the_pointer_names_is_never_trimmed_however_old_it_is(self, place, clock):
         artifacts = place.artifacts(grace=0)
         artifacts.publish(place.sealed(5))
         clock.advance(1000 * HOUR)
@@ -488,12 +488,12 @@ class TestPruning:
         line.hook(hook)
         return artifacts.publish(folder), line
 
-    def test_a_slow_exporter_whose_payload_was_pruned_notices_and_uploads_again(self, place, clock):
-        def prune():
+    def test_a_slow_exporter_whose_payload_was_trimmed_notices_and_uploads_again(self, place, clock):
+        def trim():
             clock.advance(2 * HOUR)
             assert len(place.artifacts().trim()) == 1
 
-        published, line = self.slowly(place, clock, place.sealed(5), prune, at="pointer")
+        published, line = self.slowly(place, clock, place.sealed(5), trim, at="pointer")
         assert published == cursor(5)
         assert len({row.path.split("/")[2] for row in line.named("put")}) == 2, "two generations"
         clock.advance(2 * HOUR)
@@ -523,11 +523,11 @@ class TestPruning:
                 place.artifacts().trim()
 
         slow.hook(hook)
-        with pytest.raises(StorageError, match="was given up by pruners 5 times"):
+        with pytest.raises(StorageError, match="was given up by trims 5 times"):
             place.artifacts(slow).publish(place.sealed(5))
 
     @pytest.mark.usefixtures("unsynced")
-    def test_a_death_of_the_pruner_at_any_operation_is_made_good_by_the_next(self, place, clock):
+    def test_a_death_within_a_trim_at_any_operation_is_made_good_by_the_next(self, place, clock):
         snapshots = [place.sealed(offset) for offset in (5, 9, 12)]
         for after in (False, True):
             number = 0
@@ -554,7 +554,7 @@ class TestPruning:
 
 
 class TestFetching:
-    def test_a_fetcher_whose_payload_is_pruned_reads_the_pointer_again(self, place, clock):
+    def test_a_fetcher_whose_payload_is_trimmed_reads_the_pointer_again(self, place, clock):
         artifacts = place.artifacts(grace=0)
         artifacts.publish(place.sealed(5))
         newer = place.sealed(9)
@@ -729,7 +729,7 @@ class TestExporting:
 
 class TestRaces:
     def play(self, seed: int, tmp: Path, snapshots: list[str], kind: type[Artifacts] = Artifacts) -> None:
-        """Exporters that race the pointer and die, pruners beside them; the pointer is watched at each operation."""
+        """Exporters that race the pointer and die, trims beside them; the pointer is watched at each operation."""
         dice = random.Random(seed)
         order, clock, store = Interleaver(dice.getrandbits(64)), ManualClock(), PlainStore()
         store._clock = clock
@@ -741,8 +741,8 @@ class TestRaces:
                 assert newest.cursor.next >= seen[0], f"seed {seed}: the pointer went back"
                 seen[0] = newest.cursor.next
                 names = {item.path for item in store.list(newest.location)}
-                assert f"{newest.location}/MANIFEST.json" in names, f"seed {seed}: the pointer names what is pruned"
-                assert len(names) == 1 + parts[newest.cursor.next], f"seed {seed}: the pointer names what is pruned"
+                assert f"{newest.location}/MANIFEST.json" in names, f"seed {seed}: the pointer names what is trimmed"
+                assert len(names) == 1 + parts[newest.cursor.next], f"seed {seed}: the pointer names what is trimmed"
 
         def task(folder: str | None, mine: random.Random):
             line = FaultyStore(store)
@@ -799,10 +799,10 @@ class TestRaces:
             return replace(pointer, current=artifact)
 
         monkeypatch.setattr(artifacts, "point", always)
-        with pytest.raises(AssertionError, match=r"went back|names what is pruned"):
+        with pytest.raises(AssertionError, match=r"went back|names what is trimmed"):
             self.play_many(range(300), tmp_path, snapshots)
 
-    def test_a_pruner_that_does_not_give_up_first_is_caught(self, snapshots, tmp_path, monkeypatch):
+    def test_a_trim_that_does_not_give_up_first_is_caught(self, snapshots, tmp_path, monkeypatch):
         from strandline.snapshots import artifacts, pointer
 
         def by_age(state, there, *, before):
@@ -813,7 +813,7 @@ class TestRaces:
 
         monkeypatch.setattr(artifacts, "give_up", lambda state, _: state)
         monkeypatch.setattr(artifacts, "plan_sweep", by_age)
-        with pytest.raises(AssertionError, match="names what is pruned"):
+        with pytest.raises(AssertionError, match="names what is trimmed"):
             self.play_many(range(300), tmp_path, snapshots)
 
     def play_many(self, seeds, tmp_path, snapshots):

@@ -141,7 +141,7 @@ def test_a_database_of_another_program_is_refused(place: str) -> None:
     other = Rdict(place, Options(raw_mode=True))
     other[b"a"] = b"1"
     other.close()
-    with pytest.raises(InvalidInput, match="no fold of strandline"):
+    with pytest.raises(InvalidInput, match="no store of strandline"):
         RocksStore.open(place)
 
 

@@ -232,7 +232,7 @@ def test_nothing_is_copied_behind_a_record_that_the_log_does_not_have(monkeypatc
         tiers.tier()
 
 
-def test_the_history_of_a_log_is_read_while_it_is_pruned() -> None:
+def test_the_history_of_a_log_is_read_while_it_is_trimmed() -> None:
     tiers = Tiers("wal", batches=8, terms=True)
     tiers.tier()
     hot = tiers.hot()

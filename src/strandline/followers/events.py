@@ -82,7 +82,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ghosts:
-    """Removals of the keys that the fold has and the stream has not, in chunks."""
+    """Removals of the keys that the store has and the stream has not, in chunks."""
 
     chunks: Sequence[Chunk]
 
@@ -161,12 +161,12 @@ class ReportCursor:
 
 @dataclass(frozen=True, slots=True)
 class FindGhosts:
-    """Compare the fold's keys in scope with those that the stream's owner lists as present."""
+    """Compare the store's keys in scope with those that the stream's owner lists as present."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncSweep:
-    """Compare the fold's keys in scope with those that a full watch has given."""
+    """Compare the store's keys in scope with those that a full watch has given."""
 
     given: frozenset[bytes]
 

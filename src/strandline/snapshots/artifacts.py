@@ -59,7 +59,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class _Pruned(StorageError):
+class _Trimmed(StorageError):
     """A payload's object is not there. Handled by reading the pointer again."""
 
 
@@ -79,7 +79,7 @@ class Publication:
 class Artifacts:
     """Published snapshots below a prefix of a store, with one pointer to the newest, which never goes back.
 
-    Any number of processes may publish, fetch and prune at once, and die at any moment. What the pointer names is
+    Any number of processes may publish, fetch and trim at once, and die at any moment. What the pointer names is
     whole and is never deleted. All calls block on the store and raise ``StorageError``.
     """
 
@@ -148,12 +148,12 @@ class Artifacts:
             try:
                 pointer = self._cell.update(op, edit)
             except StalePayload:
-                continue  # so slow that a pruner has given it up, and may have deleted it
-            self._prune_quietly()
+                continue  # so slow that a trim has given it up, and may have deleted it
+            self._trim_quietly()
             return snapshot.cursor if pointer.current is None else pointer.current.cursor
         raise Contended(
-            f"{self._cell.where}: {folder} was given up by pruners {_TRIES} times while it was uploaded; nothing was "
-            "published. Prune less often, or with a longer grace period."
+            f"{self._cell.where}: {folder} was given up by trims {_TRIES} times while it was uploaded; nothing was "
+            "published. Trim less often, or with a longer grace period."
         )
 
     def _upload(self, snapshot: Snapshot, manifest: bytes, generation: int) -> Artifact:
@@ -255,7 +255,7 @@ class Artifacts:
                 raise NotFound(f"Nothing is published at {self._cell.where}: publish a snapshot first.")
             try:
                 return self._fetch(artifact, dest)
-            except _Pruned as error:
+            except _Trimmed as error:
                 now = self.newest()
                 if now is not None and now.location == artifact.location:
                     raise CorruptData(
@@ -289,7 +289,7 @@ class Artifacts:
         try:
             return self._store.get(path).data
         except NotFound as error:
-            raise _Pruned(str(error)) from error
+            raise _Trimmed(str(error)) from error
 
     def _write(self, path: str, file: SnapshotFile, parts: Iterator[bytes | memoryview], place: str) -> None:
         """Write one file from the parts that come next; what is written is what is hashed."""
@@ -314,7 +314,7 @@ class Artifacts:
                 "another snapshot."
             )
 
-    # --- pruning -----------------------------------------------------------------------------------------------
+    # --- trimming ----------------------------------------------------------------------------------------------
 
     def trim(self) -> list[str]:
         """Delete payloads that were superseded, or left unfinished, a grace period ago; returns which.
@@ -353,7 +353,7 @@ class Artifacts:
             self._cell.update(self._op(), lambda now: forget(now, sweep.superseded))
         return gone
 
-    def _prune_quietly(self) -> None:
+    def _trim_quietly(self) -> None:
         try:
             self.trim()
         except StorageError as error:

@@ -1,6 +1,6 @@
 """Rules of the snapshot pointer: it never moves back, and no snapshot that it may name is deleted. Pure.
 
-Exporters and pruners run anywhere, at once, and die at any moment. Whether a payload may be deleted is decided by the
+Exporters and trims run anywhere, at once, and die at any moment. Whether a payload may be deleted is decided by the
 pointer alone: it is not listed, and its generation is one that can no longer be. Clocks only say when.
 """
 
@@ -86,7 +86,7 @@ def forget(pointer: Pointer, gone: Collection[str]) -> Pointer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSweep:
-    """What a pruner may delete: superseded payloads whose time has come, and ones that can never be pointed at."""
+    """What a trim may delete: superseded payloads whose time has come, and ones that can never be pointed at."""
 
     superseded: tuple[str, ...]
     unlisted: tuple[str, ...]

@@ -179,7 +179,7 @@ def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHAN
     """
     folder = as_folder(folder)
     if keep < 1:
-        raise InvalidInput(f"Pruning {folder} to {keep} snapshots would leave none; keep at least 1.")
+        raise InvalidInput(f"Trimming {folder} to {keep} snapshots would leave none; keep at least 1.")
     kept = [int(snapshot.folder.rpartition("/")[2]) for snapshot in islice(_valid(folder, disk=disk), keep)]
     if len(kept) < keep:
         return []

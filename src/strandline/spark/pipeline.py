@@ -188,7 +188,7 @@ class Following:
 
 @dataclass(slots=True, eq=False)
 class _Batches:
-    """What Spark calls per micro-batch: fold, apply, and only then advance."""
+    """What Spark calls per micro-batch: compact, apply, and only then advance."""
 
     log_id: UUID
     committer: SinkCommitter
@@ -221,7 +221,7 @@ class _Batches:
     def _apply(self, frame: DataFrame) -> None:
         self._check_holder()
         self.on_step("planned")
-        # Spark turns adaptive execution off in a stream, so that its default of 200 tasks per fold would be 200 tasks,
+        # Spark turns adaptive execution off in a stream: its default of 200 tasks per shuffle would be 200 tasks,
         # whatever little there is. The query runs in a copy of the user's session: this stays within it.
         frame.sparkSession.conf.set("spark.sql.shuffle.partitions", str(self.cores))
         records, first, end = newest_of(frame) if self.latest else all_of(frame)

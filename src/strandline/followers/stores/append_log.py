@@ -13,10 +13,10 @@ from strandline.errors import Fenced, NotFound, StorageError
 from strandline.followers.stores.append_log_file import (
     ROW_OVERHEAD,
     FileBlock,
-    Fold,
+    FileContent,
     encode_base,
     encode_write,
-    read_fold,
+    read_content,
     whole,
 )
 from strandline.followers.stores.state import KeyedStore
@@ -60,19 +60,27 @@ class AppendLogStore(KeyedStore):
     """
 
     def __init__(
-        self, folder: str, fold: Fold, *, sync: bool, compact_after: int, disk: Disk, clock: Clock, chance: Chance
+        self,
+        folder: str,
+        content: FileContent,
+        *,
+        sync: bool,
+        compact_after: int,
+        disk: Disk,
+        clock: Clock,
+        chance: Chance,
     ) -> None:
         """Use :meth:`open`."""
         super().__init__()
         self._folder = folder
-        self._path = fold.path
+        self._path = content.path
         self._sync = sync
         self._compact_after = compact_after
         self._disk = disk
         self._clock = clock
         self._chance = chance
-        self._state, self._standing = fold.state, fold.standing
-        self._place = fold.place or FileBlock(self._new_term())
+        self._state, self._standing = content.state, content.standing
+        self._place = content.place or FileBlock(self._new_term())
         self._coming: FileBlock | None = None
         """The place of a compacted file that may or may not have got the name."""
         self._doubtful = False
@@ -80,7 +88,7 @@ class AppendLogStore(KeyedStore):
         self._compact_at = compact_after
         self._file: AppendFile | None = None
         self._held = contextlib.ExitStack()
-        self._origin = Origin(f"The fold in {folder}", self)
+        self._origin = Origin(f"The store in {folder}", self)
         call_in_child(self, AppendLogStore._after_fork)
 
     def _after_fork(self) -> None:
@@ -100,7 +108,7 @@ class AppendLogStore(KeyedStore):
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> AppendLogStore:
-        """Open the fold in this folder, which is made if there is none; reads about as much as it holds.
+        """Open the store in this folder, which is made if there is none; reads about as much as it holds.
 
         What a crash has left behind the last whole write is cut, and kept beside it as ``fold.log.torn``.
         ``CorruptData``, with file and byte, for any other damage, and ``Fenced`` while someone else has it open: then
@@ -111,13 +119,13 @@ class AppendLogStore(KeyedStore):
         make_own_folder(folder, disk=disk)
         with contextlib.ExitStack() as held:
             if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):
-                raise Fenced(f"The fold in {folder} is open elsewhere; nothing was changed. Close it there first.")
+                raise Fenced(f"The store in {folder} is open elsewhere; nothing was changed. Close it there first.")
             try:
-                fold = read_fold(f"{folder}/{FILE}", disk=disk)
+                content = read_content(f"{folder}/{FILE}", disk=disk)
             except NotFound:
-                fold = Fold(f"{folder}/{FILE}")
-            store = cls(folder, fold, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
-            store._settle(fold)
+                content = FileContent(f"{folder}/{FILE}")
+            store = cls(folder, content, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
+            store._settle(content)
             store._held = held.pop_all()
         return store
 
@@ -148,22 +156,22 @@ class AppendLogStore(KeyedStore):
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def _settle(self, fold: Fold) -> None:
+    def _settle(self, content: FileContent) -> None:
         """Cut what a crash has left, and make durable what is about to be served: its writer may not have."""
-        if fold.torn:
+        if content.torn:
             _LOGGER.warning(
                 "%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are cut off.",
-                fold.path, fold.why, fold.torn, fold.size,
+                content.path, content.why, content.torn, content.size,
             )  # fmt: skip
-            self._set_aside(fold)
+            self._set_aside(content)
         self._disk.remove(f"{self._folder}/{_TEMPORARY}")
         self._mend()
 
-    def _set_aside(self, fold: Fold) -> None:
+    def _set_aside(self, content: FileContent) -> None:
         """Keep what is about to be cut, for whoever wants to know what it was; the latest such piece only."""
         aside = f"{self._folder}/{_ASIDE}"
         self._disk.remove(aside)
-        self._disk.write_new(aside, [self._disk.read(fold.path, fold.size)])
+        self._disk.write_new(aside, [self._disk.read(content.path, content.size)])
 
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._mend()
@@ -214,7 +222,7 @@ class AppendLogStore(KeyedStore):
         size = file.size()
         if size < self._place.size:
             raise StorageError(
-                f"{self._path} has become shorter than it was written: close the fold, and open it again."
+                f"{self._path} has become shorter than it was written: close the store, and open it again."
             )
         if size > self._place.size:
             file.cut(self._place.size)

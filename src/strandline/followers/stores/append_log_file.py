@@ -1,7 +1,7 @@
 """The file of an append-log store: one frame per write, with the store's position in its metadata.
 
-In a fold the lsn numbers *frames*, from 1, since a write may hold no records; and the term is a number drawn when the
-file is made, by which its own frames are told from frames that somebody has stored as values.
+In this file the lsn numbers *frames*, from 1: a write may hold no records. The term is a number drawn when the file is
+made: it tells the frames of the file from frames that somebody has stored as values.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass(slots=True)
-class Fold:
+class FileContent:
     """What a file holds, up to the end of its last whole write."""
 
     path: str
@@ -178,9 +178,9 @@ class Fold:
 class _Replay:
     """Takes frames in their order; a write of several frames counts when its last one is there."""
 
-    fold: Fold
+    content: FileContent
     seen: FileBlock | None = None
-    """As the fold's place, but with the frames of a write that is not over."""
+    """As the content's place, but with the frames of a write that is not over."""
     mark: int = 0
     """The highest frame that any other one says is durable."""
     waiting: list[KeyChange] = field(default_factory=list)
@@ -191,7 +191,7 @@ class _Replay:
 
     def take(self, frame: Frame) -> None:
         info = frame.info
-        where = f"The frame at byte {frame.start} of {self.fold.path}"
+        where = f"The frame at byte {frame.start} of {self.content.path}"
         if info.flags & ~(CONTINUES | BASE):
             raise UnsupportedVersion(f"{where} has flags that this program does not know: upgrade strandline.")
         block = decode_frame(frame, where)
@@ -206,28 +206,28 @@ class _Replay:
         if info.flags & CONTINUES:
             return
         for change in self.waiting:
-            self.fold.state.take(change)
+            self.content.state.take(change)
         self.waiting.clear()
-        self.fold.standing = _standing(block.metadata, where)
-        self.fold.place = self.seen
+        self.content.standing = _standing(block.metadata, where)
+        self.content.place = self.seen
 
 
-def read_fold(path: str, *, disk: Disk) -> Fold:
+def read_content(path: str, *, disk: Disk) -> FileContent:
     """What the file holds; nothing is changed. A torn tail is told, to be cut by whoever may write.
 
     ``CorruptData``, with file and byte, for damage that no crash leaves: at or below what any frame in the file, also
     one behind the damage, says was durable. ``UnsupportedVersion`` for frames of another version.
     """
     size = disk.size(path)
-    replay = _Replay(Fold(path))
+    replay = _Replay(FileContent(path))
     stop = _replay(replay, path, size, disk)
-    fold = replay.fold
-    if stop.ending is Ending.CLEAN and fold.place == replay.seen:
-        return fold
+    content = replay.content
+    if stop.ending is Ending.CLEAN and content.place == replay.seen:
+        return content
     rest = memoryview(disk.read(path, stop.at))
     _judge(replay, stop, rest)
-    fold.torn, fold.why = size - fold.size, stop.why
-    return fold
+    content.torn, content.why = size - content.size, stop.why
+    return content
 
 
 def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
@@ -248,7 +248,7 @@ def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
 
 def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
     """Raise unless what is at the end can have been left by a crash."""
-    path, seen = replay.fold.path, replay.seen
+    path, seen = replay.content.path, replay.seen
     if stop.ending is Ending.UNSUPPORTED:
         raise UnsupportedVersion(
             f"{path} has at byte {stop.at} what this program cannot read: {stop.why}. Nothing was changed; use the "
@@ -262,10 +262,10 @@ def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
     if mark >= missing:
         raise CorruptData(
             f"{path} is damaged at byte {stop.at}: {stop.why}, and what stood there was durable. Nothing was changed; "
-            "restore the file, or remove its folder and let the fold be built again."
+            "restore the file, or remove its folder and let the store be built again."
         )
     if seen is None and not all(found in (0, expected) for found, expected in zip(rest, MAGIC, strict=False)):
-        raise CorruptData(f"{path} is damaged at byte 0, or no fold at all: {stop.why}. Nothing was changed.")
+        raise CorruptData(f"{path} is damaged at byte 0, or no store at all: {stop.why}. Nothing was changed.")
 
 
 def _standing(metadata: dict[bytes, bytes], where: str) -> StorePosition:
@@ -281,7 +281,7 @@ def _standing(metadata: dict[bytes, bytes], where: str) -> StorePosition:
 
 def whole(path: str, *, disk: Disk) -> Cursor:
     """The cursor of a file that must hold a state and nothing else, such as that of a snapshot."""
-    fold = read_fold(path, disk=disk)
-    if fold.torn or fold.standing.cursor is None or fold.standing.resync is not None:
-        raise CorruptData(f"{path} is damaged: it does not hold a whole state and its cursor. {fold.why}".rstrip())
-    return fold.standing.cursor
+    content = read_content(path, disk=disk)
+    if content.torn or content.standing.cursor is None or content.standing.resync is not None:
+        raise CorruptData(f"{path} is damaged: it does not hold a whole state and its cursor. {content.why}".rstrip())
+    return content.standing.cursor

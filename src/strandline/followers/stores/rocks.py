@@ -112,7 +112,7 @@ class KeyIterator(Iterator[tuple[bytes, bytes]]):
             found: tuple[bytes, bytes] = row
             return found
         if self._snapshot is None:
-            raise InvalidInput(f"The fold in {self._name} was closed while a range of it was read: open it again.")
+            raise InvalidInput(f"The store in {self._name} was closed while a range of it was read: open it again.")
         self._check_end(self._snapshot)
         raise StopIteration
 
@@ -190,7 +190,7 @@ def _standing_in(scratch: str, folder: str) -> StorePosition:
     except Exception as error:
         raise explained(error, folder, "opened") from error
     if found != VERSION:
-        raise UnsupportedVersion(f"The database in {folder} is no fold of version {KIND_VERSION}, but {found!r}.")
+        raise UnsupportedVersion(f"The database in {folder} is no store of version {KIND_VERSION}, but {found!r}.")
     return decoded(stored, folder)
 
 
@@ -207,22 +207,22 @@ def decoded(stored: bytes | None, folder: str) -> StorePosition:
         cursor, resync = stored.decode("ascii").split(" ")
         return StorePosition(Cursor.parse(cursor) if cursor else None, UUID(resync) if resync else None)
     except (InvalidInput, ValueError) as error:
-        raise CorruptData(f"The fold in {folder} is damaged: its cursor cannot be read ({error}).") from error
+        raise CorruptData(f"The store in {folder} is damaged: its cursor cannot be read ({error}).") from error
 
 
 def explained(error: Exception, folder: str, what: str) -> StrandlineError:
     """What an error of the library means: it tells them apart by text alone."""
     text = str(error)
     if _LOCKED.search(text):
-        return Fenced(f"The fold in {folder} is open elsewhere; nothing was changed. Close it there first. ({text})")
+        return Fenced(f"The store in {folder} is open elsewhere; nothing was changed. Close it there first. ({text})")
     if "No space left" in text:
-        return DiskFull(f"No room for the fold in {folder}; nothing was acknowledged: make room and open it again.")
+        return DiskFull(f"No room for the store in {folder}; nothing was acknowledged: make room and open it again.")
     if text.startswith("Corruption"):
         return CorruptData(
-            f"The fold in {folder} could not be {what}, since it is damaged: import a snapshot into another folder, or "
-            f"remove this one and let it be built again. ({text})"
+            f"The store in {folder} could not be {what}, since it is damaged: import a snapshot into another folder, "
+            f"or remove this one and let it be built again. ({text})"
         )
-    return StorageError(f"The fold in {folder} could not be {what}: close it, see to the cause, open it. ({text})")
+    return StorageError(f"The store in {folder} could not be {what}: close it, see to the cause, open it. ({text})")
 
 
 @bound_to_process()
@@ -254,7 +254,7 @@ class RocksStore(RuledStore):
         self._known: StorePosition | None = None
         self._ranges: weakref.WeakSet[KeyIterator] = weakref.WeakSet()
         self._closed = False
-        self._origin = Origin(f"The fold in {folder}", self)
+        self._origin = Origin(f"The store in {folder}", self)
 
     @classmethod
     def open(
@@ -266,10 +266,10 @@ class RocksStore(RuledStore):
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> RocksStore:
-        """Open the fold in this folder, which is made if there is none.
+        """Open the store in this folder, which is made if there is none.
 
         What a crash has left behind the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
-        while someone else has it open, ``InvalidInput`` for a RocksDB database that is no fold.
+        while someone else has it open, ``InvalidInput`` for a RocksDB database that is no store.
         """
         rocksdict()
         folder = as_folder(folder)
@@ -454,9 +454,11 @@ class RocksStore(RuledStore):
         except Exception as error:
             raise self._failed(error, "opened") from error
         if used:
-            raise InvalidInput(f"{self._folder} is a RocksDB database, but no fold of strandline: name another folder.")
+            raise InvalidInput(
+                f"{self._folder} is a RocksDB database, but no store of strandline: name another folder."
+            )
         if found not in (None, VERSION):
             raise UnsupportedVersion(
-                f"The fold in {self._folder} is of version {found!r}, and this program reads version {KIND_VERSION}: "
+                f"The store in {self._folder} is of version {found!r}, and this program reads version {KIND_VERSION}: "
                 "use the strandline that wrote it."
             )

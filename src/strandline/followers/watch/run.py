@@ -372,7 +372,7 @@ class AppliedWatch:
                     store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
-        """Removals of what the fold has and the stream has not: by the reader's listing, or by what a watch gave."""
+        """Removals of what the store has and the stream has not: by the reader's listing, or by what a watch gave."""
         if self.store is None or self.reader is None:
             raise AssertionError("a resync needs a store and a reader")
         keep = self.options.evicted == "keep"

@@ -66,7 +66,7 @@ class MetadataSnapshots:
             clock=self.clock,
             chance=self.chance,
         )
-        self._prune(number)
+        self._trim(number)
 
     def load(self) -> dict[int, tuple[int, SegmentCache]]:
         """Positions and caches of the newest valid snapshot; empty, with a warning, if none is usable. Never raises.
@@ -120,7 +120,7 @@ class MetadataSnapshots:
             self._tables(data, partition, slices)
         return self._cursor({partition: position for partition, (position, _) in positions.items()})
 
-    def _prune(self, number: int) -> None:
+    def _trim(self, number: int) -> None:
         """Remove older snapshots; what cannot be removed now is removed by the next save."""
         with suppress(StorageError):
             for row in self.disk.scan(self.folder):
