@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, Unpack, final
 
 import pyarrow as pa
 
@@ -14,7 +14,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.node.config import NodeConfig
+from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import CommitPolicy, as_policy
@@ -87,7 +87,7 @@ class Primary(_NodeHandle):
         lease: str | None = None,
         create: bool = True,
         timeout: float = _LEADS_WITHIN,
-        **settings: Any,
+        **settings: Unpack[NodeSettings],
     ) -> Primary:
         """Open the node in this folder, and wait up to ``timeout`` seconds until it leads.
 
@@ -213,12 +213,26 @@ class Replica(_NodeHandle):
     (None, None)
     """
 
-    def __init__(self, folder: Address, upstream: str | None = None, *, name: str = "replica", **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Address,
+        upstream: str | None = None,
+        *,
+        name: str = "replica",
+        **settings: Unpack[ReplicaSettings],
+    ) -> None:
         """As :meth:`open`."""
         super().__init__(_start(folder, name=name, upstream=upstream, **settings))
 
     @classmethod
-    def open(cls, folder: Address, upstream: str | None = None, *, name: str = "replica", **settings: Any) -> Replica:
+    def open(
+        cls,
+        folder: Address,
+        upstream: str | None = None,
+        *,
+        name: str = "replica",
+        **settings: Unpack[ReplicaSettings],
+    ) -> Replica:
         """Open the node in this folder as a replica of ``upstream`` (``grpc://host:port``), or of the ``lease`` holder.
 
         Returns at once; the replica retries a primary that it cannot reach. Further ``settings`` are the fields of

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypedDict
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import AddressText, as_address, check_replica_name, refuse_credentials
+from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked
+from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
-from strandline.node.lead.policies import Quorum
+from strandline.node.lead.flow import FlowLimits
+from strandline.node.lead.policies import CommitPolicy, Quorum
 from strandline.node.options import NodeOptions
 from strandline.storage.urls import open_store
 
@@ -19,6 +22,35 @@ LEASE: Final = "lease"
 """The object of the lease, below its address."""
 
 _ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refused, not listened on
+
+
+class NodeSettings(TypedDict, total=False):
+    """The settings of :class:`NodeConfig` that ``Primary.open`` and ``Replica.open`` pass on, for type checkers."""
+
+    policy: str | CommitPolicy
+    retention: str | Retention
+    limits: SlotLimits
+    flow: FlowLimits
+    poll_seconds: float
+    region: str
+    nodes: Mapping[str, str]
+    automatic: bool
+    listen: tuple[str, int]
+    url: str
+    lease_seconds: float
+    take_over: Address
+    server: ServerSecurity
+    client: ClientSecurity
+    server_limits: ServerLimits
+    insecure: bool
+
+
+class ReplicaSettings(NodeSettings, total=False):
+    """The same for ``Replica.open``."""
+
+    lease: str
+    create: bool
+    timeout: float
 
 
 @checked
