@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strandline.cli import verify
-from strandline.cli.findings import summary
+from strandline.cli.verify import summary
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from tests.cli.conftest import Run
 from tests.cli.test_slots import fill

@@ -16,9 +16,8 @@ from strandline.cli.node import node
 from strandline.cli.node.admin import promote
 from strandline.cli.produce import produce
 from strandline.cli.quickstart import quickstart
-from strandline.cli.retention import retention
 from strandline.cli.segments import segments
-from strandline.cli.slots import slots
+from strandline.cli.slots import retention, slots
 from strandline.cli.tail import tail
 from strandline.cli.tier import tier
 from strandline.cli.upgrade import upgrade
@@ -62,16 +61,7 @@ class _Watching(TyperCommand):
 app.command()(produce)
 app.command()(tail)
 app.command(cls=_Watching)(lag)
-app.add_typer(slots, name="slots")
-app.command()(retention)
-app.command()(gc)
-app.command()(verify)
-app.add_typer(tier, name="tier")
-app.add_typer(segments, name="segments")
-app.add_typer(wal, name="wal")
-app.add_typer(node, name="node")
-app.command()(promote)
-app.command()(doctor)
-app.command()(upgrade)
-app.command()(quickstart)
-app.command()(demo)
+for command in (retention, gc, verify, promote, doctor, upgrade, quickstart, demo):
+    app.command()(command)
+for name, group in {"slots": slots, "tier": tier, "segments": segments, "wal": wal, "node": node}.items():
+    app.add_typer(group, name=name)

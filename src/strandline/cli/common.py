@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
-from types import TracebackType
 from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 
 import typer
@@ -27,7 +26,6 @@ from strandline.errors import Fenced, InvalidInput, NotALog, NotFound, Strandlin
 from strandline.log.folders import FolderKind
 from strandline.log.object.log import open_log as open_object_log
 from strandline.log.wal.log import WalLog
-from strandline.model.cursor import Start
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 from strandline.tier.opening import tiered
 
@@ -71,32 +69,28 @@ MANIFEST: Final = "ingest/manifest"
 DATA: Final = "ingest"
 
 
-def _understood(parse: Callable[[str], T], text: str) -> T:
-    """What a text of the command line means; if nothing, the command was called wrongly."""
-    try:
-        return parse(text)
-    except InvalidInput as error:
-        raise typer.BadParameter(escaped(str(error))) from error
+def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """The parser of an option: if it refuses a text, the command was called wrongly."""
+
+    @wraps(parse)
+    def understood(text: str) -> T:
+        try:
+            return parse(text)
+        except InvalidInput as error:
+            raise typer.BadParameter(escaped(str(error))) from error
+
+    return understood
 
 
-def start(text: str) -> Start:
-    """An option's text as a place in a log."""
-    return _understood(parse_start, text)
+start = _option(parse_start)
+length_of_time = _option(parse_seconds)
+size_in_bytes = _option(parse_bytes)
 
 
-def length_of_time(text: str) -> int:
-    """An option's text as seconds."""
-    return _understood(parse_seconds, text)
-
-
-def size_in_bytes(text: str) -> int:
-    """An option's text as bytes."""
-    return _understood(parse_bytes, text)
-
-
+@_option
 def retention(text: str) -> str:
     """An option's text, if it names a retention policy."""
-    return str(_understood(parse_retention, text))
+    return str(parse_retention(text))
 
 
 def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
@@ -144,9 +138,7 @@ class Interruption:
         self._before = signal.signal(signal.SIGINT, self._ask)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
     def items(self, source: Iterable[T]) -> Iterator[T]:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Json, Place, guarded, open_to_look
-from strandline.cli.findings import finish
 from strandline.cli.text import moment
+from strandline.cli.verify import finish
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.tier.opening import cold_tier, follow_events

@@ -1,10 +1,10 @@
-"""``strandline slots``: list, create, reset and drop slots; shows what each retains."""
+"""``strandline slots`` and ``strandline retention``: the slots of a log, what each retains, and what limits them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +14,24 @@ from typer.core import TyperGroup
 
 import strandline as sl
 from strandline.cli import output as show
-from strandline.cli.common import Json, Url, Yes, both_tiers, confirm, guarded, open_log, start
+from strandline.cli.common import (
+    Json,
+    Url,
+    Yes,
+    both_tiers,
+    confirm,
+    guarded,
+    length_of_time,
+    open_log,
+    size_in_bytes,
+    start,
+)
+from strandline.cli.common import retention as understood
 from strandline.cli.lag import SlotRow
 from strandline.errors import NotFound
 from strandline.log.object.maintain.slot_lag import slot_lags
 from strandline.model.cursor import Start
-from strandline.model.retention import Retention, SlotLimits, SlotState
+from strandline.model.retention import Retention, SlotLimits, SlotState, default_limits, parse_retention
 
 
 class _ListByDefault(TyperGroup):
@@ -39,6 +51,7 @@ slots = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+_OFF = "; 0 switches it off"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.")]
 At = Annotated[
     str,
@@ -227,3 +240,65 @@ def sentences(seen: Slots) -> Sequence[str]:
         for name in seen.creating
     ]
     return said
+
+
+# --- retention -------------------------------------------------------------------------------------------------
+
+
+@guarded
+def retention(
+    url: Url,
+    policy: Annotated[
+        str | None,
+        typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=understood),
+    ] = None,
+    *,
+    slot_lag: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", parser=size_in_bytes, help=f"Invalidate a slot that is more bytes behind{_OFF}."),
+    ] = None,
+    slot_idle: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TIME", parser=length_of_time, help=f"Invalidate a slot whose holder was not seen for longer{_OFF}."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show what a log may forget, or change it. The next collection goes by it.
+
+    A new policy comes with its usual limits for slots, unless you say them: 64 GiB of lag where age or size bounds the
+    log, none otherwise.
+    """
+    log = open_log(url)
+    if policy is not None or slot_lag is not None or slot_idle is not None:
+        wanted = log.identity.retention if policy is None else parse_retention(policy)
+        limits = log.identity.limits if policy is None else default_limits(wanted)
+        if slot_lag is not None:
+            limits = replace(limits, lag_bytes=slot_lag)
+        if slot_idle is not None:
+            limits = replace(limits, idle_seconds=slot_idle)
+        log.set_retention(wanted, limits)
+    identity = log.identity
+    fields = {
+        "url": log.url,
+        "retention": str(identity.retention),
+        "slot_lag_bytes": identity.limits.lag_bytes,
+        "slot_idle_seconds": identity.limits.idle_seconds,
+    }
+    said = f"{log.url} {show.policy(identity.retention)} ({identity.retention})."
+    show.answer(fields, said, _limits(identity.limits), as_json=json)
+
+
+def _limits(limits: SlotLimits) -> str:
+    """What ends a slot.
+
+    >>> _limits(SlotLimits())
+    'Slots pin without a limit.'
+    """
+    ends = []
+    if limits.lag_bytes:
+        ends.append(f"it is more than {show.size(limits.lag_bytes)} behind")
+    if limits.idle_seconds:
+        ends.append(f"its holder was not seen for more than {show.seconds(limits.idle_seconds)}")
+    return f"A slot is invalidated when {' or when '.join(ends)}." if ends else "Slots pin without a limit."

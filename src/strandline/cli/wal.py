@@ -13,9 +13,9 @@ from rich.text import Text
 
 from strandline.cli import output as show
 from strandline.cli.common import Json, guarded
-from strandline.cli.findings import finish
 from strandline.cli.targets import look, need, spool_at
 from strandline.cli.text import moment, readable
+from strandline.cli.verify import finish
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.inspect import SpoolFile, SpoolFrame, inspect_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog

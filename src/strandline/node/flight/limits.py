@@ -138,7 +138,11 @@ class CallLimiter:
         place = ActiveCall(who, self._clock.monotonic(), end, is_reserved=is_reserved)
         with self._lock:
             dropped = self._give_way(who, is_reserved=is_reserved)
-            self._check_all()
+            if len(self._in) >= self._limits.calls:
+                raise Overloaded(
+                    f"The node is busy with {len(self._in)} calls and streams, which is its limit: ask again a little "
+                    "later, or ask another node."
+                )
             if not is_reserved:
                 self._check_ordinary()
             if who is not None:
@@ -216,13 +220,6 @@ class CallLimiter:
                 "little later."
             )
         return None
-
-    def _check_all(self) -> None:
-        if len(self._in) >= self._limits.calls:
-            raise Overloaded(
-                f"The node is busy with {len(self._in)} calls and streams, which is its limit: ask again a little "
-                "later, or ask another node."
-            )
 
     def _check_ordinary(self) -> None:
         if self._ordinary >= self._limits.ordinary_calls:

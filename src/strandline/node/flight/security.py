@@ -183,12 +183,8 @@ class ServerSecurity:
         disk: Disk = DISK,
     ) -> ServerSecurity:
         """From the files that hold each of it."""
-
-        def read(path: str | None) -> bytes | None:
-            return None if path is None else disk.read(path)
-
         known = None if tokens is None else Tokens.load(tokens, disk=disk)
-        return cls(read(certificate), read(key), read(client_roots), known, identities)
+        return cls(_read(certificate, disk), _read(key, disk), _read(client_roots, disk), known, identities)
 
     @property
     def is_encrypted(self) -> bool:
@@ -238,13 +234,13 @@ class ClientSecurity:
         disk: Disk = DISK,
     ) -> ClientSecurity:
         """From the files that hold each of it."""
-
-        def read(path: str | None) -> bytes | None:
-            return None if path is None else disk.read(path)
-
-        word = read(token)
+        word = _read(token, disk)
         text = None if word is None else word.decode(errors="replace").strip()
-        return cls(read(roots), read(certificate), read(key), text, hostname)
+        return cls(_read(roots, disk), _read(certificate, disk), _read(key, disk), text, hostname)
+
+
+def _read(path: str | None, disk: Disk) -> bytes | None:
+    return None if path is None else disk.read(path)
 
 
 def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> None:

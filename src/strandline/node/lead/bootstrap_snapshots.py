@@ -67,7 +67,11 @@ class BootstrapSnapshots:
                 kept = self._found(replica)
             if kept is None or kept.kind != kind or not self._is_pinned(replica, kept.cursor):
                 self._check_room(replica)
-                kept = self._take(replica, kind)
+                self._sealing = replica
+                try:
+                    kept = self._seal(replica, kind)
+                finally:
+                    self._sealing = None
             self._snapshots[replica] = kept
         manifest = self._node_folder.disk.read(f"{kept.folder}/{MANIFEST}")
         return SnapshotOffer(_name(kept), manifest)
@@ -99,13 +103,6 @@ class BootstrapSnapshots:
                 "again when one of them is done. One that does not come back is given up after "
                 f"{PIN_SECONDS / 60:g} minutes, or when it is unregistered."
             )
-
-    def _take(self, replica: str, kind: str) -> Snapshot:
-        self._sealing = replica
-        try:
-            return self._seal(replica, kind)
-        finally:
-            self._sealing = None
 
     def _seal(self, replica: str, kind: str) -> Snapshot:
         if self._pin(replica) is not None:

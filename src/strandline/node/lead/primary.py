@@ -41,7 +41,7 @@ from strandline.node.messages import (
 )
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.agreement import agreement
+from strandline.node.replicate.incoming import agreement
 from strandline.storage.metrics import DIVERGENCES, PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
 
 COMMIT_SECONDS: Final = 5.0

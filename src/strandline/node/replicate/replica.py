@@ -32,9 +32,8 @@ from strandline.node.messages import Caller, ReplicationFeed, Rewind, Topology, 
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
-from strandline.node.replicate.agreement import stepped_back
 from strandline.node.replicate.bootstrap import bootstrap
-from strandline.node.replicate.incoming import IncomingBatches
+from strandline.node.replicate.incoming import IncomingBatches, stepped_back
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.storage.retry import Backoff
 
