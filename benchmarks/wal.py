@@ -30,7 +30,7 @@ from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.records import conform
 from strandline.storage.disk import DISK, Disk
 from strandline.testing.disks import SlowSyncDisk

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import strandline as sl
-from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.format import encode_record_frame
 from strandline.log.topic.logs import open_object_topic
 from strandline.node.node_folder import NodeFolder
 

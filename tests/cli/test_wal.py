@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
 from strandline.log.wal.log import WalLog

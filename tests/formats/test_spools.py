@@ -13,20 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.compat.spool.format import (
+    RECORD_OVERHEAD,
+    LegacyEnding,
+    LegacyScanner,
     SpoolRecord,
     SpoolRun,
     SpoolScanner,
     decode_slots,
+    encode_record_frame,
     encode_slots,
+    legacy_frame_at,
     read_spool,
     runs,
-)
-from strandline.compat.spool.legacy_frame import (
-    RECORD_OVERHEAD,
-    LegacyEnding,
-    LegacyScanner,
-    encode_record_frame,
-    legacy_frame_at,
 )
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.wal.frame import MAX_PAYLOAD, FrameInfo, encode_frame

@@ -14,8 +14,14 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.compat.spool.format import decode_slots, encode_slots, read_spool, runs
-from strandline.compat.spool.legacy_frame import LegacyEnding, encode_record_frame
+from strandline.compat.spool.format import (
+    LegacyEnding,
+    decode_slots,
+    encode_record_frame,
+    encode_slots,
+    read_spool,
+    runs,
+)
 from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
 from strandline.followers.delta.history import Application, parse_commit
@@ -90,7 +96,7 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import IndexEntry, decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.log.contract import Receipt
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, WriterState
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble

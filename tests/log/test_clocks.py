@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills, set_back
-from strandline.log.object.head.trimming import begin_collection, is_due
+from strandline.log.object.head.edits import (
+    BatchListing,
+    apply_spills,
+    begin_collection,
+    is_due,
+    list_batches,
+    plan_spills,
+    set_back,
+)
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.retention import is_idle, is_suspect, suspect

@@ -86,8 +86,8 @@ def test_a_lister_that_ignores_writers_numbers_is_caught(monkeypatch: pytest.Mon
 def test_a_holder_that_advances_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rules.advance
 
-    def advance_anyway(state: rules.SlotState, *, epoch: int, **others: Any) -> rules.SlotState:
-        return honest(state, epoch=state.epoch, **others)
+    def advance_anyway(state: rules.SlotState, *, holder: str, epoch: int, **others: Any) -> rules.SlotState:
+        return honest(state, holder=state.holder, epoch=state.epoch, **others)
 
     monkeypatch.setattr(rules, "advance", advance_anyway)
     assert "advanced with epoch" in caught()

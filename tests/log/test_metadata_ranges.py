@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
-from strandline.log.queue.dead_letters import encode_letter
+from strandline.log.queue.contract import encode_letter
 from strandline.model.head import MetadataRange, MetadataRanges, QueueEntry
 
 PLAIN = (MetadataRange(0, 5, b"a"), MetadataRange(2, 2**70, b""), MetadataRange(3, -1, b"c"))

@@ -21,7 +21,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
 from strandline.log.object.produce.buffer import MAX_METADATA
 from strandline.log.object.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
-from strandline.log.object.produce.shipper import RANGE_BYTES
+from strandline.log.object.produce.upload import RANGE_BYTES
 from strandline.testing.clock import ManualClock
 
 SOON = 120.0

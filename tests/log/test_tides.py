@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from strandline.log.object import slots
-from strandline.log.object.head import edits, trimming
+from strandline.log.object.head import edits
 from strandline.log.object.maintain import collector
 from strandline.log.object.produce import upload
 from strandline.model.head import Head
@@ -64,7 +64,7 @@ def caught(tries: int = 400) -> str:
 
 @pytest.mark.matrix
 def test_a_trim_that_does_not_mind_new_members_is_caught(monkeypatch: pytest.MonkeyPatch):
-    honest = trimming.apply_trim
+    honest = edits.apply_trim
     monkeypatch.setattr(
         collector, "apply_trim", lambda head, trim, now: honest(head, replace(trim, membership=head.membership), now)
     )
@@ -129,7 +129,7 @@ def test_listing_an_object_that_a_collector_may_have_deleted_is_caught(monkeypat
 
 
 def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.MonkeyPatch):
-    honest = trimming.begin_collection
+    honest = edits.begin_collection
 
     def late(head: Head, now: int, **options: int) -> Head:
         return replace(honest(head, now, **options), min_generation=head.min_generation)

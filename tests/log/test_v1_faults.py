@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from strandline.compat.v1.manifest import ManifestCell
 from strandline.compat.v1.queue import V1Queue
+from strandline.compat.v1.shipper import ManifestCell
 from strandline.errors import (
     Contended,
     ExpectationFailed,

@@ -15,8 +15,7 @@ from strandline.formats.object.head import decode_head, encode_head
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.index import chunk_path
-from strandline.log.object.maintain.checks import Writers
-from strandline.log.object.maintain.inventory import Names, compare
+from strandline.log.object.maintain.checks import Names, Writers, compare
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.log.contract import Log
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.retention import InvalidReason
 from strandline.testing.logs import LogContract
 

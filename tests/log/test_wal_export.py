@@ -10,12 +10,11 @@ import pytest
 
 from strandline.compat.spool import export
 from strandline.compat.spool.export import export_spool
-from strandline.compat.spool.format import decode_slots, read_spool
-from strandline.compat.spool.legacy_frame import LegacyEnding, LegacyScanner
+from strandline.compat.spool.format import LegacyEnding, LegacyScanner, decode_slots, read_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, NotFound, StorageError
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import InvalidReason

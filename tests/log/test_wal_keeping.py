@@ -24,7 +24,7 @@ from strandline.errors import (
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock

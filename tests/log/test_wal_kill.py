@@ -16,7 +16,7 @@ import pytest
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import Fenced
 from strandline.log.wal.names import LOCK
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from tests.log.wal_programs import SLOT, Follower, Life, Nest, Note, Said, What, said_in
 

@@ -22,7 +22,7 @@ from strandline.formats.wal.frame import MAX_PAYLOAD
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, index_name
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK

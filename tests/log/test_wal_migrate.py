@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.compat.spool import migrate
-from strandline.compat.spool.legacy_frame import encode_record_frame
+from strandline.compat.spool.format import encode_record_frame
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.formats.wal.folder import Kept

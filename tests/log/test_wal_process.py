@@ -15,7 +15,7 @@ import pytest
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import Diverged, InvalidInput
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
 from strandline.testing.logs import records

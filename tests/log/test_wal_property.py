@@ -35,7 +35,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash

@@ -24,7 +24,7 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import REWIND, data_name, firsts_in, index_name
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import repair_log
 from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.recover.verify import verify

@@ -12,7 +12,7 @@ from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverge
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import INDEX, data_name, firsts_in
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId

@@ -14,7 +14,7 @@ from strandline.followers.stores.state import MemoryStore
 from strandline.log.memory import MemoryLog
 from strandline.log.planning import behind
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA

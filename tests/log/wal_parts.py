@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.errors import CursorExpired, NotReady
 from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA

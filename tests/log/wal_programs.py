@@ -24,7 +24,7 @@ from zlib import crc32
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, NotFound, NotReady
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
 
 ROOT = Path(__file__).resolve().parents[2]

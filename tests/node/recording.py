@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.errors import Fenced, InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.node.flight.remote_log import RemoteLog

@@ -17,8 +17,8 @@ from strandline.cli import output as show
 from strandline.cli.common import Json, Tiers, Url, both_tiers, guarded, length_of_time, open_log, start
 from strandline.cli.text import escaped, moment, readable, to_fields
 from strandline.errors import SlotInvalid
-from strandline.log.fetch import fetch_in_order
 from strandline.log.planning import behind
+from strandline.log.reading import fetch_in_order
 
 _LAST: Final = 10
 _WAIT: Final = 1.0

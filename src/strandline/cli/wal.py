@@ -17,15 +17,14 @@ from strandline.cli.targets import look, need, spool_at
 from strandline.cli.text import moment, readable
 from strandline.cli.verify import finish
 from strandline.compat.spool.export import export_spool
-from strandline.compat.spool.inspect import SpoolFile, SpoolFrame, inspect_spool
+from strandline.compat.spool.format import SPOOL, SpoolFile, SpoolFrame, inspect_spool
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.compat.spool.migrate import SPOOL, migrate_spool
-from strandline.compat.spool.renumber import OLD_LSN, Renumbering
+from strandline.compat.spool.migrate import OLD_LSN, Renumbering, migrate_spool
 from strandline.errors import AlreadyExists, InvalidInput
 from strandline.log.folders import Contents, FolderKind
 from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal
 from strandline.log.wal.names import data_name, firsts_in, index_name
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
 from strandline.log.wal.recover.verify import verify as verify_wal
 from strandline.storage.clock import CHANCE, CLOCK

@@ -17,9 +17,9 @@ from strandline.followers.committer import begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.log.contract import Log
-from strandline.log.fetch import fetch_in_order
 from strandline.log.heartbeat import Beating, SlotHeartbeat
 from strandline.log.planning import behind
+from strandline.log.reading import fetch_in_order
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch

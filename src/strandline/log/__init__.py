@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from strandline.log.contract import Receipt as Receipt
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
-    from strandline.log.wal.read.reader import WalReader as WalReader
+    from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Limit as Limit
     from strandline.model.head import WriterId as WriterId
@@ -27,7 +27,7 @@ __getattr__, __dir__, __all__ = lazy(
         "READ_SCHEMA": "strandline.model.records",
         "RECORD_SCHEMA": "strandline.model.records",
         "Receipt": "strandline.log.contract",
-        "WalReader": "strandline.log.wal.read.reader",
+        "WalReader": "strandline.log.wal.read.reading",
         "WriterId": "strandline.model.head",
     },
 )

@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import PurePath
+from os import PathLike
+from pathlib import Path, PurePath
 from typing import Final
 
 from strandline.errors import NotALog, NotFound, WrongKind
 from strandline.formats.object.head import HEAD_MAGIC
+from strandline.formats.object.identity import OPEN_OBJECT_LOG, OPEN_WAL
 from strandline.formats.wal.folder import KEPT_KIND
 from strandline.formats.wal.folder import KIND as WAL_KIND
 from strandline.formats.wal.frame import MAGIC as FRAME_MAGIC
 from strandline.model.addresses import Address, as_address
 from strandline.storage.disk import Disk, FolderRow
+from strandline.storage.store import ObjectStore
 
 
 class FolderKind(StrEnum):
@@ -183,24 +186,25 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
 
 
 OPENED_WITH: Final = {
-    FolderKind.WAL: "open it with strandline.compat.WriteAheadLog.",
-    FolderKind.OBJECT_LOG: "open it with strandline.open.",
-    FolderKind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1').",
-    FolderKind.TOPIC: "open the logs of its partitions.",
-    FolderKind.NODE: "open it with strandline.node.Primary, or strandline.node.Replica.",
-    FolderKind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.",
-    FolderKind.ROCKSDB_STORE: "open it with strandline.RocksStore.",
-    FolderKind.SNAPSHOT: "import it into a store with import_from.",
-    FolderKind.DELTA_TABLE: "follow into it with strandline.DeltaSink.",
-    FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog and migrate=True.",
+    FolderKind.WAL: OPEN_WAL,
+    FolderKind.OBJECT_LOG: OPEN_OBJECT_LOG,
+    FolderKind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
+    FolderKind.TOPIC: "open it as a topic",
+    FolderKind.NODE: "open it with strandline.node.Primary.open, strandline.node.Replica or 'strandline node run'",
+    FolderKind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
+    FolderKind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
+    FolderKind.SNAPSHOT: "import it into a store with import_from",
+    FolderKind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
+    FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
+    FolderKind.FILE: "name a folder",
 }
-"""What a program opens each kind with."""
+"""What to do with each kind where another one was expected."""
 
 
 def refuse_others(
     there: Contents,
     *needs: FolderKind,
-    instead: Mapping[FolderKind, str] = OPENED_WITH,
+    instead: Mapping[FolderKind, str] | None = None,
     nothing: str = "check the path.",
 ) -> None:
     """Raise ``NotALog`` unless this is one thing of a kind that is needed; says what it is, and what that is for.
@@ -221,4 +225,111 @@ def refuse_others(
     if kind in (FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER):
         what = "there is no such folder" if kind is FolderKind.ABSENT else f"it is {kind}"
         raise NotALog(f"There is no {needed} in {path}, {what}: {nothing}")
-    raise WrongKind(f"{path} is {there}, and no {needed}: {instead.get(kind, 'check the path.')}")
+    use = f"{OPENED_WITH.get(kind, 'check the path')}." if instead is None else instead.get(kind, "check the path.")
+    raise WrongKind(f"{path} is {there}, and no {needed}: {use}")
+
+
+_STRANGERS: Final = frozenset({FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER})
+"""What may be there: files of nobody here are in nobody's way."""
+
+_TAKE_OVER: Final = (
+    "give the node a folder of its own, and let it take this log over, with take_over='{path}', or 'strandline node "
+    "run FOLDER --take-over {path}'"
+)
+_TAKEN_OVER: Final = {
+    (FolderKind.NODE, FolderKind.WAL): _TAKE_OVER,
+    (FolderKind.NODE, FolderKind.SPOOL): (
+        "move it into a write-ahead log, with strandline.compat.WriteAheadLog.open('{path}', migrate=True) or "
+        "'strandline wal migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
+    ),
+}
+"""How one thing becomes another."""
+
+_IN_BUCKETS: Final = (*PROBED, "topic.json", "_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
+"""What tells the kinds of things that a bucket may hold; a table without its first commit has had a checkpoint."""
+
+
+def check_new(folder: str | PathLike[str], kind: FolderKind, *, disk: Disk) -> None:
+    """``WrongKind`` if something of this kind would begin where something else is; says what that is, and its use.
+
+    What an interrupted beginning of the same kind has left is left to the opener.
+    """
+    there = contents(folder, disk=disk)
+    _refuse_new(there, kind, "folder")
+    if kind not in there.found:
+        _refuse_beside_table(there, kind, disk=disk)
+
+
+def _refuse_beside_table(there: Contents, kind: FolderKind, *, disk: Disk) -> None:
+    """``WrongKind`` for anything new within a table, and for a table around anything: a VACUUM would delete that."""
+    path = Path(there.path).absolute()
+    others = there.found.get(FolderKind.OTHER, ())
+    if kind is FolderKind.DELTA_TABLE and others:
+        raise WrongKind(
+            f"{path} holds something else ({', '.join(others[:3])}), which a VACUUM of a table there would delete: "
+            "nothing was changed. Name an empty folder."
+        )
+    around = next((parent for parent in path.parents if disk.scan(str(parent / "_delta_log"))), None)
+    if around is not None:
+        raise WrongKind(
+            f"{path} is within the Delta table {around}, and a VACUUM of that would delete it: nothing was changed. "
+            "Name a folder outside of the table."
+        )
+
+
+def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
+    """The same for a place in a bucket, where a listing may be long: only names that tell something are asked for.
+
+    ``first_bytes`` gives the first bytes of the object with a name below that place, or None if there is none.
+    """
+    firsts = {name: found for name in _IN_BUCKETS if (found := first_bytes(name)) is not None}
+    rows = {FolderRow(name.partition("/")[0], "/" in name) for name in firsts}
+    _refuse_new(Contents(url, recognise(rows, firsts)), kind, "place")
+
+
+def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
+    """The same by means of an object store."""
+
+    def first_bytes(name: str) -> bytes | None:
+        try:
+            return bytes(store.get(name).data[:FIRST_BYTES])
+        except NotFound:
+            return None
+
+    check_new_in_bucket(store.url, kind, first_bytes)
+
+
+def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:
+    found = _other(there, kind)
+    if found is not None:
+        path, what, advice = found
+        raise WrongKind(
+            f"{path} is {what}, and an empty {_bare(kind)} there would hide it: nothing was changed. "
+            f"{advice[:1].upper()}{advice[1:]}; or name another {place}."
+        )
+
+
+def check_missing(
+    folder: str | PathLike[str], kind: FolderKind, *, disk: Disk, beside: Collection[FolderKind] = ()
+) -> None:
+    """``WrongKind`` if what was not found in a folder is not there because something else is; says what, and its use.
+
+    What is of the kinds ``beside`` is in nobody's way.
+    """
+    found = _other(contents(folder, disk=disk), kind, beside=beside)
+    if found is not None:
+        path, what, advice = found
+        raise WrongKind(f"{path} is {what}, and no {_bare(kind)}: {advice}.")
+
+
+def _other(there: Contents, kind: FolderKind, *, beside: Collection[FolderKind] = ()) -> tuple[str, str, str] | None:
+    """The path, what is there instead of this kind, and what to do with that; None if nothing is in the way."""
+    others = [found for found in there.found if found not in _STRANGERS and found not in beside]
+    if not others or kind in others:
+        return None
+    path = there.path.rstrip("/") or there.path
+    return path, str(there), _TAKEN_OVER.get((kind, others[0]), OPENED_WITH[others[0]]).format(path=path)
+
+
+def _bare(kind: FolderKind) -> str:
+    return "node" if kind is FolderKind.NODE else kind.partition(" ")[2]

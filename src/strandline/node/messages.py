@@ -10,7 +10,7 @@ from uuid import UUID
 from strandline.errors import CommitTimedOut, CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.log.contract import Receipt
-from strandline.log.resume import Cause, FullRebootstrap, PartialResync
+from strandline.log.slots import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch, WriterId
 from strandline.model.json_values import PlainName

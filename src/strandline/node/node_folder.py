@@ -10,8 +10,7 @@ from typing import Any, Final, final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_new
+from strandline.log.folders import FolderKind, check_new
 from strandline.model.node import NodeState
 from strandline.node.elect.terms import check_rise
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock

@@ -26,8 +26,8 @@ from pyspark.sql.types import StructType
 from strandline.compat.v1.log import open_queue
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
-from strandline.log.fetch import fetch_in_order
 from strandline.log.object import ObjectLog
+from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span
 from strandline.spark.failures import patiently
 from strandline.spark.options import Position, ReadOptions, parse_options

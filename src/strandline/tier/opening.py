@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, overload
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.compat.v1.log import QueueLog
-from strandline.compat.v1.opening import open_any
+from strandline.compat.v1.log import QueueLog, open_any
 from strandline.errors import InvalidInput, NotFound
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
-from strandline.log.wal.read.reading import WalReading
+from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import anything, checked, whole
 from strandline.model.retention import Retention, SlotLimits
@@ -68,7 +66,7 @@ def open_tiered(
 def open_tiered(
     place: Address | ObjectStore, *, events_options: Mapping[str, Any] | None = None, **settings: Any
 ) -> ObjectLog | TieredLog | QueueLog:
-    """Open the log at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.opening.open_any`.
+    """Open the log at an address, with its cold tier if it has one; see :func:`~strandline.compat.v1.log.open_any`.
 
     ``options`` are for stores, ``events_options`` for the client of a topic of events on Kafka.
     """
@@ -90,7 +88,7 @@ def tiered(
     """The log with its cold tier, which is opened on first use; the log itself if it has none.
 
     ``options`` are for stores, ``events_options`` for Kafka's client. Closing the result closes the cold tier; the log
-    itself stays open. A :class:`~strandline.log.wal.read.reader.WalReader` can be read so, and has no slots to change.
+    itself stays open. A :class:`~strandline.log.wal.read.reading.WalReader` can be read so, and has no slots to change.
     ``Unsupported`` for logs that cannot have a cold tier.
     """
     if isinstance(log, TieredLog):

@@ -15,7 +15,7 @@ from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, Un
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState

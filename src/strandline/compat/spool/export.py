@@ -12,12 +12,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.compat.spool.legacy_frame import encode_record_frame
-from strandline.compat.spool.migrate import SPOOL, SPOOL_SLOTS
+from strandline.compat.spool.format import SPOOL, SPOOL_SLOTS, encode_record_frame
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
 from strandline.formats.wal.slots import slot_fields
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor, Limit

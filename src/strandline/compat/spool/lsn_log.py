@@ -12,8 +12,7 @@ from strandline.compat.spool.migrate import folder_of
 from strandline.errors import ExpectationFailed, InvalidInput, NotFound
 from strandline.log.wal.log import PENDING_BYTES, ROLL_BYTES, TAIL_BYTES, WalLog
 from strandline.log.wal.recover.verify import Told, WalVerification
-from strandline.log.wal.write.encode import check_numbers
-from strandline.log.wal.write.groups import CommitGroup, WalHandle
+from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers
 from strandline.model.addresses import Address
 from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
 from strandline.model.cursor import Cursor, Limit

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.gc import GRACE, Collection, QueueCollector
-from strandline.compat.v1.manifest import ManifestCell
 from strandline.compat.v1.names import checked_path, time_of
-from strandline.compat.v1.shipper import QueueShipper
+from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.span import QueueSpan
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression
 from strandline.log import slots as rules
 from strandline.log.contract import Handle, ReadableLog
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_missing
+from strandline.log.folders import FolderKind, check_missing
+from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
@@ -378,3 +377,22 @@ def _time_of(entry: QueueEntry) -> int:
 
 def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> QueueLog:
     return QueueLog(store, manifest, data, grace=grace)
+
+
+@checked(name="open")
+def open_any(
+    place: Address | ObjectStore,
+    *,
+    format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
+    **settings: Any,
+) -> ObjectLog | QueueLog:
+    """Open what is at an address, or in a store: an own log, or with ``format="queue-v1"`` a queue of version 1.
+
+    An own log is made by ``create=True`` if there is none, with ``retention`` and ``limits``; see
+    :func:`~strandline.log.object.log.open_log`. A queue needs no creating: ``manifest`` and ``data`` say where its
+    parts are; see :func:`~strandline.compat.v1.log.open_queue`. It stays a queue of version 1 whatever is done with it.
+
+    >>> open_any("memory://doctest-formats", format="queue-v1").bounds()
+    Bounds(first=0, next=0)
+    """
+    return open_log(place, **settings) if format is None else open_queue(place, **settings)

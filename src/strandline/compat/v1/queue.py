@@ -6,9 +6,7 @@ from strandline.compat.v1 import edits
 from strandline.compat.v1.log import SLOT, QueueLog
 from strandline.compat.v1.span import QueueFetcher
 from strandline.errors import InvalidInput
-from strandline.log.queue.contract import Look, Writes
-from strandline.log.queue.dead_letters import keep_letter
-from strandline.log.queue.history import GivenBatches
+from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
 from strandline.model.head import Descriptor, QueueEntry, QueueManifest
 
 

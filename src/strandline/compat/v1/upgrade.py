@@ -22,10 +22,10 @@ from strandline.errors import (
     OutcomeUnknown,
 )
 from strandline.formats.arrow.block import Compression
-from strandline.log.fetch import fetch_in_order
 from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.produce.upload import Lister, ObjectShipper
+from strandline.log.reading import fetch_in_order
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA

@@ -17,8 +17,7 @@ from strandline.errors import ConsumerClosed, CorruptData, InvalidInput, NotFoun
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
 from strandline.followers.consumer.opening import DEFAULT_SLOT, BackgroundCollector, Format, Place, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
-from strandline.log.fetch import AHEAD_BYTES, fetch_in_order
-from strandline.log.reading import pauses
+from strandline.log.reading import AHEAD_BYTES, fetch_in_order, pauses
 from strandline.model.arguments import TIMEOUT, Duration, Named, Positive, Prose, Signed, Timeout, checked
 from strandline.model.cursor import Start
 from strandline.model.head import Descriptor

@@ -26,8 +26,7 @@ from strandline.followers.delta.history import (
     own_commits,
     parse_commit,
 )
-from strandline.log.folders import FIRST_BYTES, FolderKind
-from strandline.log.new_folder import check_new, check_new_in_bucket
+from strandline.log.folders import FIRST_BYTES, FolderKind, check_new, check_new_in_bucket
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials, split_address
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor

@@ -22,8 +22,7 @@ from strandline.followers.stores.append_log_file import (
 from strandline.followers.stores.state import KeyedStore
 from strandline.formats.arrow.block import Parts
 from strandline.formats.wal.frame import HEADER_SIZE, read_header
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_new
+from strandline.log.folders import FolderKind, check_new
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, StrandlineError, UnsupportedVersion
 from strandline.followers.stores.state import RuledStore, change_of
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_new
+from strandline.log.folders import FolderKind, check_new
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.keyed import Updates, as_bytes

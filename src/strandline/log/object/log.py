@@ -22,8 +22,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log.contract import Handle
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_missing, check_new, check_new_in_store
+from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import Chunks, StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import json
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.errors import Diverged, NotFound
 from strandline.log.heartbeat import SlotHeartbeat
-from strandline.model.head import Descriptor
+from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
+from strandline.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +106,72 @@ class Queue(Protocol):
 
     def writes(self) -> Writes:
         """Conditional writes so far; no I/O."""
+
+
+def keep_letter(
+    store: ObjectStore, folder: str, fetcher: Fetcher, descriptor: Descriptor, *, reason: str, now: int
+) -> str:
+    """Durably keep a descriptor, and its object's bytes if there are any; returns where.
+
+    The letter ``<folder>/<sequence>.json`` is written last: whoever finds it may rely on the ``.batch`` beside it
+    that it names. Doing it again replaces both.
+    """
+    path = f"{folder}/{descriptor.sequence:020d}"
+    kept: str | None = f"{path}.batch"
+    try:
+        store.put(f"{path}.batch", fetcher.raw(descriptor))
+    except NotFound:
+        kept = None
+    store.put(f"{path}.json", encode_letter(descriptor, reason=reason, now=now, kept=kept))
+    return f"{store.url}/{path}.json"
+
+
+def encode_letter(descriptor: Descriptor, *, reason: str, now: int, kept: str | None) -> bytes:
+    """The letter as JSON: the whole descriptor, why it is here, since when (microseconds), where its bytes are."""
+    letter = {"descriptor": _plain(descriptor), "reason": reason, "at": now, "bytes": kept}
+    return json.dumps(letter, indent=1).encode()
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, MetadataRange):
+        return {"start": value.start, "ingested": value.ingested, "payload": b64encode(value.payload).decode()}
+    if isinstance(value, tuple | MetadataRanges):
+        return [_plain(item) for item in value]
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return str(value) if isinstance(value, UUID) else value
+
+
+class GivenBatches:
+    """Remembers the last batch that a queue gave its consumer, and refuses a queue that has another one in its place.
+
+    A queue that was restored from an older copy while its consumer runs goes on with other batches under the same
+    sequences. The consumer would pass over those that it believes to have read, and acknowledge them with the next.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        """Nothing was given yet."""
+        self._last: Descriptor | None = None
+
+    def note(self, batches: Sequence[Descriptor]) -> None:
+        """These consecutive batches are given."""
+        if batches and (self._last is None or batches[-1].sequence > self._last.sequence):
+            self._last = batches[-1]
+
+    def check(self, url: str, end: int, listed: Callable[[int], Descriptor | None]) -> None:
+        """``Diverged`` if the queue, whose next batch is ``end``, does not have the last batch that was given.
+
+        ``listed`` gives the batch of a sequence, or None if that is no longer listed; then nothing can be told.
+        """
+        last = self._last
+        if last is None:
+            return
+        found = listed(last.sequence) if last.sequence < end else None
+        if last.sequence >= end or (found is not None and found.location != last.location):
+            raise Diverged(
+                f"Batch {last.sequence} of {url} is not the one that this consumer was given ({last.location}): the "
+                "queue was restored from a copy, or replaced. Nothing was taken or acknowledged: undo what was done "
+                "with batches of the other history, and open a new consumer, which begins where the slot stands."
+            )

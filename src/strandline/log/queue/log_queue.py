@@ -24,9 +24,7 @@ from strandline.log.object.head.index import bytes_from, entries_from, entries_f
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import ObjectSlot
 from strandline.log.object.span import ObjectSpan
-from strandline.log.queue.contract import Look, Writes
-from strandline.log.queue.dead_letters import keep_letter
-from strandline.log.queue.history import GivenBatches
+from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head
 from strandline.model.retention import SlotState

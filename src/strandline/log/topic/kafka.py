@@ -14,10 +14,10 @@ from strandline.errors import (
     NotFound,
     TransientStorageError,
 )
-from strandline.log.topic.common import begun, check_count, check_partition
-from strandline.log.topic.contract import NO_TOPIC
-from strandline.log.topic.kafka_client import (
+from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_partition
+from strandline.log.topic.kafka_stream import (
     LARGEST,
+    KafkaSubscription,
     check_config,
     client,
     common_settings,
@@ -26,7 +26,6 @@ from strandline.log.topic.kafka_client import (
     refusal,
     told,
 )
-from strandline.log.topic.kafka_stream import KafkaSubscription
 from strandline.model.addresses import refuse_credentials
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK, Clock

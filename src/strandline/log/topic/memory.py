@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strandline.errors import InvalidInput
 from strandline.log.memory import MemoryLog
-from strandline.log.topic.common import check_count, check_partition
+from strandline.log.topic.contract import check_count, check_partition
 from strandline.log.topic.logs import IN_MEMORY, LogTopic
 from strandline.storage.clock import CHANCE, Chance
 

@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from strandline.errors import ConsumerClosed, CursorExpired, NotFound
 from strandline.log.contract import Log
-from strandline.log.fetch import fetch_in_order
-from strandline.log.topic.common import check_partition, check_start, expired
-from strandline.log.topic.contract import Message
+from strandline.log.reading import fetch_in_order
+from strandline.log.topic.contract import Message, check_partition, check_start, expired
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process

@@ -16,8 +16,7 @@ from strandline.formats.wal.folder import Kept, append_of
 from strandline.formats.wal.frame import Frame
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
-from strandline.log.wal.lock import read_holder
-from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.recover.scan_tail import examine_files, read_identity, read_kept

@@ -10,11 +10,10 @@ from uuid import UUID
 
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_missing, check_new
+from strandline.log.folders import FolderKind, check_missing, check_new
 from strandline.log.slot_table import SlottedLog, TableSlot
 from strandline.log.wal.create import create_if_absent
-from strandline.log.wal.lock import hold_lock
+from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import some_batches
@@ -26,8 +25,7 @@ from strandline.log.wal.recover.scan_tail import Examined, examine
 from strandline.log.wal.recover.verify import Told, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
-from strandline.log.wal.write.encode import check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle
+from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.write.journal import IndexWriter, Journal, Written
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
@@ -58,7 +56,7 @@ class WalLog(WalReading, SlottedLog, Closing):
     what was durable can still be read.
 
     Safe in threads; one process has it open at a time, others read it with
-    :class:`~strandline.log.wal.read.reader.WalReader`.
+    :class:`~strandline.log.wal.read.reading.WalReader`.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from strandline.log.wal.create import describe_copy
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.log.wal.read.catalog import Catalog, damaged
-from strandline.log.wal.read.reader import WalReader
+from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
 from strandline.log.wal.recover.verify import verify as look_through
 from strandline.model.cursor import Bounds, Cursor

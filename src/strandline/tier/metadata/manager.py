@@ -9,8 +9,7 @@ from typing import Final, Self, TypeVar
 
 from strandline.errors import InvalidInput, LogClosed, NotReady, StrandlineError
 from strandline.formats.segment.events import metadata_partition
-from strandline.log.topic.common import check_partition
-from strandline.log.topic.contract import Topic
+from strandline.log.topic.contract import Topic, check_partition
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.segments import (

@@ -23,8 +23,7 @@ from strandline.log.planning import Gathering, behind
 from strandline.log.reading import read_between
 from strandline.log.slots import position_of
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.read.reader import WalReader
-from strandline.log.wal.read.reading import WalReading
+from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId

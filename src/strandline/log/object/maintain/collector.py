@@ -19,7 +19,19 @@ from typing import Final
 from strandline.errors import Contended, NotFound
 from strandline.formats.object.head import decode_cut, encode_cut
 from strandline.formats.object.identity import LogIdentity
-from strandline.log.object.head.edits import StaleUpload, bounds_of, set_back
+from strandline.log.object.head.edits import (
+    Outdated,
+    StaleUpload,
+    Trim,
+    apply_trim,
+    begin_collection,
+    bounds_of,
+    cut_size,
+    end_collection,
+    is_due,
+    plan_cut,
+    set_back,
+)
 from strandline.log.object.head.index import (
     Chunks,
     DeletedObject,
@@ -31,16 +43,6 @@ from strandline.log.object.head.index import (
     newest_first,
     objects_of,
     references_of,
-)
-from strandline.log.object.head.trimming import (
-    Outdated,
-    Trim,
-    apply_trim,
-    begin_collection,
-    cut_size,
-    end_collection,
-    is_due,
-    plan_cut,
 )
 from strandline.log.object.maintain.clocks import Clocks, look_at_clocks
 from strandline.log.object.maintain.slot_lag import policy_start

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.head import decode_cut
 from strandline.formats.object.identity import SlotCodec
-from strandline.log.fetch import fetch_in_order
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.head.index import (
     MissingChunk,
@@ -31,14 +30,16 @@ from strandline.log.object.head.index import (
 )
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.checks import (
+    GenerationDifference,
+    Inventory,
     ListingPosition,
     Writers,
     check_chunk,
     check_head,
     check_slot,
 )
-from strandline.log.object.maintain.inventory import GenerationDifference, Inventory
 from strandline.log.object.span import ObjectSpan
+from strandline.log.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT
 

@@ -27,7 +27,7 @@ from strandline.log.object.produce.rows import (
     page_of,
     page_of_calls,
 )
-from strandline.log.object.produce.shipper import Draft, Shipper
+from strandline.log.object.produce.upload import Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 from strandline.storage.clock import Clock

@@ -14,7 +14,7 @@ from typing import Any
 from strandline.errors import ExpectationFailed
 from strandline.log.contract import Receipt
 from strandline.log.object.produce.handles import Outcome
-from strandline.log.object.produce.shipper import Draft, Sealed, Shipper
+from strandline.log.object.produce.upload import Draft, Sealed, Shipper
 from strandline.storage.clock import CLOCK
 
 

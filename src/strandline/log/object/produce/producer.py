@@ -27,7 +27,7 @@ from strandline.log.object.produce.rows import (
     check_timestamp,
     header_bytes,
 )
-from strandline.log.object.produce.shipper import Shipper
+from strandline.log.object.produce.upload import Shipper
 from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch

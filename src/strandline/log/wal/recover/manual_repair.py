@@ -12,10 +12,9 @@ from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
 from strandline.formats.wal.folder import Kept
 from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import FolderKind, contents, refuse_others
-from strandline.log.wal.lock import hold_lock
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, index_name
-from strandline.log.wal.recover.reindex import rebuild_index
+from strandline.log.wal.names import IDENTITY, KEPT, TORN, firsts_in, hold_lock, index_name
+from strandline.log.wal.recover.repair import rebuild_index
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_kept
 from strandline.log.wal.recover.verify import Told, WalVerification, verify

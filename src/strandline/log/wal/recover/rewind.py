@@ -24,12 +24,22 @@ from strandline.formats.wal.index import decode_index, encode_entry, index_lead,
 from strandline.formats.wal.mark import Mark, encode_mark
 from strandline.log.slots import put_at
 from strandline.log.wal.create import describe_copy
-from strandline.log.wal.lock import hold_lock
-from strandline.log.wal.names import DATA, INDEX, MARK, NEW, REWIND, TORN, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.names import (
+    DATA,
+    INDEX,
+    MARK,
+    NEW,
+    REWIND,
+    TORN,
+    data_name,
+    firsts_in,
+    hold_lock,
+    index_name,
+    salt_of,
+)
 from strandline.log.wal.read.catalog import damaged
 from strandline.log.wal.read.scan import Hole, walk
-from strandline.log.wal.recover.reindex import rebuild_index
-from strandline.log.wal.recover.repair import remove_files, repair
+from strandline.log.wal.recover.repair import rebuild_index, remove_files, repair
 from strandline.log.wal.recover.scan_tail import Examined, TailScan, examine, read_identity, read_kept, read_lead
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.write.journal import JournalPosition, encode_lead

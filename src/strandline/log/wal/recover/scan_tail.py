@@ -26,8 +26,7 @@ from strandline.formats.wal.frame import (
 )
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.formats.wal.mark import Mark
-from strandline.log.folders import FolderKind
-from strandline.log.new_folder import check_missing
+from strandline.log.folders import FolderKind, check_missing
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
 from strandline.log.wal.read.watermark import read_mark

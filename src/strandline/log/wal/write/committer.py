@@ -8,8 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
-from strandline.log.wal.write.encode import Encoded, value_of
-from strandline.log.wal.write.groups import CommitGroup, Item, Source, ValueRun, WalHandle, Whole, settled_group
+from strandline.log.wal.write.groups import (
+    CommitGroup,
+    Encoded,
+    Item,
+    Source,
+    ValueRun,
+    WalHandle,
+    Whole,
+    settled_group,
+    value_of,
+)
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Clock

@@ -3,27 +3,96 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 from uuid import UUID
 
+import pyarrow as pa
+
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.arrow.block import Compression, Parts
-from strandline.formats.wal.folder import lead_metadata
+from strandline.formats.arrow.value_page import MOST_RECORDS, encode_values
+from strandline.formats.wal.folder import batch_metadata, lead_metadata
 from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.tail import Held
-from strandline.log.wal.write.frame_contents import contents_of
-from strandline.log.wal.write.groups import Item
+from strandline.log.wal.read.tail import Held, Records
+from strandline.log.wal.write.groups import Item, ValueRun, Whole
 from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.cursor import SECOND
 from strandline.model.head import WriterId, WriterState
 from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
+
+_LITTLE: Final = 4096
+
+FRAME_BYTES: Final = 4 << 20
+"""Values that were appended one by one share a frame up to so many bytes; a larger one has its own."""
+
+
+class FrameContent(NamedTuple):
+    """What goes into one frame."""
+
+    first: int
+    term: int
+    records: int
+    pages: Sequence[Parts]
+    metadata: Mapping[str, str] | None
+    timestamp: int | None
+    """When it says that it was written, in milliseconds; None for when it is."""
+    append: tuple[WriterId, int] | None
+    """Whose append it is, and its number; None if nobody numbered it."""
+    kept: Records | None
+    """The records, if they may stay in memory for readers."""
+
+
+def contents_of(items: Sequence[Item]) -> Iterator[FrameContent]:
+    """A frame for each batch, and one or more for each run of values, in their order."""
+    for item in items:
+        if isinstance(item, Whole):
+            yield _batch(item)
+        elif len(item.values) <= MOST_RECORDS and sum(map(len, item.values)) <= FRAME_BYTES:
+            yield _values(item.first, item.term, item.values, item.timestamps)
+        else:
+            yield from _pieces(item)
+
+
+def _batch(whole: Whole) -> FrameContent:
+    metadata = None if whole.writer is None else batch_metadata(*whole.writer)
+    records = Records(whole.batches, append=whole.writer, checksums=whole.checksums)
+    kept = records if _is_compact(whole.batches) else None
+    return FrameContent(
+        whole.first, whole.term, whole.count, whole.pages, metadata, whole.timestamp, whole.writer, kept
+    )
+
+
+def _values(first: int, term: int, values: Sequence[bytes], timestamps: Sequence[int]) -> FrameContent:
+    page = encode_values(values, timestamps)
+    return FrameContent(first, term, len(values), [[page]], None, None, None, Records(None, page))
+
+
+def _pieces(run: ValueRun) -> Iterator[FrameContent]:
+    """A long run in several frames: nobody was promised that its records stay together."""
+    start = size = 0
+    for at, value in enumerate(run.values):
+        if at > start and (size + len(value) > FRAME_BYTES or at - start >= MOST_RECORDS):
+            yield _values(run.first + start, run.term, run.values[start:at], run.timestamps[start:at])
+            start, size = at, 0
+        size += len(value)
+    yield _values(run.first + start, run.term, run.values[start:], run.timestamps[start:])
+
+
+def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
+    """Whether these batches hold on to little more than their own bytes: a slice keeps all it was cut from."""
+    for batch in batches:
+        size = batch.get_total_buffer_size()  # quick; the other one is not
+        if size > _LITTLE and size > 2 * batch.nbytes + _LITTLE:
+            return False
+    return True
+
 
 _LOGGER: Final = logging.getLogger(__name__)
 _PLAIN: Final = Compression.NONE
