@@ -73,7 +73,7 @@ class Slot(Protocol):
 
 
 @runtime_checkable
-class ReadableLog(Protocol):
+class LogReading(Protocol):
     """The part of a log that reads. A class that inherits from it has :meth:`start` and :meth:`read` by the rest.
 
     Reading changes nothing and claims nothing. All calls may block on storage and raise ``StorageError``.
@@ -122,7 +122,7 @@ class ReadableLog(Protocol):
 
 
 @runtime_checkable
-class Log(ReadableLog, Protocol):
+class Log(LogReading, Protocol):
     """One total order of records, numbered densely from 0."""
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:

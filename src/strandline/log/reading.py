@@ -18,7 +18,7 @@ from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin
 
 if TYPE_CHECKING:
-    from strandline.log.contract import ReadableLog
+    from strandline.log.contract import LogReading
 
 
 AHEAD_BYTES: Final = 64 << 20
@@ -108,7 +108,7 @@ class HeadPoller(threading.local):
     _pause = _FIRST_POLL
     _look_at = 0.0
 
-    def wait(self, log: ReadableLog, past: Cursor, timeout: float, clock: Clock) -> bool:
+    def wait(self, log: LogReading, past: Cursor, timeout: float, clock: Clock) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False), looking ever more rarely.
 
         Without a timeout, and for another cursor than before, it looks at once.
@@ -148,7 +148,7 @@ def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
 
 
 def read_between(
-    log: ReadableLog, since: Start | None, upto: int | None, columns: Sequence[str] | None
+    log: LogReading, since: Start | None, upto: int | None, columns: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch]:
     """Batches with offsets, in order, from a start (all that is retained) up to an offset (the end as of the call).
 
@@ -163,13 +163,13 @@ def read_between(
         yield from batches
 
 
-def cursor_of(log: ReadableLog, start: Start) -> Cursor:
+def cursor_of(log: LogReading, start: Start) -> Cursor:
     """The cursor of a reader that begins at an offset, a cursor, a time or a word."""
     return start if isinstance(start, Cursor) else log.cursor_at(log.position_of(start))
 
 
 def read_spans(
-    log: ReadableLog, cursor: Cursor, end: int, columns: Sequence[str] | None
+    log: LogReading, cursor: Cursor, end: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[Cursor, list[pa.RecordBatch]]]:
     """What comes after a cursor, up to an offset, span by span: the cursor behind each, and its batches.
 

@@ -15,7 +15,7 @@ from strandline.compat.v1.span import QueueSpan
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression
 from strandline.log import slots as rules
-from strandline.log.contract import Handle, ReadableLog
+from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.object.produce.buffer import Limits
@@ -69,7 +69,7 @@ def open_queue(
 
 @bound_to_process(keep=("url",))
 @checked
-class QueueLog(ReadableLog):
+class QueueLog(LogReading):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 from strandline.log import slots as rules
-from strandline.log.contract import ReadableLog
+from strandline.log.contract import LogReading
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
 from strandline.log.planning import entries_after, plan_entries
@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Span)
 
 
 @checked
-class HeadLog(ReadableLog, ABC, Generic[S]):
+class HeadLog(LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
     @property

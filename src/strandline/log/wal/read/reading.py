@@ -9,7 +9,7 @@ from uuid import UUID
 
 from strandline.errors import Diverged, InvalidInput, NotFound, NotReady
 from strandline.log import slots as rules
-from strandline.log.contract import ReadableLog
+from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import HeadPoller
 from strandline.log.retention import kept_from
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 @checked
-class WalReading(ReadableLog, ABC):
+class WalReading(LogReading, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
 
     _clock: Clock
