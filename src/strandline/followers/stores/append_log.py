@@ -12,8 +12,8 @@ import pyarrow as pa
 from strandline.errors import Fenced, NotFound, StorageError
 from strandline.followers.stores.append_log_file import (
     ROW_OVERHEAD,
+    Content,
     FileBlock,
-    FileContent,
     encode_base,
     encode_write,
     read_content,
@@ -59,15 +59,7 @@ class AppendLogStore(KeyedStore):
     """
 
     def __init__(
-        self,
-        folder: str,
-        content: FileContent,
-        *,
-        sync: bool,
-        compact_after: int,
-        disk: Disk,
-        clock: Clock,
-        chance: Chance,
+        self, folder: str, content: Content, *, sync: bool, compact_after: int, disk: Disk, clock: Clock, chance: Chance
     ) -> None:
         """Use :meth:`open`."""
         super().__init__()
@@ -122,7 +114,7 @@ class AppendLogStore(KeyedStore):
             try:
                 content = read_content(f"{folder}/{FILE}", disk=disk)
             except NotFound:
-                content = FileContent(f"{folder}/{FILE}")
+                content = Content(f"{folder}/{FILE}")
             store = cls(folder, content, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
             store._settle(content)
             store._held = held.pop_all()
@@ -130,13 +122,7 @@ class AppendLogStore(KeyedStore):
 
     @classmethod
     def import_from(
-        cls,
-        snapshot: Address,
-        dest: Address,
-        *,
-        disk: Disk = DISK,
-        chance: Chance = CHANCE,
-        **options: Any,
+        cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> AppendLogStore:
         """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
         unpack(
@@ -155,7 +141,7 @@ class AppendLogStore(KeyedStore):
 
     # --- writing -----------------------------------------------------------------------------------------------
 
-    def _settle(self, content: FileContent) -> None:
+    def _settle(self, content: Content) -> None:
         """Cut what a crash has left, and make durable what is about to be served: its writer may not have."""
         if content.torn:
             _LOGGER.warning(
@@ -166,7 +152,7 @@ class AppendLogStore(KeyedStore):
         self._disk.remove(f"{self._folder}/{_TEMPORARY}")
         self._mend()
 
-    def _set_aside(self, content: FileContent) -> None:
+    def _set_aside(self, content: Content) -> None:
         """Keep what is about to be cut, for whoever wants to know what it was; the latest such piece only."""
         aside = f"{self._folder}/{_ASIDE}"
         self._disk.remove(aside)

@@ -156,7 +156,7 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass(slots=True)
-class FileContent:
+class Content:
     """What a file holds, up to the end of its last whole write."""
 
     path: str
@@ -178,7 +178,7 @@ class FileContent:
 class _Replay:
     """Takes frames in their order; a write of several frames counts when its last one is there."""
 
-    content: FileContent
+    content: Content
     seen: FileBlock | None = None
     """As the content's place, but with the frames of a write that is not over."""
     mark: int = 0
@@ -212,14 +212,14 @@ class _Replay:
         self.content.place = self.seen
 
 
-def read_content(path: str, *, disk: Disk) -> FileContent:
+def read_content(path: str, *, disk: Disk) -> Content:
     """What the file holds; nothing is changed. A torn tail is told, to be cut by whoever may write.
 
     ``CorruptData``, with file and byte, for damage that no crash leaves: at or below what any frame in the file, also
     one behind the damage, says was durable. ``UnsupportedVersion`` for frames of another version.
     """
     size = disk.size(path)
-    replay = _Replay(FileContent(path))
+    replay = _Replay(Content(path))
     stop = _replay(replay, path, size, disk)
     content = replay.content
     if stop.ending is Ending.CLEAN and content.place == replay.seen:

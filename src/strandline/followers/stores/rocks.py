@@ -32,13 +32,7 @@ import re
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from strandline.errors import (
-    CorruptData,
-    DiskFull,
-    Fenced,
-    MissingExtra,
-    StorageError,
-)
+from strandline.errors import CorruptData, DiskFull, Fenced, MissingExtra, StorageError
 from strandline.model.cursor import Cursor
 
 if TYPE_CHECKING:
@@ -290,13 +284,7 @@ class RocksStore(RuledStore):
 
     @classmethod
     def import_from(
-        cls,
-        snapshot: Address,
-        dest: Address,
-        *,
-        disk: Disk = DISK,
-        chance: Chance = CHANCE,
-        **options: Any,
+        cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
     ) -> RocksStore:
         """Make a store in ``dest``, absent or empty, from a snapshot that was checked whole; ``options`` open it."""
         rocksdict()

@@ -13,13 +13,7 @@ import pyarrow.parquet as pq
 from strandline.formats.arrow.header import check_unpacked, unpacked_limit
 from strandline.formats.checksum import crc32c
 from strandline.formats.segment.file import LARGEST_SEGMENT, PHYSICAL, SEGMENT_SCHEMA, ByteRange, SegmentTail, damaged
-from strandline.formats.segment.thrift import (
-    DELTA_BINARY_PACKED,
-    PLAIN,
-    PLAIN_DICTIONARY,
-    RLE_DICTIONARY,
-    read_pages,
-)
+from strandline.formats.segment.thrift import DELTA_BINARY_PACKED, PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY, read_pages
 from strandline.model.records import HEADERS, Op, are_operations
 
 _HEADER_NAMES: Final = "headers.key_value.key"
