@@ -1,4 +1,4 @@
-"""Commits of one follower: the sink, and the slot that is advanced from the sink's cursor."""
+"""Commits of one follower: writes to the sink, then advances the slot to the sink's cursor."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TAKEOVERS: Final = 3
 
 
 def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> SinkCommitter:
-    """Where a follower starts, and what it writes to: what every follower does first, with Spark or without.
+    """Start a follower, with Spark or without: returns the committer, which knows the start cursor.
 
-    It starts at the sink's own cursor, or for a newcomer where it asks to. The slot pins that before anything is read.
-    A newcomer's sink is created, and a new slot claimed, with the first range that is stored; if there is nothing to
-    store yet, at once, so that its start is remembered.
+    The start is the sink's own cursor, or for a newcomer ``start``. The slot pins it before anything is read. A
+    newcomer's sink is created, and its slot claimed, with the first stored range; if there is nothing to store yet, at
+    once, so that the start is stored.
     """
     require(log, "followed", *READING, *(() if slot is None else SLOTS))
     cursor = _resumed(log, sink, repair=repair)
@@ -46,7 +46,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
 
 
 def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]:
-    """What is there to store; refuses a cursor that this log cannot serve."""
+    """The next spans to store; refuses a cursor that this log cannot serve."""
     try:
         return log.plan(cursor, Limit(batches=1))
     except CursorExpired as error:
@@ -76,11 +76,11 @@ def _serves(log: Log, cursor: Cursor) -> bool:
 
 
 class SinkCommitter:
-    """A follower's sink and slot in one: what is stored moves the slot, and nothing else does.
+    """A follower's sink and slot: only stored data advances the slot.
 
-    A follower that is refused before it has stored anything leaves nothing behind: a newcomer's slot is claimed by its
-    first successful apply, and :meth:`abandon` takes back one that was created for it. So a slot that has a holder says
-    that a sink was there.
+    A follower that is refused before it has stored anything leaves nothing behind: a newcomer claims its slot with the
+    first successful apply, and :meth:`abandon` drops a slot that was created for it. So a slot with a holder proves
+    that a sink existed.
     """
 
     def __init__(self, log: Log, sink: Sink, start: Cursor, *, is_new: bool) -> None:
@@ -95,9 +95,9 @@ class SinkCommitter:
         self._undo: Callable[[], object] | None = None
 
     def attach(self, name: str, holder: str, *, is_rebuild: bool) -> None:
-        """Pin what is still needed. A sink that has stored something claims the slot now, a newcomer later.
+        """Pin the log from the start cursor on. A sink that has stored something claims the slot now, a newcomer later.
 
-        ``Diverged`` for a newcomer that would begin in the middle where the slot says that a sink was there before.
+        ``Diverged`` for a newcomer that would start in the middle although the slot proves that a sink existed.
         """
         self._holder = holder
         known = self._state(name)
@@ -123,7 +123,7 @@ class SinkCommitter:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether its slot was made for it and goes, unless it is seen, since nothing is stored yet."""
+        """Whether the slot was created for this follower and expires unless touched, since nothing is stored yet."""
         unclaimed = self._unclaimed
         return unclaimed is not None and unclaimed.expires is not None
 
@@ -170,7 +170,7 @@ class SinkCommitter:
             )
 
     def _claim(self) -> tuple[SlotState | None, int]:
-        """The slot as it is now, and the epoch that it has if nobody else has claimed it."""
+        """The slot's current state, and its epoch if nobody else has claimed it."""
         if self._slot is not None:
             return self._slot.state(), self._slot.epoch
         if self._unclaimed is None:
@@ -179,7 +179,7 @@ class SinkCommitter:
         return (self._unclaimed, -1) if state is None else (state, self._unclaimed.epoch)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far the sink has got, by its own word; ``Diverged`` if it was there and is gone."""
+        """The sink's stored cursor; ``Diverged`` if the sink existed and is gone."""
         stored = self._sink.cursor(log_id)
         if stored is None and self._has_stored:
             raise Diverged(
@@ -215,18 +215,18 @@ class SinkCommitter:
                 return
 
     def settle(self) -> None:
-        """Let a newcomer that found nothing to store remember where it starts."""
+        """Store the start of a newcomer that found nothing to store."""
         if not self._has_stored:
             self.apply(READ_SCHEMA.empty_table(), since=self.start, upto=self.start)
             self.advance(self.start)
 
     def advance(self, to: Cursor) -> None:
-        """Move the slot, if there is one, up to what the sink has stored."""
+        """Advance the slot, if there is one, to what the sink has stored."""
         if self._slot is not None:
             self._slot.advance(to)
 
     def touch(self) -> None:
-        """Say that the follower is alive although it has nothing to store, or is busy; safe in another thread."""
+        """Send a heartbeat while the follower is idle or busy; safe in another thread."""
         slot, unclaimed = self._slot, self._unclaimed
         if slot is not None:
             slot.touch()
@@ -244,7 +244,7 @@ class SinkCommitter:
             raise
 
     def abandon(self) -> None:
-        """Put the slot back as it was, if nothing was stored: a slot that nobody needs would pin what is retained."""
+        """Restore the slot if nothing was stored: a slot that nobody needs would pin the log."""
         undo, self._undo = self._undo, None
         if self._has_stored or undo is None:
             return

@@ -1,8 +1,8 @@
 """The follower engine, a state machine without I/O: an event in, the next action out.
 
-The order that makes a follower right is here and nowhere else: receive, apply, store data and cursor, and only then
-say how far it got; after a gap, remove what vanished before anything is listed again, and sweep behind it. A thread
-drives it in production, a simulator and a model checker in tests.
+The engine alone decides the order: receive, apply, store data and cursor, then report the cursor; after a gap, delete
+the keys that vanished, list everything again, then delete the keys that were not listed. A thread drives it in
+production, a simulator and a model checker in tests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from strandline.storage.retry import Backoff
 
 _IDLE: Final = 1.0
 STORE_RETRIES: Final = Backoff(attempts=16, base=0.02, ceiling=2.0)
-"""How often in a row a store may fail, and how long to leave it alone in between."""
+"""Consecutive failures of a store that are tolerated, and the back-off between them."""
 
 
 class Phase(Enum):
-    """Where a follower is. All but the last three belong to a resync."""
+    """Phase of a follower. All but the last three belong to a resync."""
 
     CLEARING = "removing what vanished"
     RELISTING = "taking everything anew"
@@ -37,10 +37,10 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Engine:
-    """One follower's state. ``until`` is an offset to stop at; without it, it follows until told to stop.
+    """State of one follower. It ends at the offset ``until``; without one, when :meth:`stop` is called.
 
-    ``armed`` says that a resync is possible: there are a store, and a reader to compare it with. ``usual_window`` holds
-    if the batching names none.
+    ``armed``: a resync is possible, since there are a store and a reader to compare it with. ``usual_window`` applies
+    if the batching has no window.
     """
 
     batching: Batching
@@ -76,15 +76,15 @@ class Engine:
         return self.usual_window if self.batching.window is None else self.batching.window
 
     def stop(self) -> None:
-        """Somebody asked to stop: what is batched is still applied, nothing more is received."""
+        """Stop: the current batch is still applied, nothing more is received."""
         self._stopping = True
 
     def ask(self, request: Any) -> None:
-        """Somebody asks for an export; it is served after the next flush, and after a resync that is under way."""
+        """Request an export; it is served after the next flush, and after a running resync."""
         self._exports.append(request)
 
     def step(self, event: events.Event, now: float) -> events.Action:  # noqa: C901, PLR0912 - one case for each event
-        """Take one event and say what to do next. ``now`` is in seconds on a clock that never goes back."""
+        """Process one event; returns the next action. ``now`` is in seconds on a monotonic clock."""
         match event:
             case events.Received():
                 self._receive(event, now)
@@ -149,19 +149,19 @@ class Engine:
             self._due = now + self._window
 
     def _resync(self) -> None:
-        """First it is looked what vanished: if that fails, nothing has been touched."""
+        """Start a resync by finding the keys that vanished: if that fails, nothing was changed."""
         self.phase = Phase.CLEARING
 
     def _rewind(self, anew: Cursor) -> None:
-        """Put the store at the stream's beginning; it keeps what it holds.
+        """Move the store's cursor to the beginning of the stream; its state stays.
 
-        At its old cursor, of another stream or past this one's end, it would refuse or pass over what comes anew.
+        With its old cursor, of another stream or past the end of this one, the store would refuse or skip new data.
         """
         self.phase, self._compared = Phase.CLEARING, True
         self._unstored.extend((events.BeginResync(), events.EndResync(anew)))
 
     def _enqueue(self) -> None:
-        """What was applied is the store's next; behind a write that failed it waits, and goes with it."""
+        """Queue an applied batch for the store; behind a failed write it waits and is joined with it."""
         write, self._applying = self._applying, None
         last = self._unstored[-1] if self._unstored else None
         match last, write:
@@ -253,7 +253,7 @@ class Engine:
         return events.Apply(write.chunks)
 
     def _resync_step(self, write: events.Write | None, now: float) -> events.Action | None:
-        """The next thing that a resync needs. Nothing of it happens before the store has taken what was before."""
+        """The next step of a resync; no step starts before the store has taken all earlier writes."""
         if self.phase not in (Phase.CLEARING, Phase.SWEEPING) and self._listed is None:
             return None
         if write is not None:

@@ -12,16 +12,16 @@ from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 
 Chunk: TypeAlias = Any
-"""What a source gives at once; the engine only passes it on. During a resync it must have ``keys``."""
+"""What a source delivers at once; opaque to the engine. During a resync it must have ``keys``."""
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When received records are applied: at so many records or bytes, or so long after the first of them came.
+    """When a batch is applied: at ``records`` or ``bytes``, or ``window`` seconds after its first record.
 
-    A window of None is the usual one: a second for ``follow``, ten milliseconds for a watch. A watch holds at most
-    ``queue`` updates that it has received and not yet batched; a stop abandons those.
+    The default window is a second for ``follow`` and ten milliseconds for a watch. A watch queues at most ``queue``
+    updates that are received and not yet batched; a stop discards them.
     """
 
     records: Positive = 1_000_000
@@ -49,10 +49,10 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The follower resumes at this cursor; None asks for everything.
+    """The follower resumes at this cursor; None requests everything.
 
-    ``unsettled`` says that the store's content does not belong to that cursor: a resync was begun and not ended, or
-    everything is asked for and the store is not empty.
+    ``unsettled``: the store's state does not belong to the cursor, since a resync was not finished, or everything is
+    requested and the store is not empty.
     """
 
     cursor: Cursor | None
@@ -61,9 +61,9 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The stream cannot serve the cursor any more.
+    """The stream can no longer serve the cursor.
 
-    ``anew`` is the stream's beginning, for a store that takes everything anew with no reader to compare it with.
+    ``anew`` is the stream's beginning, for a store that reloads everything without a reader to compare with.
     """
 
     anew: Cursor | None = None
@@ -71,7 +71,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A chunk of the stream, from ``since`` (where that is told) up to ``upto``."""
+    """A chunk of the stream, from ``since`` (if known) up to ``upto``."""
 
     chunk: Chunk
     count: int
@@ -82,7 +82,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ghosts:
-    """Removals of the keys that the store has and the stream has not, in chunks."""
+    """Deletes of the keys that are in the store and not in the stream, in chunks."""
 
     chunks: Sequence[Chunk]
 
@@ -92,7 +92,7 @@ Event = Signal | Began | Expired | Received | Listed | Ended | Ghosts
 
 @dataclass(frozen=True, slots=True)
 class AppliedRange:
-    """Chunks with the cursor behind them, in one atomic write."""
+    """Chunks and the cursor after them, in one atomic write."""
 
     chunks: Sequence[Chunk]
     since: Cursor | None
@@ -101,19 +101,19 @@ class AppliedRange:
 
 @dataclass(frozen=True, slots=True)
 class BeginResync:
-    """The durable flag, with the stream's identity: from here on the state belongs to no cursor."""
+    """Set the durable resync flag, with the stream's identity: the state belongs to no cursor from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """Chunks of a resync: they move no cursor."""
+    """Chunks of a resync; the cursor stays."""
 
     chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True)
 class EndResync:
-    """The flag goes, and the cursor is this, in one atomic write."""
+    """Clear the resync flag and set the cursor, in one atomic write."""
 
     cursor: Cursor
 
@@ -123,14 +123,14 @@ Write = AppliedRange | BeginResync | Loose | EndResync
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the stream after this cursor; None means the full watch: all that is current, then changes."""
+    """Open the stream after this cursor; None means a full watch: the current values, then changes."""
 
     cursor: Cursor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Take the next chunk after ``since``, about so many records and bytes; wait for it no longer than ``seconds``."""
+    """Receive the next chunk after ``since``, of about this size; wait at most ``seconds``."""
 
     since: Cursor | None
     records: int
@@ -140,61 +140,61 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Hand these chunks to whoever applies them."""
+    """Apply these chunks."""
 
     chunks: Sequence[Chunk]
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBatch:
-    """Hand this to the store. It was applied before."""
+    """Write this to the store; it was applied before."""
 
     write: Write
 
 
 @dataclass(frozen=True, slots=True)
 class ReportCursor:
-    """Say how far it got; the cursor is one that the store has taken."""
+    """Report the cursor, which the store has stored."""
 
     cursor: Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class FindGhosts:
-    """Compare the store's keys in scope with those that the stream's owner lists as present."""
+    """Compare the store's keys in scope with the keys that the reader lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResyncSweep:
-    """Compare the store's keys in scope with those that a full watch has given."""
+    """Compare the store's keys in scope with the keys that a full watch has delivered."""
 
     given: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Serve one request for an export; the store holds everything that was applied."""
+    """Serve one export request; everything applied is in the store."""
 
     request: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait so many seconds, or until asked to stop."""
+    """Wait for some seconds, or until the stop."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The store has failed too often in a row."""
+    """The store failed too often in a row: end with an error."""
 
     failures: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Nothing is left to do. ``doubtful`` says that the store failed last: its own word is the cursor then."""
+    """End the follower. ``doubtful``: the last write failed, so the cursor is read from the store."""
 
     cursor: Cursor | None
     doubtful: bool = False

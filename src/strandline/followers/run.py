@@ -76,17 +76,17 @@ def follow(
 
 @runtime_checkable
 class Arriving(Protocol):
-    """A log whose batches come by themselves, for who keeps a copy of it."""
+    """A log whose batches are pushed to a replica."""
 
     @property
     def log_id(self) -> UUID:
         """The log's identity."""
 
     def arrived(self, since: Cursor) -> Sequence[LogBatch]:
-        """All batches after a cursor that are here; the first may hold records from before it."""
+        """All received batches after a cursor; the first may begin before it."""
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until something arrives (True), perhaps nothing new, or the time is over (False)."""
+        """Block until something arrives (True), new or not, or the time is over (False)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ class _IntoTable:
         return events.Received(chunk, upto.next - since.next, upto, since=since.at(spans[0].first), size=size)
 
     def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> tuple[list[pa.RecordBatch], Cursor]:
-        """The records of the spans, as many as are still where they were when it was planned, and the cursor behind.
+        """The records of the first spans that can still be read, and the cursor after them.
 
-        What was moved since, from a hot tier to a cold one, is read from there.
+        Records that moved to the cold tier since the plan are read from there.
         """
         while True:
             chunk: list[pa.RecordBatch] = []
@@ -118,8 +118,8 @@ class _IntoTable:
                     upto = behind(upto, span)
             except NotFound:
                 if upto.next > since.next:
-                    return chunk, upto  # the rest is planned anew
-                # If it was trimmed, this says so; if it is still to be found there, it is really missing.
+                    return chunk, upto  # the rest is planned again
+                # CursorExpired if it was trimmed; if it is planned at the same place again, it is lost.
                 again = self.log.plan(since, limit)
                 if not again or any(span == again[0] for span in spans):
                     raise
@@ -134,7 +134,7 @@ class _IntoTable:
 
 @dataclass(frozen=True, slots=True)
 class _IntoCopy:
-    """Batches, as they arrive."""
+    """Batches, as they arrive, stored as a copy of the log."""
 
     log: Arriving
     sink: BatchSink
@@ -153,9 +153,9 @@ class _IntoCopy:
 
 @dataclass(slots=True)
 class Follower:
-    """The engine and what it works on: one step after another, by a thread or by a simulator.
+    """Runs the engine on a log and a sink, step by step; driven by a thread or by a simulator.
 
-    A :class:`~strandline.model.sink.BatchSink` follows what is :class:`Arriving`, every other sink a log.
+    A :class:`~strandline.model.sink.BatchSink` follows an :class:`Arriving` log, every other sink any log.
     """
 
     engine: Engine
@@ -169,7 +169,7 @@ class Follower:
     _route: _IntoTable | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
-        # Once, and not for each batch: it takes longer than most of what is done with one.
+        # Once, and not for each batch: these checks take longer than most of the work on a batch.
         log, sink = self.log, self.sink
         if isinstance(sink, BatchSink) and isinstance(log, Arriving):
             self._route = _IntoCopy(log, sink)
@@ -179,12 +179,12 @@ class Follower:
             raise TypeError("A copy follows what arrives, and a table a log.")
 
     def begin(self, cursor: Cursor) -> None:
-        """Go on at this cursor, which is the sink's own."""
+        """Resume at this cursor, which is the sink's own."""
         self._seen = self.clock.monotonic()
         self._event = events.Began(cursor)
 
     def run(self, cursor: Cursor, stop: StopEvent | None) -> Cursor:
-        """Follow until told to stop, or to the end that the engine was given."""
+        """Follow until ``stop`` is set, or up to the engine's end."""
         self.begin(cursor)
         while True:
             if stop is not None and stop.is_set():
@@ -195,11 +195,11 @@ class Follower:
 
     @property
     def is_between(self) -> bool:
-        """Whether nothing is under way: what was received is stored and reported, and the next step waits for more."""
+        """Whether everything received is stored and reported, and the next step waits for more."""
         return self._event is Signal.NOTHING
 
     def step(self) -> Cursor | None:
-        """Do the next thing; the cursor if that was the last. Waits for the log a quarter of a second at most."""
+        """Do one step; returns the cursor if it was the last. Waits for the log for a quarter of a second at most."""
         if self._event is None:
             raise AssertionError("it was not begun")
         action = self.engine.step(self._event, self.clock.monotonic())
@@ -228,19 +228,19 @@ class Follower:
         found = self._route.look(since, limit)
         if found is None:
             self._be_seen()
-            # A short turn, so that a request to stop is heard soon.
+            # A short wait, so that a stop takes effect soon.
             if self.log.wait(since, min(seconds, _POLL)):
                 found = self._route.look(since, limit)
         return Signal.NOTHING if found is None else found
 
     def _advance(self) -> None:
-        stored = self.sink.cursor(self.log.log_id)  # the sink's own word, not ours
+        stored = self.sink.cursor(self.log.log_id)  # what the sink has stored, not what was sent to it
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
             self._seen = self.clock.monotonic()
 
     def _be_seen(self) -> None:
-        """Keep a slot whose follower has nothing to do from being taken for one that nobody follows."""
+        """Touch the slot of an idle follower, so that it is not invalidated as idle."""
         if self.slot is not None and self.clock.monotonic() - self._seen >= self.seen_every:
             self.slot.touch()
             self._seen = self.clock.monotonic()

@@ -34,13 +34,13 @@ from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED,
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """Somebody wants the store's content in this folder."""
+    """A request for an export of the store into a folder."""
 
     folder: str
     answer: Future[Snapshot] = field(default_factory=Future)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the requester, unless it has left."""
+        """Fail the request, unless it was cancelled."""
         if self.answer.set_running_or_notify_cancel():
             self.answer.set_exception(error)
 
@@ -50,22 +50,22 @@ class ExportRequest:
 class Exports(Closing):
     """Requests for exports, from any thread, to the one watch that is given this object.
 
-    Each is answered exactly once, and only its requester hears of it: a failed export never ends the watch. Without
-    requests, and after :meth:`close`, a watch goes on as if it had none.
+    Each request gets exactly one answer; a failed export never ends the watch. After :meth:`close` the watch continues
+    without exports.
     """
 
     def __init__(self) -> None:
-        """Nothing is asked yet."""
+        """Start without requests."""
         self._lock = threading.Lock()
         self._asked: deque[ExportRequest] = deque()
         self._closed = False
         self._origin = Origin("The exports of a watch", self)
 
     def request(self, folder: Address) -> Future[Snapshot]:
-        """Ask for a snapshot in a folder that is absent or empty; served between two flushes.
+        """Request a snapshot in a folder that is absent or empty; served between two flushes.
 
-        The answer is the snapshot, whose cursor is exactly what its data holds, or why there is none. Cancel it to
-        leave. If the watch ends first, the answer says so.
+        The future holds the snapshot, whose cursor is exactly what its data holds, or the error. It may be cancelled.
+        ``WatchEnded`` if the watch ends first.
         """
         request = ExportRequest(as_address(folder))
         with self._lock:
@@ -75,7 +75,7 @@ class Exports(Closing):
         return request.answer
 
     def taken(self) -> list[ExportRequest]:
-        """What was asked since the last look: the watch's side."""
+        """The requests since the last call; used by the watch."""
         if not self._asked:
             return []
         with self._lock:
@@ -84,29 +84,29 @@ class Exports(Closing):
         return asked
 
     def close(self) -> None:
-        """Ask no more. What was asked is still served."""
+        """Accept no further requests; earlier ones are still served."""
         with self._lock:
             self._closed = True
 
 
 _LOGGER: Final = logging.getLogger(__name__)
 _POLL: Final = 0.05
-"""How long a request to stop or to export may go unheard while nothing comes."""
+"""Seconds between two looks for a stop or an export request while nothing comes."""
 
 _GATHERING: Final = 0.001
-"""How long a batch that has begun lets more updates gather, when they come one by one."""
+"""Seconds that a started batch waits for more updates when they come one by one."""
 
 T = TypeVar("T")
 Resume = Cursor | Literal["stored"] | None
 
 _WINDOW: Final = 0.01
 WATCHING: Final = Batching(records=100, window=_WINDOW)
-"""How a watch batches unless told otherwise."""
+"""Default batching of a watch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a watch was asked for; see :func:`~strandline.followers.watch.api.watch_applied`."""
+    """Options of a watch; see :func:`~strandline.followers.watch.api.watch_applied`."""
 
     scope: Scope = EVERYTHING
     batching: Batching = WATCHING
@@ -116,13 +116,13 @@ class Options:
     evicted: Literal["drop", "keep"] = "drop"
     exports: Exports | None = None
     afloat: set[bytes] | None = None
-    """Keys that were given to ``apply`` and that the store has not taken since; kept from one run to the next. A resync
-    must remove those too that vanished: the store never had them, and whoever applied them still has."""
+    """Keys that ``apply`` got and the store has not stored since; kept from one run to the next. A resync must delete
+    those that vanished, too: the store never had them, and the applied state still has."""
 
 
 @contextlib.contextmanager
 def finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
-    """What runs a coroutine to its end in this thread, with one loop for all of them, made when it is needed."""
+    """A function that runs a coroutine to its end in this thread; all share one event loop, created on first use."""
     with contextlib.ExitStack() as stack:
         runners: list[asyncio.Runner] = []
 
@@ -135,13 +135,13 @@ def finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
 
 
 async def awaiting(awaitable: Awaitable[T]) -> T:
-    """Any awaitable, as a coroutine."""
+    """An awaitable as a coroutine."""
     return await awaitable
 
 
 @dataclass(slots=True)
 class AppliedWatch:
-    """The shell: does what the engine says, and tells it what came of it."""
+    """Executes the engine's actions, and returns their outcomes to it as events."""
 
     watcher: Watcher
     apply: Callable[[Sequence[Any]], object]
@@ -165,7 +165,7 @@ class AppliedWatch:
         self.engine = Engine(self.options.batching, armed=armed, usual_window=_WINDOW)
 
     def run(self, resume: Resume) -> Cursor | None:
-        """Watch until the end, or until told to stop; returns the applied cursor."""
+        """Watch until the stream ends or ``stop`` is set; returns the applied cursor."""
         try:
             event: events.Event = self._begin(resume)
             while True:
@@ -205,7 +205,7 @@ class AppliedWatch:
         return events.Began(standing.cursor if holding else None, unsettled=holding)
 
     def _beginning(self) -> Cursor | None:
-        """Where a store takes a stream from that it has no cursor of."""
+        """The cursor for a store that reloads the whole stream."""
         return None if self.store is None else Cursor(self.watcher.stream, 0)
 
     def _warn(self, why: str) -> None:
@@ -274,10 +274,10 @@ class AppliedWatch:
         return Signal.OPENED
 
     def _received(self, room: int, seconds: float) -> events.Event:
-        """What the stream gives. Its error ends the watch, but only behind the batch that was received before it.
+        """Receive from the stream. An error ends the watch, but only after the batch received before it is applied.
 
-        Dropped, that batch would come again only to those that resume; and a stream that fails sooner than a window
-        lasts would never get any further.
+        If the batch were dropped, only a watch that resumes would get it again, and a stream that fails more often than
+        once per window would never make progress.
         """
         try:
             return self._receive(room, seconds)
@@ -302,7 +302,7 @@ class AppliedWatch:
             raise AssertionError("a stream is opened before it is received from")
         queue = self.options.batching.queue
         if begun and self.trickling:
-            # The batch waits for its window anyway: waking for each update would cost ten times the work.
+            # The batch waits for its window anyway: waking up for each update would cost ten times as much.
             self._pause(min(seconds, _GATHERING))
             seconds = 0.0
         taken = self.subscription.take(queue, min(seconds, _POLL))
@@ -372,7 +372,7 @@ class AppliedWatch:
                     store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
-        """Removals of what the store has and the stream has not: by the reader's listing, or by what a watch gave."""
+        """Deletes of keys that are in the store and not in the stream, by the reader's listing or a full watch."""
         if self.store is None or self.reader is None:
             raise AssertionError("a resync needs a store and a reader")
         keep = self.options.evicted == "keep"
@@ -418,7 +418,7 @@ class AppliedWatch:
 
 
 def _told(store: Store, updates: Updates) -> Any:
-    """The updates as a store takes them: a table, unless it is one of our own."""
+    """The updates as the store takes them: a table, unless it is a :class:`RuledStore`."""
     return updates if isinstance(store, RuledStore) else updates.table()
 
 
