@@ -567,7 +567,7 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: in
 def test_a_claim_that_takes_away_another_s_pin_lets_a_trim_pass_the_slot(bench: Bench, monkeypatch):
     def greedy(keeper: slots.SlotKeeper, name: str, holder: str, **options: bool) -> object:
         claimed = honest(keeper, name, holder, **options)
-        keeper._head.update(keeper._op(), lambda head: replace(head, slots={**head.slots, name: None}))
+        keeper.head.update(keeper.op(), lambda head: replace(head, slots={**head.slots, name: None}))
         return claimed
 
     honest = slots.SlotKeeper.claim

@@ -422,7 +422,7 @@ class TestOpaque:
     @pytest.fixture
     def producer(self, log: ObjectLog) -> Producer:
         writer = WriterId(UUID(int=1))
-        lister = Lister(log._store, log.log_id, clock=CLOCK, chance=CHANCE)
+        lister = Lister(log.store, log.log_id, clock=CLOCK, chance=CHANCE)
         shipper = Opaque(lister, writer=writer, born=0, compression=Compression.named("none"))
         return Producer(shipper, Limits(), writer=writer, number=0, clock=CLOCK)
 

@@ -138,7 +138,7 @@ def test_deleting_before_the_generation_is_raised_is_caught(monkeypatch: pytest.
     monkeypatch.setattr(
         collector.GarbageCollector,
         "_of_generations",
-        lambda self, folder, low, _: self._store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"),
+        lambda self, folder, low, _: self.slots.store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"),
     )
     message = caught()
     assert "listed" in message or "missing" in message

@@ -202,7 +202,7 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
     log.trim(grace=0.0)
     assert log.bounds().first == 213
     log.create_slot("old", 5, retained_from=0)
-    log._slots.cell(TIER_SLOT).update(log._slots._op(), lambda state: replace(state, invalid=INVALID))
+    log._slots.cell(TIER_SLOT).update(log._slots.op(), lambda state: replace(state, invalid=INVALID))
     log = open_log(store, clock=clock)  # which has no chunks in memory
     assert log.trim(grace=0.0).invalidated == []
     assert log.bounds().first == 213

@@ -316,7 +316,7 @@ def forget(hot: Log, upto: int) -> None:
     if isinstance(hot, WalLog):
         hot.trim(upto, beyond_slots=True)
     elif isinstance(hot, ObjectLog):
-        hot._lister.cell.update(hot._slots._op(), lambda head: replace(head, floor=max(head.floor, upto)))
+        hot._lister.cell.update(hot._slots.op(), lambda head: replace(head, floor=max(head.floor, upto)))
 
 
 LIMITS = [

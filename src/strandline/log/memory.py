@@ -62,11 +62,13 @@ class MemoryChunks(dict[ChunkRef, Any]):
 class MemoryLog(HeadLog[MemorySpan], SlottedLog):
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
+    chunks: MemoryChunks
+
     def __init__(self, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
         """An empty log with a fresh identity."""
         self._clock = clock
         self._head = Head(chance.uuid())
-        self._chunks = MemoryChunks()
+        self.chunks = MemoryChunks()
         self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
         self._changed = threading.Condition()
         self._origin = Origin("A log in memory", self)
@@ -76,11 +78,6 @@ class MemoryLog(HeadLog[MemorySpan], SlottedLog):
     def log_id(self) -> UUID:
         """The log's identity."""
         return self._head.log_id
-
-    @property
-    def chunks(self) -> MemoryChunks:
-        """The chunks of its listing."""
-        return self._chunks
 
     def head(self) -> Head:
         """The head as it is now."""
@@ -106,7 +103,7 @@ class MemoryLog(HeadLog[MemorySpan], SlottedLog):
                 # The records before the head: planning takes no lock, and goes by the head.
                 self._batches[head.next_sequence] = tuple(with_offsets(batches, head.next_offset))
                 spills = plan_spills(listed)
-                self._chunks.update({spill.reference: spill.items for spill in spills})
+                self.chunks.update({spill.reference: spill.items for spill in spills})
                 self._head = apply_spills(listed, spills)
                 self._changed.notify_all()
             last = self._head.writers[writer]
@@ -127,7 +124,7 @@ class MemoryLog(HeadLog[MemorySpan], SlottedLog):
         with self._changed:
             before = self._head
             self._head = replace(before, floor=rules.check_position(floor, self.bounds()))
-            gone = takewhile(lambda entry: entry.next <= floor, entries_from(before, before.floor, self._chunks))
+            gone = takewhile(lambda entry: entry.next <= floor, entries_from(before, before.floor, self.chunks))
             for entry in gone:
                 del self._batches[entry.sequence]
 

@@ -24,7 +24,7 @@ from strandline.formats.object.identity import LogIdentity, decode_identity, enc
 from strandline.log.contract import Handle
 from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
 from strandline.log.object.head.head_log import HeadLog
-from strandline.log.object.head.index import Chunks, StoredChunks
+from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.collector import GRACE, GarbageCollector, TrimResult
 from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.handles import settled
@@ -136,55 +136,36 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         self, store: ObjectStore, identity: LogIdentity, *, clock: Clock = CLOCK, chance: Chance = CHANCE
     ) -> None:
         """Use :func:`open_log`."""
-        self._store = store
-        self._identity = identity
-        self._clock = clock
+        self.store = store
+        self.identity = identity
+        """What ``log.json`` says."""
+        self.clock = clock
         self._chance = chance
         self._lister = self._new_lister()
-        self._chunks = StoredChunks(store)
-        self._slots = SlotKeeper(store, self._lister.cell, self.head, self._chunks, clock=clock, chance=chance)
+        self.chunks = StoredChunks(store)
+        self._slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, clock, chance)
         self._retries = Backoff()
         self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ObjectLog, (self._store, self._identity))
+        return (ObjectLog, (self.store, self.identity))
 
     def close(self) -> None:
         """Nothing: it holds nothing open. With a cold tier it does, and who opens either kind can close it."""
 
     def __repr__(self) -> str:
-        return f"ObjectLog({self._store.url!r}, log_id={self.log_id})"
+        return f"ObjectLog({self.store.url!r}, log_id={self.log_id})"
 
     @property
     def log_id(self) -> UUID:
         """The log's identity."""
-        return self._identity.log_id
+        return self.identity.log_id
 
     @property
     def url(self) -> str:
         """Where the log is."""
-        return self._store.url
-
-    @property
-    def store(self) -> ObjectStore:
-        """What the log is stored in."""
-        return self._store
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that the log goes by."""
-        return self._clock
-
-    @property
-    def chunks(self) -> Chunks:
-        """What reads the chunks of its listing."""
-        return self._chunks
-
-    @property
-    def identity(self) -> LogIdentity:
-        """What ``log.json`` says."""
-        return self._identity
+        return self.store.url
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -201,16 +182,16 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         return head
 
     def _span(self, entry: Entry, first: int, end: int) -> ObjectSpan:
-        return ObjectSpan(self._store, entry, first, end)
+        return ObjectSpan(self.store, entry, first, end)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
-        return self._waiter.wait(self, past, timeout, self._clock)
+        return self._waiter.wait(self, past, timeout, self.clock)
 
     # --- appending ---------------------------------------------------------------------------------------------
 
     def _new_lister(self) -> Lister:
-        return Lister(self._store, self.log_id, clock=self._clock, chance=self._chance)
+        return Lister(self.store, self.log_id, clock=self.clock, chance=self._chance)
 
     def append(
         self,
@@ -222,7 +203,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         compression: str = "lz4",
     ) -> Handle:
         """Append a batch, whole or not at all; repeating it with the same writer and number is a no-op."""
-        codec, batches = Compression.named(compression), conform(batch, now=self._clock.now())
+        codec, batches = Compression.named(compression), conform(batch, now=self.clock.now())
         head = self.head()
         born = head.next_sequence if number == 0 and writer not in head.writers else 0
         shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
@@ -255,7 +236,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
             Limits(batch_bytes, linger, budget, block, uploads),
             writer=name,
             number=0 if last is None else last.number + 1,
-            clock=self._clock,
+            clock=self.clock,
         )
 
     # --- slots -------------------------------------------------------------------------------------------------
@@ -286,15 +267,15 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         """Change what the log may forget, durably; the next collection goes by it."""
         policy = as_retention(retention)
         within = default_limits(policy) if limits is None else limits
-        wanted = replace(self._identity, retention=policy, limits=within)
+        wanted = replace(self.identity, retention=policy, limits=within)
         for attempt in range(self._retries.attempts):
-            found = self._store.get(_IDENTITY)
+            found = self.store.get(_IDENTITY)
             if decode_identity(found.data, f"{self.url}/{_IDENTITY}") == wanted:
-                self._identity = wanted
+                self.identity = wanted
                 return
             with contextlib.suppress(Conflict, TransientStorageError):
-                self._store.put_if(_IDENTITY, encode_identity(wanted), Match(found.version))
-            self._clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
+                self.store.put_if(_IDENTITY, encode_identity(wanted), Match(found.version))
+            self.clock.sleep(self._retries.pause(attempt, self._chance.jitter()))
         raise Contended(f"{self.url}/{_IDENTITY} could not be changed: others change it, or the store fails. Retry.")
 
     def trim(
@@ -313,19 +294,9 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         seconds, so that many background collectors do no more than one. A dry run changes nothing and says what would
         be done.
         """
-        collector = GarbageCollector(
-            self._store,
-            self._lister.cell,
-            read_head=self.head,
-            read_identity=self._read_identity,
-            keeper=self._slots,
-            chunks=self._chunks,
-            clock=self._clock,
-            chance=self._chance,
-            grace=grace,
-        )
+        collector = GarbageCollector(self._slots, self._read_identity, grace)
         return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
 
     def _read_identity(self) -> LogIdentity:
-        self._identity = decode_identity(self._store.get(_IDENTITY).data, f"{self.url}/{_IDENTITY}")
-        return self._identity
+        self.identity = decode_identity(self.store.get(_IDENTITY).data, f"{self.url}/{_IDENTITY}")
+        return self.identity

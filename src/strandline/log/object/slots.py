@@ -51,34 +51,26 @@ class Members:
         return rules.trim_floor(self.states, self.pending)
 
 
+@dataclass(frozen=True, slots=True)
 class SlotKeeper:
     """Creates, claims, moves and drops the slots of one log."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        head: StoreCell[Head],
-        read_head: Callable[[], Head],
-        chunks: Chunks,
-        *,
-        clock: Clock,
-        chance: Chance,
-    ) -> None:
-        """Keep the slots in ``store``; ``read_head`` reads the head and checks that it is this log's."""
-        self._store = store
-        self._head = head
-        self._read_head = read_head
-        self._chunks = chunks
-        self._clock = clock
-        self._chance = chance
+    store: ObjectStore
+    head: StoreCell[Head]
+    read_head: Callable[[], Head]
+    """Reads the head, and checks that it is this log's."""
+    chunks: Chunks
+    clock: Clock
+    chance: Chance
 
     def cell(self, name: str) -> StoreCell[SlotState]:
         """The cell of one slot."""
         path = f"{_FOLDER}{rules.check_name(name)}.json"
-        return StoreCell(self._store, path, SlotCodec(name), clock=self._clock, chance=self._chance)
+        return StoreCell(self.store, path, SlotCodec(name), clock=self.clock, chance=self.chance)
 
-    def _op(self) -> OpId:
-        return OpId(self._chance.uuid())
+    def op(self) -> OpId:
+        """A new operation on a cell."""
+        return OpId(self.chance.uuid())
 
     # --- looking -----------------------------------------------------------------------------------------------
 
@@ -92,7 +84,7 @@ class SlotKeeper:
                     states.append(state)
             except NotFound as error:
                 # It is being created, or was dropped since the head was read; otherwise its cell must be there.
-                if pin is None and self._read_head().slots.get(name, _NOT_LISTED) is None:
+                if pin is None and self.read_head().slots.get(name, _NOT_LISTED) is None:
                     raise CorruptData(
                         f"{self.cell(name).where} is missing although the head names it: restore the object."
                     ) from error
@@ -106,24 +98,24 @@ class SlotKeeper:
 
     def listed(self) -> list[SlotState]:
         """All slots whose cells are written, by name."""
-        return self.members(self._read_head()).states
+        return self.members(self.read_head()).states
 
     def floor(self) -> int | None:
         """The lowest position that a valid slot, or one being created or moved, still needs."""
-        return self.members(self._read_head()).floor()
+        return self.members(self.read_head()).floor()
 
     def create(
         self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
     ) -> SlotState:
         """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed."""
-        cell, op = self.cell(name), self._op()
+        cell, op = self.cell(name), self.op()
         expires = None if lifetime is None else self._until(lifetime)
         try:
-            slots = self._head.update(
+            slots = self.head.update(
                 op, lambda head: pin_slot(head, name, position, retained_from), role="consumer"
             ).slots
         except AlreadyExists as error:
-            pin, known = self._read_head().slots.get(name), _known(cell)
+            pin, known = self.read_head().slots.get(name), _known(cell)
             if pin is None or (known is not None and known.born >= pin.mark):
                 raise
             # It is pinned and has no cell of its own: someone died between the two. Finish what was pinned.
@@ -142,7 +134,7 @@ class SlotKeeper:
         return created
 
     def _first_state(self, cell: StoreCell[SlotState], op: OpId, name: str, pin: Pin, expires: int | None) -> SlotState:
-        now = self._clock.now()
+        now = self.clock.now()
         fresh = SlotState(name, pin.position, holder=None, epoch=0, last_seen=now, expires=expires, born=pin.mark)
         with contextlib.suppress(AlreadyExists):
             return cell.create(op, fresh)
@@ -158,16 +150,16 @@ class SlotKeeper:
                 )
 
     def _settle(self, name: str, pin: Pin) -> None:
-        self._head.update(self._op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
+        self.head.update(self.op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
 
     def claim(self, name: str, holder: str, *, hot: bool = False) -> tuple[StoreCell[SlotState], int]:
         """Become the slot's holder; returns its cell and the epoch of the claim."""
         cell = self.cell(name)
-        head = self._read_head()
+        head = self.read_head()
         if name not in head.slots:
-            raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
+            raise NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
         before = self._finished(cell, name, head.slots[name])
-        state = cell.update(self._op(), lambda slot: rules.claim(slot, holder, self._clock.now(), hot=hot))
+        state = cell.update(self.op(), lambda slot: rules.claim(slot, holder, self.clock.now(), hot=hot))
         if state.holder != holder:
             # Our answer was lost, and when we looked again someone had claimed the slot after us: the epoch is theirs.
             raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
@@ -188,8 +180,8 @@ class SlotKeeper:
         if pin is None and known is None:
             raise CorruptData(f"{cell.where} is missing although the head names it: restore the object.")
         if pin is None:
-            raise SlotInvalid(f"Slot {name!r} of {self._store.url} was dropped by someone else: create it again.")
-        return self._first_state(cell, self._op(), name, pin, None)
+            raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by someone else: create it again.")
+        return self._first_state(cell, self.op(), name, pin, None)
 
     # --- moving and dropping -----------------------------------------------------------------------------------
 
@@ -199,48 +191,48 @@ class SlotKeeper:
         for _ in range(_RESETS):
             before = _known(cell)
             if before is None or before.dropped:
-                raise NotFound(f"There is no slot {name!r} in {self._store.url}: create it first.")
+                raise NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
             # The pin comes first: from now on no trim goes past the position, and then the cell may say so.
-            pin = self._head.update(
-                self._op(), lambda head: repin_slot(head, name, position, retained_from), role="consumer"
+            pin = self.head.update(
+                self.op(), lambda head: repin_slot(head, name, position, retained_from), role="consumer"
             ).slots.get(name)
             if pin is None:
                 continue
-            edit = partial(rules.reset, before=before, position=position, now=self._clock.now(), born=pin.mark)
+            edit = partial(rules.reset, before=before, position=position, now=self.clock.now(), born=pin.mark)
             try:
-                state = cell.update(self._op(), edit)
+                state = cell.update(self.op(), edit)
             except Fenced:
                 continue
             self._settle(name, pin)
             return state
-        raise Contended(f"Slot {name!r} of {self._store.url} moved at each of {_RESETS} tries to reset it; try again.")
+        raise Contended(f"Slot {name!r} of {self.store.url} moved at each of {_RESETS} tries to reset it; try again.")
 
     def drop(self, name: str) -> None:
         """Remove a slot; what only it needed may be trimmed from now on."""
-        is_listed = name in self._read_head().slots
+        is_listed = name in self.read_head().slots
         cell = self.cell(name)
         state = _known(cell)
         # First the head: a cell of a name that is not listed counts for nothing, whatever it says.
         if is_listed:
-            self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
+            self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
         # Then its holder is told, also one that claimed it meanwhile, but not one of a slot created anew since.
-        while state is not None and not state.dropped and name not in self._read_head().slots:
-            state = cell.update(self._op(), partial(rules.drop, epoch=state.epoch))
+        while state is not None and not state.dropped and name not in self.read_head().slots:
+            state = cell.update(self.op(), partial(rules.drop, epoch=state.epoch))
         if not is_listed:
-            raise NotFound(f"There is no slot {name!r} in {self._store.url}.")
+            raise NotFound(f"There is no slot {name!r} in {self.store.url}.")
 
     # --- holds -------------------------------------------------------------------------------------------------
 
     def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
-        name = f"{_HOLD}{self._chance.uuid().hex}"
+        name = f"{_HOLD}{self.chance.uuid().hex}"
         self.create(name, position, retained_from, lifetime=seconds)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:
         """Let a hold last longer, from ``position`` on."""
-        now, expires = self._clock.now(), self._until(seconds)
-        self.cell(name).update(self._op(), lambda slot: rules.renew(slot, position=position, expires=expires, now=now))
+        now, expires = self.clock.now(), self._until(seconds)
+        self.cell(name).update(self.op(), lambda slot: rules.renew(slot, position=position, expires=expires, now=now))
 
     def let_go(self, name: str) -> None:
         """End a hold. Its name is never used again, so that nothing of it needs to stay."""
@@ -258,27 +250,27 @@ class SlotKeeper:
     def _end_hold(self, name: str, end: Callable[[SlotState], SlotState]) -> bool:
         # First the cell: its reader can no longer renew it, and so is told before anything is trimmed.
         with contextlib.suppress(NotFound):
-            if not self.cell(name).update(self._op(), end).dropped:
+            if not self.cell(name).update(self.op(), end).dropped:
                 return False
-        self._head.update(self._op(), lambda head: unlist_slot(head, name), role="consumer")
+        self.head.update(self.op(), lambda head: unlist_slot(head, name), role="consumer")
         if name.startswith(_HOLD):  # the epochs of any other name go on
-            self._store.delete(f"{_FOLDER}{name}.json")
+            self.store.delete(f"{_FOLDER}{name}.json")
         return True
 
     def _until(self, seconds: float) -> int:
-        return self._clock.now() + int(seconds * SECOND)
+        return self.clock.now() + int(seconds * SECOND)
 
     # --- advancing ---------------------------------------------------------------------------------------------
 
     def advance(self, cell: StoreCell[SlotState], holder: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""
-        head = self._read_head()
+        head = self.read_head()
         bounds = bounds_of(head)
         rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
-        entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self._chunks))
-        now, fingerprint = self._clock.now(), to.fingerprint
+        entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self.chunks))
+        now, fingerprint = self.clock.now(), to.fingerprint
         cell.update(
-            self._op(),
+            self.op(),
             lambda slot: rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
         )
 
@@ -288,8 +280,8 @@ class SlotKeeper:
 
     def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""
-        now = self._clock.now()
-        cell.update(self._op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
+        now = self.clock.now()
+        cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
 
 
 @checked

@@ -21,10 +21,8 @@ S = TypeVar("S", bound=Span)
 class HeadLog(LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
-    @property
-    @abstractmethod
-    def chunks(self) -> Chunks:
-        """What reads the chunks of its listing."""
+    chunks: Chunks
+    """What reads the chunks of its listing."""
 
     @abstractmethod
     def head(self) -> Head:

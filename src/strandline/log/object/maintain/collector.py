@@ -33,7 +33,6 @@ from strandline.log.object.head.edits import (
     set_back,
 )
 from strandline.log.object.head.index import (
-    Chunks,
     DeletedObject,
     Listed,
     MissingChunk,
@@ -53,9 +52,6 @@ from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
-from strandline.model.stamp import OpId
-from strandline.storage.cell import StoreCell
-from strandline.storage.clock import Chance, Clock
 from strandline.storage.metrics import (
     BATCHES_COLLECTED,
     BYTES_COLLECTED,
@@ -65,7 +61,7 @@ from strandline.storage.metrics import (
     ORPHANS_COLLECTED,
     timed,
 )
-from strandline.storage.store import ObjectInfo, ObjectStore
+from strandline.storage.store import ObjectInfo
 
 GRACE: Final = 600.0
 """Seconds that trimmed objects are kept, for readers that had planned to read them."""
@@ -105,33 +101,14 @@ class TrimResult:
     clocks: Clocks | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class GarbageCollector:
     """Trims one log and deletes its garbage. Any number may run at once, on any machine; each may crash at any time."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cell: StoreCell[Head],
-        *,
-        read_head: Callable[[], Head],
-        read_identity: Callable[[], LogIdentity],
-        keeper: SlotKeeper,
-        chunks: Chunks,
-        clock: Clock,
-        chance: Chance,
-        grace: float = GRACE,
-    ) -> None:
-        """Collect the log whose head is ``cell``; trimmed objects are kept for ``grace`` seconds."""
-        self._store = store
-        self._cell = cell
-        self._read_head = read_head
-        self._read_identity = read_identity
-        self._keeper = keeper
-        self._chunks = chunks
-        self._clock = clock
-        self._chance = chance
-        self._grace = grace
-        self._workers = WORKERS
+    slots: SlotKeeper
+    read_identity: Callable[[], LogIdentity]
+    grace: float = GRACE
+    """Seconds that trimmed objects are kept."""
 
     def run(
         self,
@@ -146,24 +123,27 @@ class GarbageCollector:
         Nothing is done if a round began less than ``pause`` seconds ago. ``everything`` looks through all generations
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
-        head, done = self._read_head(), TrimResult(dry_run=dry_run)
-        if not is_due(head.collected, self._clock.now(), pause):
+        head, done = self.slots.read_head(), TrimResult(dry_run=dry_run)
+        if not is_due(head.collected, self.slots.clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
-        with timed(GC_SECONDS, self._clock.monotonic):
+        with timed(GC_SECONDS, self.slots.clock.monotonic):
             clocks = self._look_at_clocks(head, done)
             self.trim(done, clocks)
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
         return done
 
+    def _edit(self, edit: Callable[[Head], Head]) -> Head:
+        return self.slots.head.update(self.slots.op(), edit, role="collector")
+
     def _look_at_clocks(self, head: Head, done: TrimResult) -> Clocks:
         """Find out what the time is, and set listing times back that are certainly ahead of it."""
-        clocks = look_at_clocks(self._store, head, clock=self._clock, dry_run=done.dry_run)
+        clocks = look_at_clocks(self.slots.store, head, clock=self.slots.clock, dry_run=done.dry_run)
         done.clocks = clocks
         for said in clocks.warnings():
-            _LOGGER.warning("%s: %s", self._store.url, said)
+            _LOGGER.warning("%s: %s", self.slots.store.url, said)
         if clocks.may_set_back and not done.dry_run:
-            self._cell.update(self._op(), lambda now: set_back(now, clocks.now()), role="collector")
+            self._edit(lambda now: set_back(now, clocks.now()))
         return clocks
 
     # --- trimming ----------------------------------------------------------------------------------------------
@@ -171,9 +151,9 @@ class GarbageCollector:
     def trim(self, done: TrimResult, clocks: Clocks) -> None:
         """Invalidate the slots that break a limit, then move the floor as far as policy and slots allow."""
         for _ in range(_TRIES):
-            identity = self._read_identity()
+            identity = self.read_identity()
             self._watch_holders(identity.limits, done, clocks.now())
-            head = self._read_head()
+            head = self.slots.read_head()
             # The head comes first: a slot that is created or moved after this read makes the trim fail.
             members = self._judged(head, identity.limits, done, clocks)
             done.floor = head.floor
@@ -184,25 +164,27 @@ class GarbageCollector:
             upto = self._boundary(head, wanted)
             if upto <= head.floor or self._try_trim(head, members, upto, done, clocks):
                 return
-        raise Contended(f"{self._cell.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed.")
+        raise Contended(
+            f"{self.slots.head.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed."
+        )
 
     def _policy_start(self, head: Head, retention: Retention, floor: int | None, clocks: Clocks) -> int:
         if isinstance(retention, MaxAge) and not clocks.may_expire:
             return head.floor
-        return policy_start(head, retention, floor, self._chunks, clocks.earliest())
+        return policy_start(head, retention, floor, self.slots.chunks, clocks.earliest())
 
     def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)
         if not done.dry_run:
             trim = Trim(
                 cut,
-                f"trimmed/{head.generation:016d}/{self._chance.uuid().hex}.cut",
+                f"trimmed/{head.generation:016d}/{self.slots.chance.uuid().hex}.cut",
                 head.generation,
                 members.membership,
             )
-            self._store.put(trim.location, encode_cut(cut))
+            self.slots.store.put(trim.location, encode_cut(cut))
             try:
-                self._cell.update(self._op(), lambda now: apply_trim(now, trim, clocks.now()), role="collector")
+                self._edit(lambda now: apply_trim(now, trim, clocks.now()))
             except (Outdated, StaleUpload):
                 return False
         done.floor = upto
@@ -212,31 +194,31 @@ class GarbageCollector:
 
     def _boundary(self, head: Head, offset: int) -> int:
         """The offset, or where the batch that holds it begins: batches go as a whole."""
-        entry = next(entries_from(head, offset, self._chunks), None)
+        entry = next(entries_from(head, offset, self.slots.chunks), None)
         return head.next_offset if entry is None else entry.first
 
     def _watch_holders(self, limits: SlotLimits, done: TrimResult, now: int) -> None:
         """Note since when slots stand still whose holders might be gone, and end the holds whose time is over."""
-        for state in self._keeper.members(self._read_head()).states:
+        for state in self.slots.members(self.slots.read_head()).states:
             if has_expired(state, now):
-                if done.dry_run or self._keeper.expire(state.name, now):
+                if done.dry_run or self.slots.expire(state.name, now):
                     done.expired.append(state.name)
             elif state.name != TIER_SLOT and is_suspect(state, limits, now) and not done.dry_run:
                 with contextlib.suppress(NotFound):  # a hold that its reader has ended
-                    self._keeper.cell(state.name).update(self._op(), partial(suspect, judged=state, now=now))
+                    self.slots.cell(state.name).update(self.slots.op(), partial(suspect, judged=state, now=now))
 
     def _judged(self, head: Head, limits: SlotLimits, done: TrimResult, clocks: Clocks) -> Members:
         """The slots that are left after those that break a limit were durably invalidated."""
-        members = self._keeper.members(head)
+        members = self.slots.members(head)
         now, states = clocks.now(), []
         members = replace(members, states=self._proven(head, members.states))
         first = retained_first(members.states, head.floor)
         for state in members.states:
-            behind = bytes_from(head, max(state.position, head.floor), self._chunks) if limits.lag_bytes else 0
+            behind = bytes_from(head, max(state.position, head.floor), self.slots.chunks) if limits.lag_bytes else 0
             reason = judge(state, first=first, behind=behind, limits=limits, is_idle=is_idle(state, limits, now))
             if reason is not None:
                 edit = partial(invalidate, judged=state, reason=reason, now=now)
-                judged = edit(state) if done.dry_run else self._keeper.cell(state.name).update(self._op(), edit)
+                judged = edit(state) if done.dry_run else self.slots.cell(state.name).update(self.slots.op(), edit)
                 if judged.invalid is not None:
                     done.invalidated.append(judged)
                     self._tell(judged, behind, dry_run=done.dry_run)
@@ -249,7 +231,7 @@ class GarbageCollector:
         """The slots by what they prove: a restored log may have a cold tier that is not of its own history."""
 
         def fingerprint_at(offset: int) -> int | None:
-            before = next(entries_from(head, offset - 1, self._chunks), None)
+            before = next(entries_from(head, offset - 1, self.slots.chunks), None)
             return None if before is None else before.fingerprint
 
         copied = Copied(bounds_of(head), self._is_tiered, fingerprint_at)
@@ -257,7 +239,7 @@ class GarbageCollector:
 
     def _is_tiered(self) -> bool:
         """Whether the log has a cold tier, and its tierer's slot, which the head does not list, was never dropped."""
-        return any(self._store.list(COLD_FILE)) and not self._keeper.was_dropped(TIER_SLOT)
+        return any(self.slots.store.list(COLD_FILE)) and not self.slots.was_dropped(TIER_SLOT)
 
     def _tell(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
         if slot.invalid is None or dry_run:
@@ -267,7 +249,7 @@ class GarbageCollector:
             "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
             "Bootstrap its consumer again and reset the slot.",
             slot.name,
-            self._store.url,
+            self.slots.store.url,
             slot.invalid.reason,
             slot.position,
             behind,
@@ -283,7 +265,7 @@ class GarbageCollector:
             return begin_collection(head, now, listed=now if clocks.keeps_time else 0)
 
         # From here on nothing of an older generation can be listed: what is not listed now never will be.
-        head = begin(self._read_head()) if done.dry_run else self._cell.update(self._op(), begin, role="collector")
+        head = begin(self.slots.read_head()) if done.dry_run else self._edit(begin)
         low = 0 if everything else head.swept_generation
         cuts = self._cuts(head)
         garbage = list(self._garbage(head, cuts, low))
@@ -296,29 +278,29 @@ class GarbageCollector:
         for location, cut in takewhile(lambda item: self._is_ripe(head, item[0], clocks.now()), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
             if cut is not None:
-                for group in objects_of(cut, self._chunks):
+                for group in objects_of(cut, self.slots.chunks):
                     self._delete(group, done, on_progress)
             self._delete([DeletedObject(location, 0, 0)], done, on_progress)
             finished.append(location)
         done.waiting = len(cuts) - len(finished)
         if not done.dry_run:
             swept, ended = head.min_generation, frozenset(finished)
-            self._cell.update(self._op(), lambda now: end_collection(now, swept, ended), role="collector")
+            self._edit(lambda now: end_collection(now, swept, ended))
 
     def _is_ripe(self, head: Head, location: str, now: int) -> bool:
         at = next(gone.at for gone in head.trimmed if gone.location == location)
-        return at + self._grace * SECOND <= now
+        return at + self.grace * SECOND <= now
 
     def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
         """The trims whose objects are not all deleted yet, oldest first; None for one that another collector ended."""
         cuts: list[tuple[str, Cut | None]] = []
         for gone in head.trimmed:
             try:
-                data = self._store.get(gone.location).data
+                data = self.slots.store.get(gone.location).data
             except NotFound:
                 cuts.append((gone.location, None))
             else:
-                cuts.append((gone.location, decode_cut(data, f"{self._store.url}/{gone.location}")))
+                cuts.append((gone.location, decode_cut(data, f"{self.slots.store.url}/{gone.location}")))
         return cuts
 
     def _garbage(self, head: Head, cuts: list[tuple[str, Cut | None]], low: int) -> Iterator[ObjectInfo]:
@@ -344,9 +326,9 @@ class GarbageCollector:
                 yield item
 
     def _ended_holds(self, head: Head) -> Iterator[ObjectInfo]:
-        for item in self._store.list("slots/hold-"):
+        for item in self.slots.store.list("slots/hold-"):
             name = item.path.removeprefix("slots/").removesuffix(".json")
-            if name not in head.slots and self._keeper.was_dropped(name):
+            if name not in head.slots and self.slots.was_dropped(name):
                 yield item
 
     def _recent(self, references: Listed, entries: Iterable[Entry], since: int, low: int) -> Iterator[str]:
@@ -355,7 +337,7 @@ class GarbageCollector:
         While one generation is current, only objects of it and of the one before can be listed. So an entry that is
         two generations older than ``low`` was listed before ``low`` was current, and so was all before it.
         """
-        for entry in newest_first(references, entries, since, self._chunks):
+        for entry in newest_first(references, entries, since, self.slots.chunks):
             generation = _generation(entry.location)
             if generation is None or generation < low - 1:
                 return
@@ -365,13 +347,13 @@ class GarbageCollector:
     def _has_chunk(self, path: str, root: Listed) -> bool:
         name = _CHUNK.fullmatch(path)
         try:
-            return name is None or is_listed(path, int(name[1]), int(name[2]), root, self._chunks)
+            return name is None or is_listed(path, int(name[1]), int(name[2]), root, self.slots.chunks)
         except MissingChunk:
             return True  # what is not known is not garbage
 
     def _of_generations(self, folder: str, low: int, high: int) -> Iterator[ObjectInfo]:
         """The objects of generations ``low`` up to ``high``; names sort by generation."""
-        for item in self._store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"):
+        for item in self.slots.store.list(f"{folder}/", start_after=f"{folder}/{low:016d}"):
             generation = _generation(item.path)
             if generation is not None and generation >= high:
                 return
@@ -389,16 +371,13 @@ class GarbageCollector:
         on_progress(done.deleted)
 
     def _delete_now(self, paths: list[str]) -> None:
-        if min(len(paths), self._workers) > 1:
-            with ThreadPoolExecutor(self._workers, thread_name_prefix="strandline-collect") as pool:
-                for _ in pool.map(self._store.delete, paths):
+        if min(len(paths), WORKERS) > 1:
+            with ThreadPoolExecutor(WORKERS, thread_name_prefix="strandline-collect") as pool:
+                for _ in pool.map(self.slots.store.delete, paths):
                     pass
         else:
             for path in paths:
-                self._store.delete(path)
-
-    def _op(self) -> OpId:
-        return OpId(self._chance.uuid())
+                self.slots.store.delete(path)
 
 
 def _generation(path: str) -> int | None:
