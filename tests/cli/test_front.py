@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from strandline.cli import output as show
+from strandline.cli.app import app
 from strandline.cli.quickstart import compare
 from tests.cli.conftest import Run
 
@@ -21,6 +25,23 @@ def test_help_names_every_command(run: Run) -> None:
     commands = "produce tail lag slots gc verify doctor upgrade wal quickstart demo"
     for command in commands.split():
         assert command in done.stdout
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Every command that needs an argument, by the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+        elif any(parameter.required for parameter in command.params):
+            yield *path, name
+
+
+@pytest.mark.parametrize("words", list(commands(typer.main.get_command(app))), ids=" ".join)
+def test_a_command_without_its_arguments_says_which_is_missing(run: Run, words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.exit_code == 2
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    assert "Missing argument" in done.stderr
 
 
 def test_the_version_is_the_package_s(run: Run) -> None:

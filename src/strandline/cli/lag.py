@@ -214,7 +214,7 @@ def with_default_interval(arguments: list[str]) -> list[str]:
     (['--watch', '2.0', 'log'], ['log', '--watch', '5'])
     """
     given: list[str] = []
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):  # also where there are none
         given.append(argument)
         if argument == "--watch" and not following.replace(".", "", 1).isdecimal():
             given.append(str(EVERY))
