@@ -149,7 +149,7 @@ def run(
     fenced by this, and ends; so does this, with status 3, if another one takes over meanwhile.
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    told = None if json else _say
+    told = None if json else lambda step: show.line(line(step))
     with open_to_tier(log) as opened, told_to_stop() as stop:
         began = time.monotonic()
         with tiering(opened, snapshot_dir=snapshots, on_progress=told, **settings) as tierer:
@@ -157,8 +157,16 @@ def run(
         slot = tiering_slot(opened)
         left = _left_from(opened, opened.bounds().first if slot is None else slot.position)
         seconds = time.monotonic() - began
-        fields = {**_fields(done, left, seconds), "stopped": stop.is_set()}
-        show.answer(_of(opened) | fields, _summary(done, left, seconds, stopped=stop.is_set()), as_json=json)
+        fields = {
+            **_of(opened),
+            **{name: _each(getattr(done, name)) for name in ("copied", "removed", "expired", "retired")},
+            "swept": list(done.swept),
+            "records_left": left[0],
+            "bytes_left": left[1],
+            "seconds": round(seconds, 3),
+            "stopped": stop.is_set(),
+        }
+        show.answer(fields, _summary(done, left, seconds, stopped=stop.is_set()), as_json=json)
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -182,10 +190,6 @@ def _left_from(log: HotLog, position: int) -> tuple[int, int]:
 def _of(log: HotLog) -> dict[str, Any]:
     """Where the log and its segments are."""
     return {"url": log_address(log), "store": cold_tier(log).store}
-
-
-def _say(step: TieringStep) -> None:
-    show.line(line(step))
 
 
 def line(step: TieringStep) -> str:
@@ -217,29 +221,9 @@ def _summary(done: Round, left: tuple[int, int], seconds: float, *, stopped: boo
 
 def _counted(segments: Iterable[SegmentMetadata]) -> str:
     held = list(segments)
-    if not held:
-        return "nothing"
-    return (
-        f"{show.counted(len(held), 'segment')} ({show.counted(_records(held), 'record')}, "
-        f"{show.size(sum(segment.size for segment in held))})"
-    )
-
-
-def _records(segments: Iterable[SegmentMetadata]) -> int:
-    return sum(segment.end - segment.start + 1 for segment in segments)
-
-
-def _fields(done: Round, left: tuple[int, int], seconds: float) -> dict[str, Any]:
-    return {
-        "copied": _each(done.copied),
-        "removed": _each(done.removed),
-        "expired": _each(done.expired),
-        "swept": list(done.swept),
-        "retired": _each(done.retired),
-        "records_left": left[0],
-        "bytes_left": left[1],
-        "seconds": round(seconds, 3),
-    }
+    records = show.counted(sum(segment.end - segment.start + 1 for segment in held), "record")
+    size = show.size(sum(segment.size for segment in held))
+    return f"{show.counted(len(held), 'segment')} ({records}, {size})" if held else "nothing"
 
 
 def _each(segments: Iterable[SegmentMetadata]) -> list[dict[str, Any]]:
@@ -307,17 +291,14 @@ def serve(
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
+    told = lambda step: _LOGGER.info("%s", line(step).strip())  # noqa: E731
     with open_to_tier(log) as opened, told_to_stop() as stop:
-        with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:
+        with tiering(opened, snapshot_dir=snapshots, on_progress=told, **settings) as tierer:
             of = _of(opened)
             said = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
             show.answer({**of, "interval": interval}, said, as_json=json)
             tierer.run(stop, pause=interval, on_round=_log_round)
         _LOGGER.info("Stopped: nothing is half-way.")
-
-
-def _log_step(step: TieringStep) -> None:
-    _LOGGER.info("%s", line(step).strip())
 
 
 def _log_round(done: Round) -> None:

@@ -56,7 +56,7 @@ class Channel:
         self.url = url
         self.timeout = timeout
         self._headers = [] if security.token is None else [(b"authorization", f"Bearer {security.token}".encode())]
-        self._client: Any = fl.FlightClient(
+        self.client: Any = fl.FlightClient(
             url,
             tls_root_certs=security.roots,
             cert_chain=security.certificate,
@@ -73,11 +73,6 @@ class Channel:
             ],
         )
         self._origin = Origin(f"The connection to {url}", self)
-
-    @property
-    def client(self) -> Any:
-        """The client of Flight beneath."""
-        return self._client
 
     def options(self, timeout: float | None) -> Any:
         """The options of a call that ends after so many seconds; None only for streams that are watched otherwise."""
@@ -139,7 +134,7 @@ class Channel:
 
     def close(self) -> None:
         """Let go of the connection; closing twice is fine."""
-        self._client.close()
+        self.client.close()
 
 
 def end_exchange(writer: Any, reader: Any) -> None:

@@ -77,18 +77,18 @@ class ServerLimits:
         return self.calls - min(self.calls_reserved, self.calls // 4)
 
 
+@dataclass(slots=True, eq=False)
 class ActiveCall:
     """The place of one call among those that are under way."""
 
-    def __init__(self, who: str | None, since: float, end: Callable[[], None], *, is_reserved: bool) -> None:
-        """Of a call that has just come, and is ended by ``end``."""
-        self.who = who
-        self.since = since
-        self.end = end
-        self.is_reserved = is_reserved
-        """Whether it may take one of the reserved places."""
-        self.is_silent = True
-        """Whether nothing of it has come but that it is there."""
+    who: str | None
+    since: float
+    end: Callable[[], None]
+    """Ends the call."""
+    is_reserved: bool
+    """Whether it may take one of the reserved places."""
+    is_silent: bool = True
+    """Whether no message of it has come yet."""
 
 
 class CallLimiter:
@@ -135,7 +135,7 @@ class CallLimiter:
 
         Where nobody knows who calls, the oldest call that has said nothing gives way to one that finds no place.
         """
-        place = ActiveCall(who, self._clock.monotonic(), end, is_reserved=is_reserved)
+        place = ActiveCall(who, self._clock.monotonic(), end, is_reserved)
         with self._lock:
             dropped = self._give_way(who, is_reserved=is_reserved)
             if len(self._in) >= self._limits.calls:

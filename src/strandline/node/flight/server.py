@@ -40,7 +40,7 @@ from strandline.node.flight.protocol import (
 )
 from strandline.node.flight.security import Role, ServerSecurity, check_listening
 from strandline.node.flight.streams import CHUNK_SCHEMA, HeartbeatTimer, feeding, pieces, read_schema, reading
-from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, Watchdog
+from strandline.node.flight.transport import CallCancelled, GrpcCall, GrpcServer, watch
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, NodeService, write_commit
 from strandline.storage.clock import CLOCK, Clock
@@ -97,7 +97,7 @@ class FlightNode(Closing):
         self._server = GrpcServer(
             self._host, port, SERVICE, service.methods, security=security, limits=limits, clock=clock
         )
-        self._watch = Watchdog(self, FlightNode._look)
+        self._watch = watch(self, FlightNode._look)
         self._clock = clock
         _NODES.add(self)
         self._origin = Origin(f"The server {self.url}", self)
@@ -121,7 +121,7 @@ class FlightNode(Closing):
     def close(self) -> None:
         """Take no more calls, and end the streams within about a second; closing twice is fine."""
         self._stop.set()
-        self._watch.stop()
+        self._watch.set()
         ended = self._server.stop(_PATIENCE)
         deadline = self._clock.monotonic() + _PATIENCE
         while not ended.is_set() and self._limiter.busy and self._clock.monotonic() < deadline:

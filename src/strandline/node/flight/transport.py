@@ -282,32 +282,23 @@ def parse_peer(peer: str) -> str:
     return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
 
 
-class Watchdog:
-    """Does something a few times a second until it is stopped, or who asked for it is gone."""
+def watch(owner: object, look: Callable[[Any], None]) -> threading.Event:
+    """Call ``look`` with ``owner`` a few times a second, until the returned event is set or the owner is gone."""
+    stop, watched = threading.Event(), weakref.ref(owner)
 
-    def __init__(self, owner: object, look: Callable[[Any], None]) -> None:
-        """``look`` at ``owner`` from now on."""
-        self._stop = threading.Event()
-        thread = threading.Thread(
-            target=_watch, args=(weakref.ref(owner), look, self._stop), name="strandline-flight-watch", daemon=True
-        )
-        thread.start()
+    def run() -> None:
+        while not stop.wait(_LOOK):
+            found = watched()
+            if found is None:
+                return
+            try:
+                look(found)
+            except Exception:
+                _LOGGER.exception("Looking for calls that keep a node waiting failed, and goes on.")
+            del found
 
-    def stop(self) -> None:
-        """Look no more."""
-        self._stop.set()
-
-
-def _watch(owner: weakref.ref[Any], look: Callable[[Any], None], stop: threading.Event) -> None:
-    while not stop.wait(_LOOK):
-        found = owner()
-        if found is None:
-            return
-        try:
-            look(found)
-        except Exception:
-            _LOGGER.exception("Looking for calls that keep a node waiting failed, and goes on.")
-        del found
+    threading.Thread(target=run, name="strandline-flight-watch", daemon=True).start()
+    return stop
 
 
 class _DaemonThreads(Executor):

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import final
 
@@ -61,15 +61,13 @@ class Leadership:
             )
 
 
+@dataclass(slots=True, eq=False)
 class _PolicyQueue:
     """The waiters of one policy, and its watermark."""
 
-    __slots__ = ("policy", "reached", "waiters")
-
-    def __init__(self, policy: CommitPolicy) -> None:
-        self.policy = policy
-        self.reached = 0
-        self.waiters: list[tuple[int, int, CommitWaiter]] = []
+    policy: CommitPolicy
+    reached: int = 0
+    waiters: list[tuple[int, int, CommitWaiter]] = field(default_factory=list)
 
     def raise_to(self, found: int) -> int:
         self.reached = max(self.reached, found)
