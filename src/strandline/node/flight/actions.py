@@ -15,14 +15,14 @@ from strandline.node.messages import Caller, NodeService, write_resume
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One of them, in a sentence, and how it is done."""
+    """An action: one sentence for clients that list actions, and its implementation."""
 
     what: str
     do: Callable[[NodeService, Session, Fields], list[bytes]]
 
 
 def act(served: NodeService, session: Session, name: str, body: bytes) -> list[bytes]:
-    """Do what is asked; ``InvalidInput`` for what is not known, ``Fenced`` for who may not."""
+    """Run an action; ``InvalidInput`` for an unknown one or unknown fields, ``Fenced`` for a caller that may not."""
     action = ACTIONS.get(name)
     if action is None:
         raise InvalidInput(f"There is no action {name[:40]!r}; a node knows {', '.join(ACTIONS)}.")
@@ -105,15 +105,15 @@ def _rebootstrap(served: NodeService, session: Session, fields: Fields) -> list[
 
 ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
     {
-        "register": Action("Be known as a replica.", _register),
-        "unregister": Action("Be known no longer.", _unregister),
+        "register": Action("Register a replica.", _register),
+        "unregister": Action("Unregister a replica.", _unregister),
         "resume": Action("How a replica goes on from its position.", _resume),
         "begin-snapshot": Action("Seal a snapshot for a replica that has to bootstrap.", _begin_snapshot),
         "end-snapshot": Action("A replica has bootstrapped.", _end_snapshot),
-        "topology": Action("Who replicates the log, and how far each is.", _topology),
+        "topology": Action("The replicas of the log with their offsets.", _topology),
         "report": Action("What this node has; it refuses lower terms than the caller's from then.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
-        "status": Action("How this node is.", _status),
+        "status": Action("Role, position and health of this node.", _status),
         "promote": Action("Become the primary.", _promote),
         "rebootstrap": Action("Build this replica's copy of the log again.", _rebootstrap),
     }

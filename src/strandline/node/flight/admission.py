@@ -1,4 +1,4 @@
-"""Lets calls into a node: who makes each, whether there is a place for it, and room for its next message."""
+"""Admission of calls: authentication, the limit on calls, and memory for the next message."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from strandline.node.flight.transport import GrpcCall
 from strandline.storage.clock import Clock
 
 _PATIENCE: Final = 2.0
-"""For so many seconds a call waits for room for its next message."""
+"""Seconds that a call waits for memory for its next message."""
 
 _STREAMED: Final = ("DoPut", "DoExchange")
 
 
 @final
 class Admission:
-    """Lets calls in with credentials that are known, if any are asked for, and while there are not too many."""
+    """Admits calls with known credentials, where those are required, and below the limits."""
 
     def __init__(self, security: ServerSecurity, limits: ServerLimits, *, clock: Clock) -> None:
-        """Nobody is in."""
+        """Admits nobody yet."""
         self.limiter = CallLimiter(limits, clock=clock)
         self._security = security
         self.limits = limits
@@ -35,9 +35,9 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self, call: GrpcCall) -> Iterator[AdmittedCall]:
-        """A call that is in, within the block. Nothing of it is received before it is."""
+        """Admit a call for the block. No message of it is received before."""
         grant = self._grant(call)
-        # Where nobody says who calls, small calls may take the places that are kept: they come whole.
+        # Without credentials, small calls may take the reserved places: they arrive whole.
         is_reserved = call.method not in _STREAMED if grant is None else grant.may(Role.REPLICA, Role.ADMIN)
         name = None if grant is None else grant.name
         place = self.limiter.enter(name, is_reserved=is_reserved, end=call.end)
@@ -66,12 +66,12 @@ class Admission:
 
 @final
 class AdmittedCall:
-    """A call that was let in."""
+    """An admitted call."""
 
     def __init__(
         self, admission: Admission, call: GrpcCall, session: Session, place: ActiveCall, received: MemoryBudget
     ) -> None:
-        """Nothing of it was received yet; ``received`` has the room for its messages."""
+        """No message was received yet; ``received`` is the memory budget for its messages."""
         self.session = session
         self.who = place.who or call.address
         self._admission = admission
@@ -82,18 +82,18 @@ class AdmittedCall:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its caller still waits for it."""
+        """Whether its caller still waits."""
         return self._call.is_wanted
 
     def first(self) -> bytes:
-        """Its first message, which every call has."""
+        """The first message, which every call has."""
         message = self.receive()
         if message is None:
             raise InvalidInput("The call ended without its message.")
         return message
 
     def named(self, asked: str | None = None) -> None:
-        """Count it by who makes it: by its credentials, or the name that it says, or its address."""
+        """Count the call for its caller: the name of its credentials, or the name ``asked``, or its address."""
         grant = self.session.grant
         if grant is None and asked:
             self.who = asked
@@ -101,17 +101,17 @@ class AdmittedCall:
         self._admission.limiter.name(self._place, self.who, is_reserved=is_reserved)
 
     def receive(self) -> bytes | None:
-        """Its next message, once there is room for one; None if there are no more."""
+        """The next message, once there is memory for it; None if there are no more."""
         with self._received.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE):
             return self._call.receive()
 
     def receive_report(self) -> bytes | None:
-        """Its next message, which may come at any time: its room was taken by :meth:`reporting`."""
+        """The next message, which may come at any time: :meth:`reporting` has reserved its memory."""
         return self._call.receive(is_limited=False)
 
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
-        """It keeps room for one message, within the block, and is not busy while it waits for it."""
+        """Reserve memory for one message during the block; the call counts as idle while it waits."""
         room = self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _PATIENCE)
         with self._admission.limiter.idle(), room:
             yield

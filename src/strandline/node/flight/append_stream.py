@@ -1,4 +1,4 @@
-"""An append as it comes over the wire: a command, and Arrow batches that are one batch of the log."""
+"""An append over the wire: a command, and Arrow batches that become one batch of the log."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from strandline.node.lead.policies import CommitPolicy, as_policy
 _USUAL_TIMEOUT: Final = 5.0
 
 PART_BYTES: Final = 4 << 20
-"""Batches are sent in parts of about this size, and larger records in pieces of it: a node limits its messages."""
+"""Target size of a message: batches are sent in parts of it, and larger records in pieces."""
 
 _MORE, _LAST_PIECE = 0, 1
-"""What a piece of a batch begins with."""
+"""First byte of a piece of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendCommand:
-    """What an append asks for besides its records."""
+    """The parameters of an append."""
 
     append: tuple[WriterId, int] | None = None
     policy: CommitPolicy | None = None
@@ -50,7 +50,7 @@ def write_command(command: AppendCommand) -> bytes:
 
 
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
-    """What is asked for; no command asks for nothing special. ``InvalidInput`` for what makes no sense."""
+    """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
     fields = Fields.parse(data or b"{}", "The command of an append").only("writer", "number", "policy", "timeout")
     if ("writer" in fields) != ("number" in fields):
         raise fields.refused("a writer needs a number, and a number a writer")
@@ -69,8 +69,8 @@ def collect(
 ) -> pa.Table:
     """The batches of one append as a table, checked; ``InvalidInput`` as soon as they are too many or too large.
 
-    ``first`` is the message that has the schema, and ``receive`` gives those after it. ``take`` is told how much memory
-    each takes, before the next is received; it may raise ``Overloaded``.
+    ``first`` is the message with the schema, ``receive`` gives the following ones. ``take`` is called with the memory
+    of each, before the next is received; it may raise ``Overloaded``.
     """
     schema = read_schema_message(arrow_message(first.header, first.body))
     check_types(schema)
@@ -106,7 +106,7 @@ def collect(
             pieces += data.metadata[1:]
             if data.metadata[0] != _LAST_PIECE:
                 continue
-            # Taken twice while it is put together: the pieces, and what is made of them.
+            # Counted twice while it is assembled: the pieces, and the batch.
             taken, batch = len(pieces), read_batch(pa.py_buffer(bytes(pieces)), schema, limits.append_bytes)
             pieces = bytearray()
         else:
@@ -120,7 +120,7 @@ def collect(
 
 
 def as_messages(table: pa.Table) -> Iterator[pa.RecordBatch | bytes]:
-    """A table as what is sent: batches of about a part's size, and pieces of records that are larger than that."""
+    """A table as messages: batches of about a part's size, and pieces of larger records."""
     rows = max(1, table.num_rows * PART_BYTES // max(table.nbytes, 1))
     for batch in table.to_batches(max_chunksize=rows):
         yield from _messages(batch)
@@ -141,7 +141,7 @@ def _messages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | bytes]:
 
 
 def check_types(schema: pa.Schema) -> None:
-    """Refuse columns whose values may be larger than what came: a dictionary's, or those of runs and views."""
+    """Refuse types whose values may be larger than the message: dictionaries, run-end encodings and views."""
     if len(schema) > len(RECORD_SCHEMA):
         raise InvalidInput(f"An append of {len(schema)} columns has more than a record: send {RECORD_SCHEMA.names}.")
     for column in schema:

@@ -1,4 +1,4 @@
-"""A connection to a node: every call has a deadline, and errors come back as what the node raised."""
+"""A connection to a node: every call has a deadline, and raises what the node raised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0
 MESSAGE_BYTES: Final = 1 << 30
-"""A larger message of a node is refused: no Arrow batch of a log is."""
+"""Larger messages of a node are refused: no Arrow batch of a log is larger."""
 
 _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
 _RECONNECT_MS: Final = (50, 1000)
@@ -34,7 +34,7 @@ def _has_port(place: SplitResult) -> bool:
 
 @bound_to_process()
 class Channel:
-    """Calls to one node. Connects when it is first used, and again by itself when the connection was lost."""
+    """Calls to one node. Connects on first use, and reconnects by itself."""
 
     def __init__(
         self,
@@ -75,33 +75,33 @@ class Channel:
         self._origin = Origin(f"The connection to {url}", self)
 
     def options(self, timeout: float | None) -> Any:
-        """The options of a call that ends after so many seconds; None only for streams that are watched otherwise."""
+        """Options of a call with a deadline in seconds; None only for streams that detect silence themselves."""
         if timeout is None:
             return fl.FlightCallOptions(headers=self._headers)
         return fl.FlightCallOptions(timeout=timeout, headers=self._headers)
 
     def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
-        """One small call: its answer in pieces."""
+        """Call an action; returns its answer in pieces."""
         options = self.options(timeout or self.timeout)
         with asking(self.url, f"{action!r}"):
             answers = self.client.do_action(fl.Action(action, write_fields(fields)), options)
             return [answer.body.to_pybytes() for answer in answers]
 
     def ask(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> bytes:
-        """One small call with an answer in one piece."""
+        """Call an action that answers in one piece."""
         answers = self.call(action, fields, timeout=timeout)
         if len(answers) != 1:
             raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
         return answers[0]
 
     def get(self, ticket: bytes, *, timeout: float | None) -> Any:
-        """A stream; blocks until it begins."""
+        """Open a stream; blocks until it begins."""
         return self.client.do_get(fl.Ticket(ticket), self.options(timeout))
 
     def put(
         self, command: bytes, messages: Iterable[pa.RecordBatch | bytes], schema: pa.Schema, timeout: float
     ) -> bytes | None:
-        """Send batches and metadata, and give the node's answer to all of them."""
+        """Send batches and metadata; returns the node's answer to all of them."""
         descriptor = fl.FlightDescriptor.for_command(command)
         writer, answers = self.client.do_put(descriptor, schema, self.options(timeout))
         try:
@@ -113,18 +113,18 @@ class Channel:
             writer.done_writing()
             answer = answers.read()
         finally:
-            # Also raises why it failed, if a write broke off because of that.
+            # Raises the node's error if a write failed because of it.
             writer.close()
         return None if answer is None else answer.to_pybytes()
 
     def exchange(self, command: bytes, timeout: float | None) -> tuple[Any, Any]:
-        """Messages both ways: what writes them, and what reads them; to be ended by :func:`end_exchange`."""
+        """Open an exchange: its writer and its reader; the caller ends it with :func:`end_exchange`."""
         pair: tuple[Any, Any] = self.client.do_exchange(fl.FlightDescriptor.for_command(command), self.options(timeout))
         return pair
 
     @contextlib.contextmanager
     def follow(self, command: bytes) -> Iterator[Any]:
-        """What the node sends in an exchange in which nothing goes the other way; blocks until it begins."""
+        """The reader of an exchange in which only the node sends; blocks until it begins."""
         writer, reader = self.exchange(command, None)
         try:
             writer.done_writing()
@@ -133,12 +133,12 @@ class Channel:
             end_exchange(writer, reader)
 
     def close(self) -> None:
-        """Let go of the connection; closing twice is fine."""
+        """Close the connection. Idempotent."""
         self.client.close()
 
 
 def end_exchange(writer: Any, reader: Any) -> None:
-    """End both directions, whatever has become of them; whoever used them was told."""
+    """End both directions; errors of a broken stream were raised before."""
     with contextlib.suppress(pa.ArrowException):
         reader.cancel()
         writer.close()

@@ -25,17 +25,17 @@ from strandline.formats.node.wire import cut, decode_error, encode_error
 _LOGGER: Final = logging.getLogger(__name__)
 
 _TOO_LARGE: Final = "SERVER: Received message larger than max"
-"""What gRPC says of a message that is longer than the other end takes."""
+"""gRPC's words for a message that is longer than the other end accepts."""
 
 _UNREACHED: Final = (fl.FlightUnavailableError, fl.FlightTimedOutError, fl.FlightCancelledError, fl.FlightInternalError)
 
 
 @contextlib.contextmanager
 def asking(url: str, what: str) -> Iterator[None]:
-    """Whatever comes back from a node is raised as what the node raised.
+    """Raise errors of Flight as what the node raised.
 
-    ``TransientStorageError`` if no answer came: whether it was done is not known then. ``CorruptData`` for what is no
-    answer.
+    ``TransientStorageError`` if no answer came: the call may have been executed. ``CorruptData`` for an answer that
+    cannot be read.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def asking(url: str, what: str) -> Iterator[None]:
 
 
 def arrived(error: Exception, url: str, what: str) -> StrandlineError:
-    """What an error of Flight stands for."""
+    """The error of ours that an error of Flight stands for."""
     known = decode_error(getattr(error, "extra_info", None))
     if known is not None:
         return known
@@ -62,7 +62,7 @@ def arrived(error: Exception, url: str, what: str) -> StrandlineError:
 
 
 def first_line(error: BaseException) -> str:
-    """The gist of an error of Arrow, which may bring a whole trace."""
+    """The first line of an error of Arrow, which may hold a whole trace."""
     lines = str(error).splitlines()
     return lines[0][:300].rstrip(".") if lines else type(error).__name__
 
@@ -71,11 +71,11 @@ def first_line(error: BaseException) -> str:
 
 
 class Unauthenticated(Exception):
-    """Who calls does not say who it is, in one sentence."""
+    """The caller has shown no known credentials."""
 
 
 class Code(StrEnum):
-    """The status codes of gRPC that a call may end with, by their names."""
+    """Status codes of gRPC that a call may end with."""
 
     UNKNOWN = "UNKNOWN"
     UNAVAILABLE = "UNAVAILABLE"
@@ -84,7 +84,7 @@ class Code(StrEnum):
 
 
 class Refusal(NamedTuple):
-    """An error as a call ends with it: what any client of gRPC sees, and beside it what clients of Flight read."""
+    """An error that ends a call: the status for any gRPC client, and trailers for Flight clients."""
 
     code: Code
     sentence: str
@@ -97,14 +97,14 @@ _DETAILS: Final = {
     Code.UNAUTHENTICATED: b"Unauthenticated",
     Code.UNAVAILABLE: b"Unavailable",
 }
-"""What Flight's own errors are called where they travel."""
+"""Flight's own errors, by their names on the wire."""
 
 _IO_ERROR: Final = "5"
 """The kind of Arrow error that carries one of Flight's."""
 
 
 def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
-    """An error as a call ends with it: a status that tells any client whether to retry, and beside it what it is."""
+    """The refusal for an error: its status tells any client whether to retry, its trailers hold the error."""
     if code is None:
         code = Code.UNKNOWN
         if isinstance(error, Fenced):
@@ -125,18 +125,18 @@ def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
 
 
 def refusal_of(error: Exception, what: str) -> Refusal:
-    """Whatever a node raised, as the caller is told it: without a trace of where."""
+    """The refusal for any exception, without a stack trace."""
     if isinstance(error, Unauthenticated):
         return leaving(Fenced(str(error)), Code.UNAUTHENTICATED)
     if isinstance(error, StrandlineError):
         return leaving(error)
     if isinstance(error, (pa.ArrowException, MemoryError)):
-        # What a caller sent and Arrow cannot read; what the node itself reads is checked before.
+        # Arrow cannot read what the caller sent; data of the node's own is checked before.
         return leaving(InvalidInput(f"{what} cannot be done with what was sent: {first_line(error)}."))
     _LOGGER.error("%s failed", what, exc_info=error)
     return leaving(StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more."))
 
 
 def stopping() -> NotReady:
-    """Why a stream ends whose node is being closed."""
+    """The error that ends streams while the node is being closed."""
     return NotReady("The node is stopping: connect again, or ask another one.")

@@ -1,4 +1,4 @@
-"""How much a node does at a time, for all and for each who asks."""
+"""Limits of a server: calls and memory, in total and per caller."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.errors import InvalidInput, Overloaded
 from strandline.storage.clock import CLOCK, Clock
 
 _FIRST_WORD: Final = 0.5
-"""For so many seconds a call without a message is not ended to let another one in."""
+"""Seconds for which a call without a message is not ended in favour of another one."""
 
 _ARENAS: Final = 2
 _ARENAS_OPTION: Final = -8
@@ -24,47 +24,47 @@ _ARENAS_OPTION: Final = -8
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a node refuses to exceed. Each call and each stream takes one thread of it while it lasts."""
+    """Limits that a node enforces. Each call and each stream takes one thread while it lasts."""
 
     calls: int = 256
     """Calls and streams at a time."""
     calls_each: int = 64
-    """The same for one name; for one address, where callers have no names."""
+    """The same per caller name; per address, where callers have no names."""
     calls_reserved: int = 32
-    """Of all calls, those that only replicas and administrators may take; at most a quarter of all."""
+    """Calls that are reserved for replicas and administrators; at most a quarter of all."""
     feeds_each: int = 8
     """Streams of log batches for one replica."""
     message_bytes: int = 8 << 20
     """One message: a larger one is refused by its length. Clients send larger values in pieces."""
     append_bytes: int = 256 << 20
-    """All Arrow batches of one append."""
+    """Size of all Arrow batches of one append."""
     append_batches: int = 4096
-    """The same in batches, and in messages, whatever they carry."""
+    """Number of batches, and of messages, of one append."""
     append_seconds: float = 600.0
-    """How long an append may take until all of it has come, and how long it may ask to wait for its policy."""
+    """Longest time until an append has arrived, and longest wait for its policy that it may ask for."""
     memory_bytes: int = 384 << 20
-    """All appends that are under way, of all callers."""
+    """Memory of all running appends."""
     memory_bytes_each: int = 256 << 20
-    """The same of one caller."""
+    """The same per caller."""
     reading_bytes: int = 256 << 20
-    """What was read from the log for readers and is on its way to them; the same again for replicas.
+    """Memory for records that were read from the log and are being sent to readers; the same again for replicas.
 
-    It takes up to three times as much meanwhile: as it was read, as a message, and in gRPC's buffers.
+    Sending takes up to three times as much: as it was read, as a message, and in gRPC's buffers.
     """
     reading_bytes_each: int = 128 << 20
-    """The same for one caller; a single batch of the log may be larger."""
+    """The same per caller; a single batch of the log may be larger."""
     receive_bytes: int = 256 << 20
-    """Messages that are being received: so many of the largest size at a time, of one caller half of that.
+    """Memory for messages that are being received; per caller half of it.
 
-    A quarter is kept for replicas and administrators; where callers have no names, for small calls.
+    A quarter is reserved for replicas and administrators; where callers have no names, for small calls.
     """
     connections: int = 512
     connection_idle_seconds: float = 60.0
-    """How long a connection may stay without a call."""
+    """Longest time that a connection may stay without a call."""
     silent_seconds: float = 10.0
-    """How long a call may take to send its first message."""
+    """Longest time until the first message of a call."""
     idle_seconds: float = 60.0
-    """How long a call may keep the node waiting: for more of what it sends, or to read what it asked for."""
+    """Longest time that a call may keep the node waiting for its next message, or for reading an answer."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,13 +73,13 @@ class ServerLimits:
 
     @property
     def ordinary_calls(self) -> int:
-        """How many calls clients may take."""
+        """Calls that clients may take."""
         return self.calls - min(self.calls_reserved, self.calls // 4)
 
 
 @dataclass(slots=True, eq=False)
 class ActiveCall:
-    """The place of one call among those that are under way."""
+    """One running call."""
 
     who: str | None
     since: float
@@ -92,23 +92,23 @@ class ActiveCall:
 
 
 class CallLimiter:
-    """Counts who is in, by caller from the first byte on where credentials tell who it is. Safe in threads."""
+    """Counts running calls per caller, from the first byte on where credentials name the caller. Safe in threads."""
 
     def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
-        """Nobody is in."""
+        """No call runs yet."""
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
         self._idle = 0
         self._in: set[ActiveCall] = set()
         self._ordinary = 0
-        """How many of them may not take a reserved place."""
+        """Calls that may not take a reserved place."""
         self._each: Counter[str] = Counter()
         self._feeds: Counter[str] = Counter()
 
     @property
     def inside(self) -> int:
-        """How many calls and streams there are."""
+        """Number of running calls and streams."""
         return len(self._in)
 
     @property
@@ -119,7 +119,7 @@ class CallLimiter:
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """One more of them only waits for its client, within the block."""
+        """Count one more call as idle during the block: it only waits for its client."""
         with self._lock:
             self._idle += 1
         try:
@@ -131,9 +131,9 @@ class CallLimiter:
     def enter(
         self, who: str | None = None, *, is_reserved: bool = False, end: Callable[[], None] = lambda: None
     ) -> ActiveCall:
-        """One more; ``Overloaded`` if there are too many, and then it is not in. ``who`` is None while nobody knows.
+        """Count a new call; ``Overloaded`` above a limit. ``who`` is None while its caller is unknown.
 
-        Where nobody knows who calls, the oldest call that has said nothing gives way to one that finds no place.
+        Above the limit, the oldest call of an unknown caller that has sent no message is ended instead.
         """
         place = ActiveCall(who, self._clock.monotonic(), end, is_reserved)
         with self._lock:
@@ -156,7 +156,7 @@ class CallLimiter:
         return place
 
     def name(self, place: ActiveCall, who: str, *, is_reserved: bool) -> None:
-        """Something of a call has come, and this is whose it is; ``Overloaded`` if too many are theirs."""
+        """The first message of a call has arrived, and names its caller; ``Overloaded`` if that has too many calls."""
         with self._lock:
             place.is_silent = False
             if place not in self._in:
@@ -172,7 +172,7 @@ class CallLimiter:
             self._each[who] += 1
 
     def leave(self, place: ActiveCall) -> None:
-        """One less; leaving twice is fine."""
+        """The call has ended. Idempotent."""
         with self._lock:
             if place not in self._in:
                 return
@@ -183,7 +183,7 @@ class CallLimiter:
 
     @contextlib.contextmanager
     def feeding(self, who: str) -> Iterator[None]:
-        """One more stream of log batches, within the block; ``Overloaded`` if that replica has too many."""
+        """Count a feed of a replica during the block; ``Overloaded`` if it has too many."""
         with self._lock:
             if self._feeds[who] >= self._limits.feeds_each:
                 raise Overloaded(f"{who} has {self._feeds[who]} feeds open, which is the limit: close some.")
@@ -195,7 +195,7 @@ class CallLimiter:
                 _less(self._feeds, who)
 
     def end_silent(self) -> None:
-        """End the calls that have said nothing for too long."""
+        """End the calls that have sent no message for too long."""
         oldest = self._clock.monotonic() - self._limits.silent_seconds
         with self._lock:
             late = [place for place in self._in if place.is_silent and place.since <= oldest]
@@ -203,7 +203,7 @@ class CallLimiter:
             place.end()
 
     def _give_way(self, who: str | None, *, is_reserved: bool) -> ActiveCall | None:
-        """Make room, if there is none, by ending a call that has said nothing; returns it."""
+        """Free a place, if none is free, by choosing a call to end that has sent no message; returns it."""
         silent = [place for place in self._in if place.is_silent and place.who is None]
         is_crowded = who is None and not is_reserved and 2 * len(silent) >= self._limits.ordinary_calls
         is_full = len(self._in) >= self._limits.calls
@@ -237,10 +237,10 @@ class CallLimiter:
 
 
 class MemoryBudget:
-    """Bytes that callers hold in this process, each and all together. Safe in threads."""
+    """Memory that callers hold in this process, per caller and in total. Safe in threads."""
 
     def __init__(self, what: str, most: int, most_each: int) -> None:
-        """Nobody holds anything yet. ``what`` says what for."""
+        """An unused budget; ``what`` names its purpose in errors."""
         self._what = what
         self._most = most
         self._most_each = most_each
@@ -250,12 +250,12 @@ class MemoryBudget:
 
     @property
     def held(self) -> int:
-        """How much is held by all."""
+        """Bytes held by all callers."""
         return self._all
 
     @contextlib.contextmanager
     def held_by(self, who: str) -> Iterator[Callable[[int], None]]:
-        """What is taken within the block is given back at its end; taking too much is ``Overloaded``."""
+        """Yields a function that takes bytes; they are returned at the end of the block. ``Overloaded`` if too many."""
         taken = 0
 
         def take(size: int) -> None:
@@ -275,9 +275,9 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def waited_for(self, who: str, size: int, patience: float) -> Iterator[None]:
-        """Hold so much within the block, once others have let go of it; ``Overloaded`` if they do not in time.
+        """Hold ``size`` bytes during the block, waiting until they are free; ``Overloaded`` after ``patience`` seconds.
 
-        Who holds nothing gets it however large it is, as soon as nobody else holds anything.
+        While nobody holds anything, any size is granted.
         """
         with self._room:
             if not self._room.wait_for(lambda: self._fits(who, size) or not self._all, patience):
@@ -291,7 +291,7 @@ class MemoryBudget:
                 self._room.notify_all()
 
     def _fits(self, who: str, size: int) -> bool:
-        # One of its own that is larger than a share is let through alone, if there is room among all.
+        # A single holding may exceed the share of its caller, if it fits in total.
         mine = self._each[who]
         return self._all + size <= self._most and (not mine or mine + size <= self._most_each)
 
@@ -315,10 +315,10 @@ def _less(counter: Counter[str], who: str) -> None:
 
 
 def share_heaps() -> None:
-    """Let the threads of this process share two heaps of the C library, unless its environment says something else.
+    """Let the threads of this process share two heaps of the C library, unless ``MALLOC_ARENA_MAX`` is set.
 
-    It would give each of the threads that serve streams one of its own, and keep for each what was sent last: three
-    replicas took a third more memory than one. Where there is no such C library, nothing is done.
+    By default each thread that serves a stream has its own heap, which keeps what was sent last: three replicas took a
+    third more memory than one. Does nothing with another C library.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         with contextlib.suppress(AttributeError, OSError):

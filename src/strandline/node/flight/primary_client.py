@@ -38,10 +38,10 @@ from strandline.storage.fork_check import Origin, bound_to_process
 
 _SNAPSHOT_SECONDS: Final = 300.0
 _FETCHED: Final = 64 << 20
-"""Of a snapshot's file so many bytes are asked for at a time, so that each call can have a deadline."""
+"""Bytes of a snapshot's file per call, so that each call can have a deadline."""
 
 _SLOWEST: Final = 1 << 20
-"""And at least so many bytes in a second have to come."""
+"""Lowest accepted rate, in bytes per second."""
 
 _WHAT: Final = "an acknowledgement"
 
@@ -85,19 +85,19 @@ class FlightUpstream(Closing):
         return answer(self._channel.ask(action, _asked(caller, **fields)), self._channel.url)
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
-        """Be known as a replica."""
+        """Register as a replica."""
         return self._answer("register", caller, region=region).record(Registration)
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Be known no longer."""
+        """Unregister."""
         self._channel.call("unregister", _asked(caller, keep_slot=keep_slot))
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
-        """How to go on from the caller's own position."""
+        """How to resume from the caller's own position."""
         return read_resume(self._answer("resume", caller, since=None if since is None else str(since)))
 
     def feed(self, caller: Caller, since: Cursor) -> RemoteFeed:
-        """Everything from a position on; what is wrong with asking for that is raised when it is taken."""
+        """The batches from a position on; an error of the request is raised by the first take."""
         ticket = encode_ticket(FeedTicket(caller.name, caller.term, since))
         return RemoteFeed(
             lambda: self._channel.follow(ticket),
@@ -109,11 +109,11 @@ class FlightUpstream(Closing):
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
-        """Report how far the caller is, on a stream that stays open: that takes less than half of a call's time."""
+        """Acknowledge on a stream that stays open, which takes less than half of a call's time."""
         return self._report(caller, progress, _AckStream.send_and_wait)
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
-        """The same without waiting for the answer; an error of it is raised by a later one."""
+        """The same without waiting for the answer; a later call raises its error."""
         self._report(caller, progress, _AckStream.send)
 
     def _report(
@@ -123,7 +123,7 @@ class FlightUpstream(Closing):
             try:
                 return how(self._reports_of(caller.name), caller, progress)
             except BaseException:
-                # A late answer to this report must not be taken for that to the next.
+                # A late answer to this acknowledgement must not be taken for the answer to the next.
                 self._drop_reports()
                 raise
 
@@ -140,7 +140,7 @@ class FlightUpstream(Closing):
             reports.close()
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
-        """Pin the log where it ends, and have a snapshot sealed behind that; may take minutes."""
+        """Pin the log at its end, and seal a snapshot behind that; may take minutes."""
         url = self._channel.url
         answers = self._channel.call("begin-snapshot", _asked(caller, kind=kind), timeout=self._snapshot_timeout)
         try:
@@ -150,7 +150,7 @@ class FlightUpstream(Closing):
         return SnapshotOffer(answer(offer, url).name("name"), manifest)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[Chunk]:
-        """A file of a snapshot from a byte on. Checksums are passed on, not checked: whoever stores the bytes does."""
+        """A file of a snapshot from a byte on. The caller, who stores the bytes, checks their checksums."""
         timeout = self._channel.timeout + _FETCHED / _SLOWEST
         while True:
             ticket = FileTicket(caller.name, caller.term, snapshot, path, offset, _FETCHED)
@@ -189,28 +189,28 @@ class FlightUpstream(Closing):
         self._channel.call("end-snapshot", _asked(caller, cursor=str(cursor)))
 
     def topology(self, caller: Caller) -> Topology:
-        """Who replicates the log, and how far each is."""
+        """The replicas of the log with their offsets."""
         return self._answer("topology", caller).record(Topology)
 
     def report(self, caller: Caller) -> ElectionReport:
-        """What this node has, whatever its role."""
+        """What this node has, in either role."""
         return self._answer("report", caller).record(ElectionReport)
 
     def close(self) -> None:
-        """Let go of the connection; closing twice is fine. Feeds are closed by who opened them."""
+        """Close the connection. Idempotent. Whoever opened a feed closes it."""
         reports = self._reports
         if reports is not None:
-            reports.cancel()  # whoever waits for an answer holds the lock
+            reports.cancel()  # the thread that waits for an answer holds the lock
         with self._acknowledging:
             self._drop_reports()
         self._channel.close()
 
 
 class _AckStream:
-    """A stream of progress reports, and of the answers to those that ask for one.
+    """A stream of acknowledgements, and of the answers to those that ask for one.
 
-    Its deadline is that of the whole stream, and so it is used for the first half of that only: each report has
-    between a half and the whole of the channel's timeout to be answered.
+    The deadline is that of the whole stream. It is used for the first half of that time only, so that each
+    acknowledgement has at least half of the channel's timeout to be answered.
     """
 
     def __init__(self, channel: Channel, name: str, now: float) -> None:
@@ -221,11 +221,11 @@ class _AckStream:
             self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
 
     def send(self, caller: Caller, progress: ReplicaProgress) -> None:
-        """Send a report that is answered only if it does not count."""
+        """Send an acknowledgement that is answered only if it is rejected."""
         self._send(caller, progress, is_answered=False)
 
     def send_and_wait(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
-        """Send a report; returns its answer, or that to one before it that did not count."""
+        """Send an acknowledgement; returns its answer, or that to an earlier one that was rejected."""
         self._send(caller, progress, is_answered=True)
         data = self._next().app_metadata
         heartbeat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)

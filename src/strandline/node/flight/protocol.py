@@ -1,4 +1,4 @@
-"""Flight's messages as bytes: those that pyarrow has no public way to read and write by themselves."""
+"""Flight's protobuf messages as bytes, where pyarrow has no public functions for them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _PREFIX: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFFFFFF
 
 LARGEST_REQUEST: Final = 2 * LARGEST_JSON
-"""A request with more bytes is refused unread: its fields may take a hundred times as much in memory."""
+"""Larger requests are refused unread: their fields may take a hundred times as much memory."""
 
 _MOST_FIELDS: Final = 64
-"""No message has nearly as many, and each takes time to find."""
+"""Most fields of a message: finding each takes time."""
 
 Piece = bytes | memoryview
 
 
 class FlightData(NamedTuple):
-    """One message of a stream of Arrow batches; what is not there is empty."""
+    """One message of a stream of Arrow batches; missing parts are empty."""
 
     descriptor: Piece = b""
     header: Piece = b""
@@ -95,12 +95,12 @@ def write_flight_data(message: Piece | pa.Buffer, *, metadata: bytes = b"") -> b
 
 
 def write_put_result(metadata: bytes) -> bytes:
-    """The answer to what was put."""
+    """The answer to a put."""
     return b"".join((_key(_RESULT_METADATA), _varint(len(metadata)), metadata))
 
 
 def write_action_type(name: str, what: str) -> bytes:
-    """One of the actions that there are."""
+    """One entry of the list of actions."""
     fields = ((_ACTION_NAME, name.encode()), (_ACTION_WHAT, what.encode()))
     return b"".join(part for number, text in fields for part in (_key(number), _varint(len(text)), text))
 
@@ -155,7 +155,7 @@ def _read_message(message: pa.Buffer) -> pa.Message:
 
 
 def unreadable(error: Exception) -> InvalidInput:
-    """What an error of Arrow over bytes from outside means."""
+    """The error for bytes from outside that Arrow cannot read."""
     return InvalidInput(f"What was sent cannot be read: {first_line(error)}.")
 
 

@@ -133,7 +133,7 @@ class RemoteLog(Closing):
         return self._ask("bounds").uuid("log_id")
 
     def topology(self) -> Topology:
-        """Who replicates the log, and how far each is."""
+        """The replicas of the log with their offsets."""
         return self._ask("topology").record(Topology)
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
@@ -141,17 +141,17 @@ class RemoteLog(Closing):
         return self._ask("promote", timeout, force=force).record(Topology)
 
     def status(self) -> NodeStatus:
-        """How this node is, whatever its role."""
+        """Role, position and health of this node."""
         return self._ask("status").record(NodeStatus)
 
     def rebootstrap(self) -> None:
-        """Have this node, which is a replica, build its copy of the log again."""
+        """Let this node, a replica, rebuild its copy of the log."""
         self._channel.call("rebootstrap", {})
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
-        """Have this node, which is the primary, count a replica no longer; one that is not known is fine."""
+        """Let this node, the primary, unregister a replica; an unknown one is fine."""
         self._channel.call("unregister", {"name": replica, "term": 0, "keep_slot": keep_slot})
 
     def close(self) -> None:
-        """Let go of the connection; closing twice is fine."""
+        """Close the connection. Idempotent."""
         self._channel.close()

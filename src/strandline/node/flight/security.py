@@ -1,4 +1,4 @@
-"""Who may do what on a node: certificates, tokens and roles, and where a node may listen without them."""
+"""Authentication and authorisation: certificates, tokens and roles, and where a node may listen without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS: Final = 3
 
 
 class Role(StrEnum):
-    """What somebody may do."""
+    """What a caller may do."""
 
     REPLICA = "replica"
     """Follow the log and acknowledge, as itself alone; ask other nodes for their report."""
@@ -36,25 +36,25 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Somebody whom a node knows."""
+    """A known caller and its roles."""
 
     name: str
     roles: frozenset[Role]
 
     def may(self, *roles: Role) -> bool:
-        """Whether one of these roles is theirs."""
+        """Whether it has one of these roles."""
         return not self.roles.isdisjoint(roles)
 
 
 _USUAL: Final = frozenset({Role.CLIENT})
-"""What a certificate stands for that nobody has named: no term, and nobody's progress, is taken from it."""
+"""Roles of a certificate that is not named: no term and no acknowledgement is accepted from it."""
 
 
 class Tokens:
-    """Tokens, and whom each stands for. Only their hashes are held, and neither ever shows in a text or a log."""
+    """Tokens and the grant of each. Only hashes are held, and neither is ever shown or logged."""
 
     def __init__(self, grants: Iterable[tuple[bytes, Grant]]) -> None:
-        """Pairs of a token's SHA-256 and whom it stands for."""
+        """Pairs of a token's SHA-256 and its grant."""
         self._grants = tuple(grants)
         if len({digest for digest, _ in self._grants}) < len(self._grants):
             raise InvalidInput("A token is given twice: each stands for one name.")
@@ -91,7 +91,7 @@ class Tokens:
         return cls.parse(text, path)
 
     def find(self, headers: Mapping[str, list[str]]) -> Grant | None:
-        """Whom the token among these headers stands for; takes as long whether it is known or not."""
+        """The grant of the token in these headers; takes as long for an unknown token as for a known one."""
         values = headers.get(HEADER, [])
         scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
         digest = hashlib.sha256(token.strip().encode(errors="replace")).digest()
@@ -142,23 +142,23 @@ def parse_identities(given: Iterable[str]) -> dict[str, frozenset[Role]]:
 
 
 def is_token(text: str) -> bool:
-    """Whether a text can travel in a header."""
+    """Whether a text can be sent in a header."""
     return text.isascii() and text.isprintable() and " " not in text
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class ServerSecurity:
-    """How a node knows whom it talks to. Certificates and keys are PEM."""
+    """How a node authenticates its callers. Certificates and keys are PEM."""
 
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
     client_roots: bytes | None = None
     """Only clients with a certificate that one of these signed may connect."""
     tokens: Tokens | None = None
-    """Only callers with one of these may call; with tokens it is they that give the name and the roles."""
+    """Only callers with one of these may call; the token then gives the name and the roles."""
     identities: Mapping[str, frozenset[Role]] = field(default_factory=lambda: MappingProxyType({}))
-    """Without tokens: the roles of those with these certificates; everyone else who may connect is a client."""
+    """Without tokens: roles by certificate name; every other caller is a client."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -182,7 +182,7 @@ class ServerSecurity:
         identities: Mapping[str, frozenset[Role]] = MappingProxyType({}),
         disk: Disk = DISK,
     ) -> ServerSecurity:
-        """From the files that hold each of it."""
+        """Read each of them from a file."""
         known = None if tokens is None else Tokens.load(tokens, disk=disk)
         return cls(_read(certificate, disk), _read(key, disk), _read(client_roots, disk), known, identities)
 
@@ -193,21 +193,21 @@ class ServerSecurity:
 
     @property
     def knows_callers(self) -> bool:
-        """Whether everybody who calls has to say who they are."""
+        """Whether every caller has to authenticate."""
         return self.tokens is not None or self.client_roots is not None
 
     def grant_of(self, identity: str) -> Grant:
-        """Whom a certificate stands for."""
+        """The grant of a certificate."""
         return Grant(identity, self.identities.get(identity, _USUAL))
 
 
 @checked
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """How a caller makes itself known, and the node that it calls. Certificates and keys are PEM."""
+    """How a client authenticates itself and the node. Certificates and keys are PEM."""
 
     roots: bytes | None = None
-    """Who must have signed the node's certificate; None for whom the system trusts."""
+    """The roots that must have signed the node's certificate; None for those of the system."""
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
     token: Secret | None = field(default=None, repr=False)
@@ -233,7 +233,7 @@ class ClientSecurity:
         hostname: str | None = None,
         disk: Disk = DISK,
     ) -> ClientSecurity:
-        """From the files that hold each of it."""
+        """Read each of them from a file."""
         word = _read(token, disk)
         text = None if word is None else word.decode(errors="replace").strip()
         return cls(_read(roots, disk), _read(certificate, disk), _read(key, disk), text, hostname)
@@ -244,7 +244,7 @@ def _read(path: str | None, disk: Disk) -> bytes | None:
 
 
 def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> None:
-    """Refuse to open a node to other machines unless it knows who calls, and nobody can listen on the way."""
+    """Refuse to listen for other machines without authentication and encryption."""
     if insecure or is_loopback(host):
         return
     if not security.knows_callers:
@@ -260,7 +260,7 @@ def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> N
 
 
 def check_calling(host: str, security: ClientSecurity, *, encrypted: bool) -> None:
-    """Refuse to send a token, or to trust a certificate that is never looked at, over a plain connection."""
+    """Refuse to send a token over a plain connection, or to accept certificates that it would not check."""
     if encrypted:
         return
     if security.roots is not None or security.certificate is not None:
@@ -272,7 +272,7 @@ def check_calling(host: str, security: ClientSecurity, *, encrypted: bool) -> No
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be meant."""
+    """Whether a host is this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -281,12 +281,12 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One call, and who makes it; None if the node does not ask."""
+    """The caller of one call; None if the node requires no authentication."""
 
     grant: Grant | None
 
     def need(self, *roles: Role) -> None:
-        """``Fenced`` for those who have none of these roles."""
+        """``Fenced`` for a caller without any of these roles."""
         if self.grant is not None and not self.grant.may(*roles):
             raise Fenced(
                 f"{self.grant.name!r} may not do this: it takes the role {' or '.join(roles)}. Use another token or "
@@ -294,15 +294,15 @@ class Session:
             )
 
     def replica(self, name: str, term: int) -> Caller:
-        """The replica that calls; ``Fenced`` unless it is the one that it says."""
+        """The calling replica; ``Fenced`` if its credentials have another name."""
         self.need(Role.REPLICA)
         return self._itself(name, term)
 
     def leaver(self, name: str, term: int) -> Caller:
-        """The replica that is to be forgotten, said by itself or by an administrator."""
+        """The replica to unregister, named by itself or by an administrator."""
         self.need(Role.REPLICA, Role.ADMIN)
         if self.grant is not None and not self.grant.may(Role.REPLICA):
-            return Caller(name)  # terms are told by replicas alone
+            return Caller(name)  # terms are accepted from replicas only
         if self.grant is not None and self.grant.may(Role.ADMIN) and self.grant.name != name:
             return Caller(name)
         return self._itself(name, term)

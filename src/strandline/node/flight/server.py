@@ -48,13 +48,13 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _PATIENCE: Final = 1.0
-"""For so many seconds closing waits for the streams to end, before it ends them."""
+"""Seconds that closing waits for streams before it ends them."""
 
 _EXIT_PATIENCE: Final = 6.0
 _LOOK: Final = 0.01
 
 _READ_PATIENCE: Final = 2.0
-"""For so many seconds a reader waits until others have read what was read from the log for them."""
+"""Seconds that a reader waits for memory that other readers hold."""
 
 _EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
 
@@ -62,10 +62,10 @@ _EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
 @bound_to_process(keep=("port", "url"))
 @final
 class FlightNode(Closing):
-    """Serves a node over Arrow Flight, from when it is made until it is closed. Does not close the node itself.
+    """Serves a node over Arrow Flight until it is closed. Does not close the node itself.
 
-    Listens on loopback unless it is told otherwise; other machines are let in only with ``security`` that says who
-    they are, or with ``insecure=True``.
+    Listens on loopback by default; other machines may connect only with ``security`` that authenticates them, or with
+    ``insecure=True``.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class FlightNode(Closing):
         heartbeat_seconds: float = 1.0,
         clock: Clock = CLOCK,
     ) -> None:
-        """Begin to serve; port 0 takes a free one. ``InvalidInput`` for a place that is not safe to listen on.
+        """Start serving; port 0 takes a free one. ``InvalidInput`` for an address that is not safe to listen on.
 
         ``StorageError`` if the port is taken, or the certificate is none.
         """
@@ -105,21 +105,21 @@ class FlightNode(Closing):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return self._server.port
 
     @property
     def url(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         return f"{self._scheme}://{self._host}:{self.port}"
 
     @property
     def calls(self) -> int:
-        """How many calls and streams are open."""
+        """Number of open calls and streams."""
         return self._limiter.inside
 
     def close(self) -> None:
-        """Take no more calls, and end the streams within about a second; closing twice is fine."""
+        """Accept no more calls, and end streams within about a second. Idempotent."""
         self._stop.set()
         self._watch.set()
         ended = self._server.stop(_PATIENCE)
@@ -141,13 +141,13 @@ _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
 
 @atexit.register
 def _exit() -> None:
-    """Give streams some time to end: a thread that comes back from one while the interpreter goes away aborts it."""
+    """Give streams time to end: a thread that returns from one during interpreter shutdown aborts the process."""
     for node in list(_NODES):
         node._leave()  # noqa: SLF001 - of the same module
 
 
 class _Service:
-    """Flight's methods. Each is given a call that was let in, and gives the messages of its answer."""
+    """Flight's methods. Each takes an admitted call, and yields the messages of its answer."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class _Service:
         yield write_put_result(write_commit(commit))
 
     def _in_time(self, receive: Callable[[], bytes | None]) -> Callable[[], bytes | None]:
-        """The same, until an append has taken so long that it would hold its share of the memory for ever."""
+        """The same with a deadline: an endless append would hold its memory for ever."""
         longest = self._limits.append_seconds
         end = self._clock.monotonic() + longest
 
@@ -332,9 +332,9 @@ class _Service:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 
     def _hear(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
-        """Acknowledgements of one replica over one stream: a call for each would cost twice as much."""
+        """Acknowledgements of one replica over one stream: separate calls cost twice as much."""
         where = f"replica {name!r}"
-        admitted.session.replica(name, 0)  # before it takes the room that is kept for replicas, however little it says
+        admitted.session.replica(name, 0)  # before it takes memory that is reserved for replicas
         caller = Caller(name, -1)
         with admitted.reporting():
             while (message := admitted.receive_report()) is not None:
@@ -351,7 +351,7 @@ class _Service:
                     yield write_flight_data(b"", metadata=answer)
 
     def _answer(self, caller: Caller, progress: ReplicaProgress, *, is_wanted: bool) -> bytes | None:
-        """Of a report that no answer is wanted to, only why it did not count: its sender reads that next."""
+        """The answer to an acknowledgement; without ``is_wanted`` only its rejection, which the sender reads next."""
         if is_wanted:
             answer = self._served.primary.acknowledge(caller, progress)
             return encode_answer(answer.heartbeat, answer.refused)
@@ -373,7 +373,7 @@ def _command(descriptor: bytes | memoryview) -> bytes:
 
 
 def _asked_for(descriptor: Any) -> ReadTicket:
-    """What a description is asked of: the ticket that is the command, or else the whole log."""
+    """The ticket in a descriptor's command; the whole log without one."""
     ticket = decode_ticket(descriptor.command or b"")
     if not isinstance(ticket, ReadTicket):
         raise NotReady("Only what readers may read is described.")

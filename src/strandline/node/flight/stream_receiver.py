@@ -1,4 +1,4 @@
-"""The receiving end of a stream: a thread that goes on while its taker is busy, and checks what comes."""
+"""The receiving end of a stream: a thread that receives ahead of its reader, and checks each message."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Assembler:
-    """Puts log batches together from their parts, and lets through only what follows what came before.
+    """Assembles log batches from their parts, in order and without gaps.
 
-    ``CorruptData`` for anything else: parts of another batch, records missing or too many, what Arrow finds damaged.
+    ``CorruptData`` for anything else: parts of another batch, missing or additional records, damaged Arrow data.
     """
 
     def __init__(self, url: str, since: int) -> None:
-        """Expect the batch that holds the offset ``since``, and from there on all without a hole."""
+        """Expect the batch that holds the offset ``since`` first."""
         self._url = url
         self._since = since
         self._next: int | None = None
@@ -48,12 +48,12 @@ class Assembler:
         self._rows = self._size = 0
 
     def hear(self, note: Note) -> None:
-        """Something came without records."""
+        """Check a note that came without records."""
         if not note.flags & Flag.HEARTBEAT or self._parts:
             raise self._damaged("a note came without its records, or a heartbeat among the parts of a batch")
 
     def add(self, part: pa.RecordBatch, note: Note, page: Parts) -> LogBatch | None:
-        """The log batch, if this was its last part, of which ``page`` is the encoding."""
+        """Add a part, of which ``page`` is the encoding; returns the log batch if this was its last part."""
         if note.flags & (Flag.HEARTBEAT | Flag.READ) or not part.num_rows:
             raise self._damaged("a part of a batch holds no records, or not those of a log")
         if self._note is None:
@@ -92,13 +92,13 @@ class Assembler:
 
 
 def size_of(batch: pa.RecordBatch) -> int:
-    """How much memory a batch takes that came whole: found in a tenth of the time that ``nbytes`` takes."""
+    """Memory of a received batch, in a tenth of the time that ``nbytes`` takes."""
     size: int = batch.get_total_buffer_size()
     return size
 
 
 def _held(batch: LogBatch) -> int:
-    """How much memory a batch takes with its pages: those of a single piece are copies, and others are not."""
+    """Memory of a batch with its pages: contiguous pages are copies, others are not."""
     copies = [len(page[0]) for page in batch.pages or () if len(page) == 1]
     return batch.size + sum(copies)
 
@@ -115,10 +115,7 @@ def check_records(batch: pa.RecordBatch, url: str) -> None:
 
 
 class Receiver(Generic[T]):
-    """Receives in a thread of its own, up to about ``QUEUE_BYTES`` ahead of who takes.
-
-    One thread takes, any may close it.
-    """
+    """Receives in its own thread, up to about ``QUEUE_BYTES`` ahead of the thread that takes. Any thread closes it."""
 
     def __init__(
         self,
@@ -131,9 +128,9 @@ class Receiver(Generic[T]):
         clock: Clock = CLOCK,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """Read the stream that ``begin`` opens, and pass each chunk to ``accept``: it gives what to take, and its size.
+        """Read the stream that ``begin`` opens; ``accept`` turns each chunk into an item and its size.
 
-        If nothing comes for ``silence`` seconds the connection is taken for lost.
+        After ``silence`` seconds without a message the connection counts as lost.
         """
         self._begin = begin
         self._accept = accept
@@ -143,20 +140,20 @@ class Receiver(Generic[T]):
         self._clock = clock
         self._limit = queue_bytes
         self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
-        """What has come; None where something was heard, and nothing is to be taken."""
+        """Received items; None for a message without one."""
         self._left: tuple[T, int] | None = None
-        """What came out of the queue, and was too much for who took."""
+        """An item that did not fit into the last take."""
         self._received = self._taken = 0
-        """Bytes, each counted by one thread."""
+        """Bytes; each is counted by one thread."""
         self._room = threading.Condition()
         self._crowded = False
-        """Whether there is no room for what has come."""
+        """Whether the receiving thread waits for room."""
         self._heard = clock.monotonic()
         self._ended: BaseException | None = None
         self._done = False
         self._closed = False
         self._reader: Any = None
-        # A daemon: while a node does not even say what it will stream, nothing can call the thread back.
+        # A daemon: before the stream has begun, nothing can interrupt the thread.
         self._thread = threading.Thread(target=self._receive, name="strandline-receive", daemon=True)
         self._thread.start()
 
@@ -191,7 +188,7 @@ class Receiver(Generic[T]):
 
     def _has_room(self, size: int) -> bool:
         ahead = self._received - self._taken
-        return not ahead or ahead + size <= self._limit  # at least one, however large it is
+        return not ahead or ahead + size <= self._limit  # at least one item, of any size
 
     def _wait_for_room(self, size: int) -> None:
         with self._room:
@@ -205,7 +202,7 @@ class Receiver(Generic[T]):
         self._queue.put(None)
 
     def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[T]:
-        """What has come, about ``most`` bytes of it; empty if nothing did in time. Raises why the stream ended."""
+        """The received items, about ``most`` bytes; empty after the timeout. Raises why the stream ended."""
         taken: list[T] = []
         size = 0
         item = self._first(timeout)
@@ -233,7 +230,7 @@ class Receiver(Generic[T]):
         return taken
 
     def _first(self, timeout: float) -> tuple[T, int] | None:
-        """The next thing to take, waited for until something is heard, whatever that is."""
+        """The next item; waits until any message comes."""
         if self._left is not None or not self._queue.empty() or self._done or self._closed:
             return self._next()
         now = self._clock.monotonic()
@@ -247,9 +244,9 @@ class Receiver(Generic[T]):
         return self._next() if item is None else item
 
     def _next(self) -> tuple[T, int] | None:
-        """The next thing to take, if it is there."""
+        """The next item that was received already."""
         item, self._left = self._left, None
-        while item is None and not self._queue.empty():  # who takes is the only one
+        while item is None and not self._queue.empty():  # only one thread takes
             item = self._queue.get_nowait()
         return item
 
@@ -258,16 +255,16 @@ class Receiver(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether the stream came to its end, and all of it was taken."""
+        """Whether the stream has ended without an error, and everything was taken."""
         return self._done and self._ended is None and self._is_over()
 
     def close(self) -> None:
-        """End the stream and its thread; closing twice is fine."""
+        """End the stream and its thread. Idempotent."""
         with self._room:
             self._closed = True
             reader = self._reader
             self._room.notify_all()
-        self._queue.put(None)  # wakes who takes
+        self._queue.put(None)  # wakes the thread that takes
         if reader is not None:
             reader.cancel()
             if self._thread is not threading.current_thread():
@@ -304,7 +301,7 @@ class RemoteFeed(Receiver[LogBatch]):
             self._assembler.hear(note)
         else:
             part = admit_batch(chunk.data, f"A part of the stream of {self._url}")
-            # Encoded once, for the checksum and for the log that it goes into.
+            # Encoded once, for the checksum and for the local log.
             page = encode_page(part, Compression.NONE) if part.num_rows else []
             note = _checked_note(chunk, self._url, part, page)
             batch = self._assembler.add(part, note, page)
@@ -313,11 +310,11 @@ class RemoteFeed(Receiver[LogBatch]):
 
     @property
     def heartbeat(self) -> Heartbeat | None:
-        """The primary's latest word; None before the first."""
+        """The primary's latest heartbeat; None before the first."""
         return self._heartbeat
 
     def wait(self, timeout: float) -> int:
-        """0: what has come is in memory, and bounded there."""
+        """0: received batches are in memory, and bounded there."""
         return 0
 
     def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[LogBatch]:
@@ -329,13 +326,13 @@ class RemoteFeed(Receiver[LogBatch]):
 
 
 def read_part(chunk: Any, url: str) -> tuple[pa.RecordBatch, Note]:
-    """The records of a chunk, admitted, and its note; ``CorruptData`` unless they are those that were sent."""
+    """The records of a chunk and its note; ``CorruptData`` if they were changed on the way."""
     part = admit_batch(chunk.data, f"A part of the stream of {url}")
     return part, _checked_note(chunk, url, part, None)
 
 
 def _checked_note(chunk: Any, url: str, part: pa.RecordBatch, page: Parts | None) -> Note:
-    """The note of a chunk; ``page`` is the encoding of its records, if there is one already."""
+    """The checked note of a chunk; ``page`` is the encoding of its records, if that is known."""
     note = _note_of(chunk, url)
     if part.num_rows:
         content = content_checksum(part) if page is None else page_checksum(page)

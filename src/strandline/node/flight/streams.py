@@ -1,4 +1,4 @@
-"""What a node streams: records to readers, log batches to replicas, and files of snapshots."""
+"""Streams of a node: records for readers, log batches for replicas, files of snapshots."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from strandline.node.messages import Caller, PrimaryApi
 from strandline.storage.clock import Clock
 
 TURN: Final = 0.2
-"""For so many seconds a stream waits before it looks whether it is still wanted."""
+"""Seconds between two checks whether a stream is still wanted."""
 
 SOON: Final = 0.005
-"""The same, at first, while replicas have yet to be told that what they were sent is committed."""
+"""The same, at first, while replicas wait to hear that the sent batches are committed."""
 
 _PLANNED: Final = Limit(batches=64, bytes=32 << 20)
 
@@ -36,40 +36,40 @@ CHUNK_SCHEMA: Final = pa.schema(
         pa.field("checksum", pa.uint32(), nullable=False),
     ]
 )
-"""A file of a snapshot, in pieces: where each begins, its bytes, and their CRC32C."""
+"""A chunk of a snapshot's file: its offset, its bytes, and their CRC32C."""
 
 Part: TypeAlias = tuple[memoryview, bytes]
 """Records as an Arrow message, encoded once, and their note."""
 Word: TypeAlias = tuple[None, bytes]
-"""A note that goes by itself."""
+"""A note without records."""
 Live: TypeAlias = Callable[[], bool]
 """Whether the stream is still wanted. Raises if the node is stopping."""
 
 
 Hold: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
-"""Makes room for so many bytes, within a block; may wait, and raise ``Overloaded``."""
+"""Reserves memory during a block; may wait, and raise ``Overloaded``."""
 
 
 class HeartbeatTimer:
-    """When an idle stream says that it is still there."""
+    """Heartbeat timer of an idle stream."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
-        """Every ``seconds`` since it last said anything."""
+        """Due ``seconds`` after the last message."""
         self._seconds = seconds
         self._clock = clock
         self._due = clock.monotonic()
 
     def sent(self) -> None:
-        """Something went out."""
+        """A message was sent."""
         self._due = self._clock.monotonic() + self._seconds
 
     def is_due(self) -> bool:
-        """Whether it is time."""
+        """Whether a heartbeat is due."""
         return self._clock.monotonic() >= self._due
 
 
 def read_schema(columns: Sequence[str] | None) -> pa.Schema:
-    """What a reader gets; ``InvalidInput`` for columns that a log has not."""
+    """The schema for a reader; ``InvalidInput`` for unknown columns."""
     if columns is None:
         return READ_SCHEMA
     return pa.schema([READ_SCHEMA.field(name) for name in known_columns(columns)])
@@ -111,7 +111,7 @@ def _fetched(log: CommittedLog, span: Any, cursor: Cursor, columns: Sequence[str
     try:
         found: list[pa.RecordBatch] = span.fetch(columns)
     except NotFound:
-        log.plan(cursor, Limit(batches=1))  # if it was pruned since it was planned, this says so
+        log.plan(cursor, Limit(batches=1))  # raises if it was trimmed since it was planned
         raise
     return found
 
@@ -128,9 +128,9 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def feeding(
     primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: Hold
 ) -> Generator[Part | Word, None, None]:
-    """Log batches without an end, and heartbeats: while there is nothing, and when one says more than what went before.
+    """Log batches without an end, and heartbeats: while there are no batches, and whenever the heartbeat has changed.
 
-    There is room for what is read before it is read, and until it was sent.
+    Memory for a batch is reserved before it is read, and held until it was sent.
     """
     with contextlib.closing(primary.feed(caller, ticket.since)) as feed:
         told: Heartbeat | None = None
@@ -142,7 +142,7 @@ def feeding(
                 for batch in batches:
                     told = feed.heartbeat
                     for part, note in parts(batch, told):
-                        # What all feeds have in memory together is copied for each that sends it.
+                        # Batches that all feeds share in memory are copied by each that sends them.
                         with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
             heartbeat = feed.heartbeat
@@ -156,10 +156,10 @@ def feeding(
 
 
 def next_turn(turn: float, told: Heartbeat | None, *, is_news: bool) -> float:
-    """How long to wait for more: briefly while the last word was of records that are not committed yet.
+    """How long to wait for more: briefly while the last heartbeat had records that are not committed yet.
 
-    The acknowledgement that commits them may come right now, and readers of the replica wait to hear of it. The longer
-    it does not, the less often it is looked for.
+    The acknowledgement that commits them may come at any moment, and readers of the replica wait for it. The wait
+    doubles each time.
     """
     if told is None or told.committed >= told.durable:
         return TURN
@@ -167,7 +167,7 @@ def next_turn(turn: float, told: Heartbeat | None, *, is_news: bool) -> float:
 
 
 def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[Part, None, None]:
-    """A log batch as it goes over the wire: its Arrow batches one after another, each with its note."""
+    """A log batch on the wire: its Arrow batches one after another, each with its note."""
     word = NO_HEARTBEAT if heartbeat is None else heartbeat
     left = count = batch.count
     checksums = batch.checksums
@@ -183,7 +183,7 @@ def parts(batch: LogBatch, heartbeat: Heartbeat | None) -> Generator[Part, None,
 
 
 def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
-    """A batch as an Arrow message: the page that it was read from, if it is in one piece, else encoded now."""
+    """A batch as an Arrow message: the page that it was read from if that is contiguous, else newly encoded."""
     return memoryview(page[0] if page is not None and len(page) == 1 else batch.serialize()).cast("B")
 
 

@@ -1,7 +1,7 @@
-"""A gRPC server that bounds what callers make it hold, before it knows who they are and after.
+"""A gRPC server that bounds the memory that callers can make it hold, also before they are authenticated.
 
-Until a call is let in, gRPC takes no more of it than a window of 64 KiB. A message that is longer than it may be is
-refused by its length, before it is received, and compressed ones are refused by their headers.
+Until a call is admitted, gRPC receives no more of it than a window of 64 KiB. A message above the limit is refused by
+its length, before it is received, and a compressed one by its header.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 _VERBOSITY: Final = "GRPC_VERBOSITY"
 _IDENTITY_ONLY: Final = 1
-"""The set of compression algorithms that are taken: none."""
+"""The set of accepted compression algorithms: none."""
 
 _MESSAGE_SLACK: Final = 64 << 10
-"""What a message may have beside its content."""
+"""Bytes that a message may have beside its content."""
 
 _STREAMS: Final = 128
-"""Calls over one connection; more of them wait on the client's side."""
+"""Calls per connection; further ones wait at the client."""
 
 _METADATA_BYTES: Final = 16 << 10
 _PING_SECONDS: Final = (30, 20)
-"""How often gRPC asks whether the other end of a connection is there, and for how long it waits for the answer."""
+"""Keep-alive interval and timeout of a connection."""
 
 _REFUSING: Final = 32
-"""Threads beyond the calls that may be under way, for those that are refused."""
+"""Threads beyond the limit of calls, for calls that are refused."""
 
 _LOOK: Final = 0.25
 _SPARE: Final = 30.0
-"""For so many seconds a thread without a call waits for the next one."""
+"""Seconds after which an idle thread ends."""
 
 
 def _grpc() -> Any:
@@ -84,7 +84,7 @@ class GrpcCall:
 
     @property
     def headers(self) -> Mapping[str, list[str]]:
-        """What the caller sent ahead of its messages, without what is no text."""
+        """The text headers of the call."""
         found: dict[str, list[str]] = {}
         for name, value in self._context.invocation_metadata():
             if isinstance(value, str):
@@ -109,7 +109,7 @@ class GrpcCall:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the caller still waits for it."""
+        """Whether the caller still waits."""
         return bool(self._context.is_active())
 
     def receive(self, *, is_limited: bool = True) -> bytes | None:
@@ -128,7 +128,7 @@ class GrpcCall:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The node waits for the caller, within the block."""
+        """Count the time of the block as waiting for the caller."""
         self._since = self._clock.monotonic()
         try:
             yield
@@ -136,17 +136,17 @@ class GrpcCall:
             self._since = None
 
     def waited(self, now: float) -> float:
-        """For how long the node has waited for the caller by now."""
+        """Seconds that the node has waited for the caller by now."""
         since = self._since
         return 0.0 if since is None else now - since
 
     def end(self) -> None:
-        """End it, from any thread; whoever waits for its caller hears of it as ``CallCancelled``."""
+        """End the call, from any thread; a thread that waits for its caller gets ``CallCancelled``."""
         with contextlib.suppress(Exception):  # it may have ended by itself, in whatever way
             self._context.cancel()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Let it end with an error that its caller is told."""
+        """End the call with an error for its caller."""
         self._context.set_trailing_metadata(refusal.trailers)
         self._context.set_code(_grpc().StatusCode[refusal.code])
         self._context.set_details(refusal.sentence)
@@ -158,7 +158,7 @@ Serve = Callable[[GrpcCall], Generator[bytes, None, None]]
 
 @final
 class GrpcServer:
-    """Serves the methods of one service from when it is made until it is stopped, each call in a thread of its own."""
+    """Serves the methods of one service until it is stopped, each call in its own thread."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class GrpcServer:
         return handle
 
     def end_stuck(self) -> None:
-        """End the calls whose callers keep the node waiting for too long."""
+        """End calls whose callers keep the node waiting for too long."""
         now = self._clock.monotonic()
         for call in list(self._calls):
             if call.waited(now) > self._limits.idle_seconds:

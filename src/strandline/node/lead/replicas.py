@@ -23,7 +23,7 @@ from strandline.storage.clock import Clock
 _LOGGER = logging.getLogger(__name__)
 
 MOST_REPLICAS: Final = 256
-"""So many can be registered at a time."""
+"""Limit on registered replicas."""
 SILENT_POLLS: Final = 3
 SILENT_SECONDS: Final = 5
 """A replica is unhealthy after so many missed heartbeat intervals, and at least so many seconds."""
@@ -234,9 +234,7 @@ class Replicas:
                 log.create_slot(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
 
     def time(self) -> int:
-        """Microseconds on a clock that never jumps, which the registry goes by: who was heard in a future that a wall
-        clock has left again would not be missed for as long.
-        """
+        """Microseconds on a clock that never jumps: a wall clock that is set back would hide silent replicas."""
         return round(self._clock.monotonic() * SECOND)
 
     def with_sent(self) -> ReplicaRegistry:
@@ -255,9 +253,9 @@ class Replicas:
     # --- membership ---------------------------------------------------------------------------------------------
 
     def register(self, name: str, *, region: str | None, at: int) -> int | None:
-        """Know a replica, and pin the log for a new one; returns where its slot stands, or None if it is invalid.
+        """Register a replica, and pin the log for a new one; returns its slot's position, or None if that is invalid.
 
-        ``Overloaded`` for a new one if there are as many as there may be: names that somebody made up pin the log, too.
+        ``Overloaded`` for a new one above the limit: invented names pin the log, too.
         """
         with self._lock:
             if name not in self.now.replicas and len(self.now.replicas) >= MOST_REPLICAS:
@@ -274,7 +272,7 @@ class Replicas:
         return state.position if state.invalid is None else None
 
     def unregister(self, name: str, *, keep_slot: bool) -> None:
-        """Know it no longer; unknown is fine."""
+        """Unregister a replica; an unknown one is fine."""
         with self._lock:
             self.now = unregister(self.now, name)
             self._forget_slot(name)
@@ -283,18 +281,18 @@ class Replicas:
                 self._log.drop_slot(name)
 
     def judge(self, *, poll_seconds: float) -> None:
-        """Find out who was silent for too long."""
+        """Mark replicas that were silent for too long as unhealthy."""
         with self._lock:
             self.now = judge_health(self.now, poll_seconds=poll_seconds, now=self.time())
 
     # --- progress -----------------------------------------------------------------------------------------------
 
     def sent(self, name: str, upto: int) -> None:
-        """Everything below was sent to it."""
+        """Everything below ``upto`` was sent to a replica."""
         self._sent[name] = upto
 
     def acknowledge(self, name: str, progress: ReplicaProgress) -> str | None:
-        """A replica says how far it is; returns why that does not count, if it does not."""
+        """Take an acknowledgement; returns why it was rejected, or None."""
         end = self._log.bounds().next
         with self._lock:
             before = self.now
@@ -302,14 +300,14 @@ class Replicas:
             pins = self._claimed(name).state().pins
             self.now = after if pins else counted(before, name, progress, now=self.time())
             if self.now.replica(name).divergences > before.replica(name).divergences:
-                self._changed(self.now)  # that must not be forgotten when this primary is gone
+                self._changed(self.now)  # must survive this primary
             if not pins:
-                return self._move_slot(name)  # which tells why it cannot be
+                return self._move_slot(name)  # returns the reason
             self._acknowledged[name] = progress.durable
         return None
 
     def goes_on(self, name: str, at: int) -> None:
-        """It follows from here on: its slot pins that, which may be behind what it had let go of."""
+        """A replica resumes at ``at``: its slot pins that, which may be behind what it had acknowledged."""
         with self._lock:
             self._acknowledged.pop(name, None)
             state = self.slot(name)
@@ -325,14 +323,14 @@ class Replicas:
             self.now = resumed(self.now, name, at)
 
     def bootstraps(self, name: str) -> None:
-        """It builds its state anew: what it was sent, and has told of, it has no more."""
+        """A replica begins to bootstrap: what it was sent and has acknowledged does not count any more."""
         with self._lock:
             self._sent.pop(name, None)
             self._acknowledged.pop(name, None)
             self.now = bootstrapping(self.now, name, flag=True)
 
     def bootstrapped(self, name: str, at: int) -> None:
-        """It has done so: its slot is valid again, and stands there."""
+        """A replica has bootstrapped: its slot is valid again, at ``at``."""
         with self._lock:
             self._reset(name, at)
             self.now = bootstrapping(self.now, name, flag=False)
@@ -340,14 +338,14 @@ class Replicas:
     # --- slots --------------------------------------------------------------------------------------------------
 
     def move_slot(self, name: str) -> str | None:
-        """Let a slot stand where its replica has said that it is; or why it cannot."""
+        """Advance a slot to what its replica has acknowledged; returns why that is impossible, or None."""
         with self._lock:
             return self._move_slot(name)
 
     def move_slots(self) -> None:
-        """The same for all: before it is judged which of them are too far behind."""
+        """The same for all replicas, before the slot limits are applied."""
         for name in list(self._acknowledged):
-            with contextlib.suppress(Fenced, NotFound):  # it is somebody else's, or gone: its replica will be told
+            with contextlib.suppress(Fenced, NotFound):  # of another holder, or dropped: its replica hears of it
                 self.move_slot(name)
 
     def _move_slot(self, name: str) -> str | None:
@@ -368,7 +366,7 @@ class Replicas:
         return slot
 
     def _reset(self, name: str, position: int) -> None:
-        self._forget_slot(name)  # first: if something fails from here on, it is claimed anew
+        self._forget_slot(name)  # first: if a later step fails, it is claimed again
         self._log.reset_slot(name, position)
         self._claimed(name)
 
