@@ -55,7 +55,7 @@ class AppendLogStore(KeyedStore):
     whole, cursor and all. When the bytes written since the last compaction exceed ``compact_after`` and the live
     state, the file is replaced by one with the state alone; readers go on meanwhile, the write that caused it waits.
 
-    One opener at a time: a second one, in whichever process, is ``Fenced``.
+    One process at a time: a second opener is ``Fenced``.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class AppendLogStore(KeyedStore):
         self._state, self._standing = content.state, content.standing
         self._place = content.place or FileBlock(self._new_term())
         self._coming: FileBlock | None = None
-        """The place of a compacted file that may or may not have got the name."""
+        """The end of a compacted file whose rename may or may not have happened."""
         self._doubtful = False
-        """Whether a sync failed that would have made writes durable which were not."""
+        """Whether a sync of writes that were not durable failed."""
         self._compact_at = compact_after
         self._file: AppendFile | None = None
         self._held = contextlib.ExitStack()
@@ -83,7 +83,7 @@ class AppendLogStore(KeyedStore):
         call_in_child(self, AppendLogStore._after_fork)
 
     def _after_fork(self) -> None:
-        """In a child: let go of the file and the lock, which would outlive the parent's closing otherwise."""
+        """In a forked child: close the file and the lock, which would otherwise outlive the parent's close."""
         with self._held:
             if self._file is not None:
                 self._file.close()
@@ -99,11 +99,10 @@ class AppendLogStore(KeyedStore):
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> AppendLogStore:
-        """Open the store in this folder, which is made if there is none; reads about as much as it holds.
+        """Open the store in this folder, or create one; reads the whole file.
 
-        What a crash has left behind the last whole write is cut, and kept beside it as ``fold.log.torn``.
-        ``CorruptData``, with file and byte, for any other damage, and ``Fenced`` while someone else has it open: then
-        nothing was changed.
+        A torn tail after the last whole write is truncated, and kept beside the file as ``fold.log.torn``.
+        ``CorruptData``, with file and byte, for any other damage; ``Fenced`` while another process has it open.
         """
         folder = as_folder(folder)
         check_new(folder, FolderKind.APPEND_LOG_STORE, disk=disk)
@@ -142,7 +141,7 @@ class AppendLogStore(KeyedStore):
     # --- writing -----------------------------------------------------------------------------------------------
 
     def _settle(self, content: Content) -> None:
-        """Cut what a crash has left, and make durable what is about to be served: its writer may not have."""
+        """Truncate a torn tail, and sync the rest before it is served: its writer may not have."""
         if content.torn:
             _LOGGER.warning(
                 "%s ends within a write that a crash cut short (%s): %d bytes from byte %d on are cut off.",
@@ -153,7 +152,7 @@ class AppendLogStore(KeyedStore):
         self._mend()
 
     def _set_aside(self, content: Content) -> None:
-        """Keep what is about to be cut, for whoever wants to know what it was; the latest such piece only."""
+        """Keep a copy of the torn tail, of the latest one only."""
         aside = f"{self._folder}/{_ASIDE}"
         self._disk.remove(aside)
         self._disk.write_new(aside, [self._disk.read(content.path, content.size)])
@@ -161,7 +160,7 @@ class AppendLogStore(KeyedStore):
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._mend()
         parts, behind = encode_write(records, after, self._place, self._clock.now() // 1000)
-        self._file = None  # until the frame is whole: whatever interrupts this, the next write mends the file first
+        self._file = None  # until the frame is whole: after an interruption the next write repairs the file first
         try:
             file.write(parts)
             if self._sync:
@@ -173,10 +172,10 @@ class AppendLogStore(KeyedStore):
         self._place, self._file = behind, file
 
     def _mend(self) -> AppendFile:
-        """Open the file anew, cut to its last whole write, and durable up to there.
+        """Reopen the file, truncate it after its last whole write, and sync it.
 
-        After a failed write there may be a part of a frame behind it; after a failed sync nothing that was not durable
-        before can be trusted, not even if it can be read: what is in memory is written to a new file then.
+        After a failed write it may end with a part of a frame. After a failed sync no write can be trusted that was not
+        durable before, even if it can be read: then the state in memory is written to a new file.
         """
         self._adopt()
         if self._doubtful:
@@ -198,7 +197,7 @@ class AppendLogStore(KeyedStore):
         return file
 
     def _adopt(self) -> None:
-        """Find out which file has the name, if a rename was begun."""
+        """Find out whether a rename that was started has happened."""
         if self._coming is not None and self._term_on_disk() == self._coming.term:
             self._place, self._doubtful = self._coming, False
         self._coming = None
@@ -213,10 +212,7 @@ class AppendLogStore(KeyedStore):
             file.cut(self._place.size)
 
     def close(self) -> None:
-        """Let go of the file; what was written is kept, and synced first. If that fails, a warning says so.
-
-        Closing twice is fine.
-        """
+        """Sync and close the file; a failed sync is logged. Idempotent."""
         with self._writing:
             if self._closed:
                 return
@@ -231,7 +227,7 @@ class AppendLogStore(KeyedStore):
                 self._held.close()
 
     def _leave_mark(self, file: AppendFile) -> None:
-        """Sync what was not, and say so in a frame of its own, so that later damage is not taken for a torn tail."""
+        """Sync, and record that in a frame of its own, so that later damage is not taken for a torn tail."""
         try:
             file.sync()
             marked = self._place._replace(durable=self._place.frames)
@@ -242,7 +238,7 @@ class AppendLogStore(KeyedStore):
     # --- compaction --------------------------------------------------------------------------------------------
 
     def compact(self) -> None:
-        """Replace the file by one that holds the live state alone: the old one or the new one, whatever happens."""
+        """Atomically replace the file by one with the current state alone."""
         with self._writing:
             self._refuse_closed()
             self._compact()
@@ -258,7 +254,7 @@ class AppendLogStore(KeyedStore):
         try:
             self._compact()
         except StorageError as error:
-            # The write is stored: only the file is longer than it need be. Try again after as much again.
+            # The write is stored; only the file is too long. Try again after as many bytes again.
             self._compact_at = since + max(self._compact_after, live)
             _LOGGER.warning("%s could not be compacted, and is used as it is (%s).", self._path, error)
 
@@ -268,9 +264,9 @@ class AppendLogStore(KeyedStore):
         self._compact_at = self._compact_after
 
     def _replace(self) -> None:
-        """Give the name to a file of the live state alone; :meth:`_adopt` tells whether it has got it.
+        """Write the current state to a new file and rename it; :meth:`_adopt` finds out whether the rename happened.
 
-        Only under the lock of writers, so that the state stands still while others read it.
+        Called with the writers' lock held, so the state does not change meanwhile.
         """
         temporary = f"{self._folder}/{_TEMPORARY}"
         live = self._state.live
@@ -278,7 +274,7 @@ class AppendLogStore(KeyedStore):
         frames = encode_base(live, list(live.values()), self._standing, term, self._clock.now() // 1000)
         self._coming = self._write_file(temporary, frames, term)
         if self._file is not None:
-            # From here on either file may have the name: whatever interrupts this, nothing more is written to this one.
+            # From here on either file may have the name: nothing more may be written to this one.
             self._file.close()
             self._file = None
         self._disk.rename(temporary, self._path)
@@ -302,7 +298,7 @@ class AppendLogStore(KeyedStore):
         return FileBlock(term, count, count, size, size)
 
     def _term_on_disk(self) -> int | None:
-        """The term of the file that has the name now."""
+        """The term of the current file."""
         header = read_header(memoryview(self._disk.read(self._path, 0, HEADER_SIZE)))
         return None if header is None else header.term
 
@@ -312,7 +308,7 @@ class AppendLogStore(KeyedStore):
     # --- handing on --------------------------------------------------------------------------------------------
 
     def export_to(self, folder: Address) -> Snapshot:
-        """Seal the state as of the call as a snapshot; reads and writes go on meanwhile."""
+        """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""
         folder = as_folder(folder)
         self._refuse_closed()
         copy = self._copy()

@@ -89,7 +89,7 @@ def _options(*, sync: bool) -> Options:
 
 
 class KeyIterator(Iterator[tuple[bytes, bytes]]):
-    """A range being read. It ends in good order or raises: what damage hides is never taken for the end."""
+    """Iterator over a range; raises if it ends because of damage."""
 
     def __init__(self, db: Rdict, prefix: bytes, name: str) -> None:
         """The keys that begin with the prefix, as of now."""
@@ -110,7 +110,7 @@ class KeyIterator(Iterator[tuple[bytes, bytes]]):
         raise StopIteration
 
     def _check_end(self, snapshot: RocksSnapshot) -> None:
-        """Raise if the items ended because they could not be read: ``rocksdict`` ends without a word then."""
+        """Raise if the iteration ended because of a read error, which ``rocksdict`` does not report."""
         again = snapshot.iter(self._bounded())
         again.seek(self._last)
         if again.valid():
@@ -127,7 +127,7 @@ class KeyIterator(Iterator[tuple[bytes, bytes]]):
         return options
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Release the database."""
         self._items, self._snapshot = iter(()), None
 
 
@@ -142,10 +142,10 @@ def successor(prefix: bytes) -> bytes | None:
 
 
 def cursor_in(folder: str, *, disk: Disk, chance: Chance) -> Cursor:
-    """The cursor that a database holds; its files are neither changed nor added to.
+    """The cursor in a database, which is not changed.
 
-    It is opened through links to its files in a folder of their own, since ``rocksdict`` writes beside them even when
-    it only reads.
+    Opened through hard links in a folder of their own, since ``rocksdict`` writes beside the files even when it only
+    reads.
     """
     scratch = f"{folder}/.opened-{chance.uuid().hex}"
     rows = [row for row in disk.scan(folder) if row.name != _CONFIG]
@@ -188,12 +188,12 @@ def _standing_in(scratch: str, folder: str) -> StorePosition:
 
 
 def encoded(standing: StorePosition) -> bytes:
-    """A standing as it is stored: one value, so that nobody reads a half of it."""
+    """The stored form of a position: one value, so it is read atomically."""
     return f"{standing.cursor or ''} {standing.resync or ''}".encode()
 
 
 def decoded(stored: bytes | None, folder: str) -> StorePosition:
-    """The inverse; nothing stored is a newcomer."""
+    """The inverse; without a stored value the store is new."""
     if stored is None:
         return StorePosition(None)
     try:
@@ -204,7 +204,7 @@ def decoded(stored: bytes | None, folder: str) -> StorePosition:
 
 
 def explained(error: Exception, folder: str, what: str) -> StrandlineError:
-    """What an error of the library means: it tells them apart by text alone."""
+    """The error for an error of the library, which distinguishes them by text alone."""
     text = str(error)
     if _LOCKED.search(text):
         return Fenced(f"The store in {folder} is open elsewhere; nothing was changed. Close it there first. ({text})")
@@ -259,9 +259,9 @@ class RocksStore(RuledStore):
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> RocksStore:
-        """Open the store in this folder, which is made if there is none.
+        """Open the store in this folder, or create one.
 
-        What a crash has left behind the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
+        A torn tail after the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``
         while someone else has it open, ``InvalidInput`` for a RocksDB database that is no store.
         """
         rocksdict()
@@ -344,7 +344,7 @@ class RocksStore(RuledStore):
         if records is not None and len(records):
             keys, values, ops = change_of(records)
             if ops is None:
-                deque(map(batch.put, keys, values), maxlen=0)  # the quickest loop there is: none of it is in Python
+                deque(map(batch.put, keys, values), maxlen=0)  # the fastest loop: none of it is in Python
             else:
                 put, delete = batch.put, batch.delete
                 for op, key, value in zip(ops, keys, values, strict=True):
@@ -353,7 +353,7 @@ class RocksStore(RuledStore):
                     else:
                         delete(key)
         batch.put(STANDING, encoded(after), self._handle)
-        self._known = None  # until it is known what became of it, the database itself is asked
+        self._known = None  # until the outcome is known, the position is read from the database
         try:
             self._db.write(batch, self._how)
         except Exception as error:
@@ -402,7 +402,7 @@ class RocksStore(RuledStore):
     # --- the end -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the files; what was written is kept, and made durable. Ranges under way end. Twice is fine."""
+        """Sync and close the database; iterations end. Idempotent."""
         with self._writing:
             if self._closed:
                 return
@@ -416,7 +416,7 @@ class RocksStore(RuledStore):
             finally:
                 self._handle = None
                 for part in (self._own, self._db):
-                    # It flushes once more, and tells of what failed long ago; the write-ahead log has everything.
+                    # Closing flushes again and repeats old errors; the write-ahead log has everything.
                     with suppress(Exception):
                         part.close()
 

@@ -1,4 +1,4 @@
-"""Base class of stores with their state in memory: the memory store and the append-log store."""
+"""Stores: the exactly-once rule, the base class of stores with their state in memory, and the memory store."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RuledStore(Closing):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; what was written is kept. Closing twice is fine."""
+        """Close the store; stored data stays. Idempotent."""
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far it has applied that log; ``Diverged`` if it follows another, ``NotReady`` within a resync."""
+        """The cursor in that log; ``Diverged`` if the store follows another log, ``NotReady`` during a resync."""
         at = self._settled(self.standing()).cursor
         if at is not None and at.log_id != log_id:
             raise Diverged(
@@ -57,7 +57,7 @@ class RuledStore(Closing):
     def apply(self, records: pa.Table | Updates, *, since: Cursor, upto: Cursor) -> None:
         """Store the range and its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
 
-        Updates are taken as they are: turning what a watch received into a table and back would double the work.
+        Updates are not converted to a table and back: that would double the work.
         """
         with self._writing:
             at = self.cursor(since.log_id)
@@ -68,17 +68,17 @@ class RuledStore(Closing):
                 self._write(todo, StorePosition(upto))
 
     def begin_resync(self, stream: UUID) -> None:
-        """Durably mark the state as being brought in step with a stream."""
+        """Durably mark that a resync with a stream is running."""
         with self._writing:
             self._write(None, StorePosition(self.standing().cursor, stream))
 
     def resync(self, records: pa.Table | Updates) -> None:
-        """Apply puts and removals outside the rule of offsets; the cursor stays."""
+        """Apply puts and deletes without the rule of offsets; the cursor stays."""
         with self._writing:
             self._write(records, self._unsettled())
 
     def end_resync(self, cursor: Cursor) -> None:
-        """Atomically end the resync at a cursor of the stream that it began with."""
+        """Atomically end the resync, at a cursor of its stream."""
         with self._writing:
             stream = self._unsettled().resync
             if cursor.log_id != stream:
@@ -90,7 +90,7 @@ class RuledStore(Closing):
     # --- refusals ----------------------------------------------------------------------------------------------
 
     def _settled(self, standing: StorePosition) -> StorePosition:
-        """The standing, if it is outside a resync."""
+        """The position; ``NotReady`` during a resync."""
         if standing.resync is not None:
             raise NotReady(
                 f"{self!r} is being brought in step with {standing.resync}: its state counts again when the resync "
@@ -99,14 +99,14 @@ class RuledStore(Closing):
         return standing
 
     def _unsettled(self) -> StorePosition:
-        """The standing, within a resync."""
+        """The position during a resync; ``InvalidInput`` without one."""
         standing = self.standing()
         if standing.resync is None:
             raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
         return standing
 
     def _exported_cursor(self, standing: StorePosition) -> Cursor:
-        """The cursor that a snapshot of the state at this standing has."""
+        """The cursor of a snapshot of this state; ``NotReady`` without one."""
         cursor = self._settled(standing).cursor
         if cursor is None:
             raise NotReady(f"{self!r} has no cursor yet, from which nobody could follow on: let it follow first.")
@@ -115,11 +115,11 @@ class RuledStore(Closing):
 
 _PLACES: Final = tuple(READ_SCHEMA.get_field_index(name) for name in ("op", "key", "value"))
 _ONE_BY_ONE: Final = 64
-"""So many new keys go into the sorted ones by a search each; more are cheaper to sort in together."""
+"""Up to this many new keys are inserted one by one into the sorted keys; more are appended and sorted."""
 
 
 class KeyChange(NamedTuple):
-    """Records as Python has them: the keys, their values, and the operations, None if all are puts."""
+    """Records as Python objects: keys, values, and operations (None if all are puts)."""
 
     keys: Sequence[bytes]
     values: Sequence[bytes]
@@ -127,10 +127,10 @@ class KeyChange(NamedTuple):
 
 
 def change_of(records: pa.Table | pa.RecordBatch | Updates) -> KeyChange:
-    """What records do to keyed state; a null value is the empty one, and a record without key is ``NullKey``."""
+    """The change that records make to keyed state. A null value is empty; a record without key is ``NullKey``."""
     if isinstance(records, Updates):
         return _change_of_updates(records)
-    # Looking a column up by its number is quicker, and most tables have the columns that a log's readers see.
+    # Looking up a column by number is faster, and most tables have the schema of a log.
     op, key, value = _PLACES if records.schema.equals(READ_SCHEMA) else ("op", "key", "value")
     keys, values = records.column(key), records.column(value)
     if keys.null_count:
@@ -170,23 +170,23 @@ def _first_without_key(records: pa.Table | pa.RecordBatch) -> int:
 
 @final
 class KeyedState:
-    """Keys and values, and the order of the keys, made when it is first asked for and then kept. Not locked."""
+    """Keys and values, and the sorted keys, which are computed on first use and then maintained. Not thread-safe."""
 
     __slots__ = ("_order", "_stale", "live")
 
     def __init__(self) -> None:
         self.live: dict[bytes, bytes] = {}
         self._order: list[bytes] | None = None
-        self._stale: set[bytes] = set()  # keys that may have come or gone since the order was made
+        self._stale: set[bytes] = set()  # keys that may have been added or deleted since the last sort
 
     def take(self, change: KeyChange) -> None:
-        """Apply a change; nothing is walked in Python if all are puts."""
+        """Apply a change; without a Python loop if all are puts."""
         keys, values, ops = change
         before = len(self.live)
         if ops is None:
             self.live.update(zip(keys, values, strict=True))
             if len(self.live) == before:
-                return  # only keys that were there: their order stands
+                return  # no new keys: the order is unchanged
         else:
             live = self.live
             for op, key, value in zip(ops, keys, values, strict=True):
@@ -201,11 +201,11 @@ class KeyedState:
                 self._stale.clear()
 
     def size(self) -> int:
-        """The bytes of all keys and values; looks at each of them."""
+        """Total bytes of all keys and values; linear in their number."""
         return sum(map(len, self.live)) + sum(map(len, self.live.values()))
 
     def view(self, prefix: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Keys that begin with the prefix, sorted, and their values, as they are now: references, not copies."""
+        """The current keys with the prefix, sorted, and their values: references, not copies."""
         order = self._sorted()
         length = len(prefix)
         first = bisect_left(order, prefix)
@@ -237,7 +237,7 @@ class KeyedState:
                 del order[bisect_left(order, key)]
         if len(came) > _ONE_BY_ONE:
             order.extend(came)
-            order.sort()  # long runs that are sorted already are merged, not sorted again
+            order.sort()  # sorted runs are merged, not sorted again
         else:
             for key in came:
                 insort(order, key)
@@ -245,7 +245,7 @@ class KeyedState:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A store's state at one moment: references to its keys and values, and how far it had got."""
+    """A store's state at one moment: references to its keys and values, and its position."""
 
     keys: list[bytes]
     values: list[bytes]
@@ -254,10 +254,10 @@ class Copy:
 
 @checked(own=("get",))
 class KeyedStore(RuledStore):
-    """A store with its state in memory, all of :class:`~strandline.model.sink.Store` but exporting.
+    """A store with its state in memory: everything of :class:`~strandline.model.sink.Store` but exports.
 
-    A subclass says what is to be written before the state changes (:meth:`_keep`). One write at a time; readers wait
-    for the change of the state itself, never for a disk.
+    A subclass makes a write durable before the state changes (:meth:`_keep`). One write at a time; readers wait for
+    the change in memory, never for the disk.
     """
 
     def __init__(self) -> None:
@@ -265,15 +265,15 @@ class KeyedStore(RuledStore):
         self._state = KeyedState()
         self._standing = StorePosition(None)
         self._reading = threading.Lock()
-        """Held while the state changes or is looked at. Taken after the one of writers."""
+        """Held while the state changes or is read. Acquired after the writers' lock."""
         self._closed = False
 
     @abstractmethod
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
-        """Store records and standing, all or nothing; the state changes only if this returns."""
+        """Store records and position atomically; the state changes only if this returns."""
 
     def _tidy(self) -> None:
-        """Called when a write is done and told to readers; the place to do what costs more now and then."""
+        """Called after each write: for occasional work such as compaction."""
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -315,13 +315,13 @@ class KeyedStore(RuledStore):
             raise InvalidInput(f"{self!r} is closed: open it again.")
 
     def close(self) -> None:
-        """Let go of it; what was read stays readable. Closing twice is fine."""
+        """Close the store; it can still be read. Idempotent."""
         with self._writing:
             self._closed = True
 
 
 def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[KeyChange]:
-    """Keys and values as puts, in pieces of at most so many rows and, unless a single row is larger, bytes."""
+    """Keys and values as puts, in pieces of at most ``rows`` rows and ``size`` bytes, or of one larger row."""
     some_keys: list[bytes] = []
     some_values: list[bytes] = []
     held = 0

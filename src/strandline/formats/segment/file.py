@@ -33,12 +33,12 @@ from strandline.model.records import READ_SCHEMA, TIMESTAMP
 VERSION: Final = 1
 
 LARGEST_SEGMENT: Final = (1 << 31) - 1
-"""Events tell sizes in 32 bits, with a sign."""
+"""Events have 32 signed bits for a size."""
 
 LISTED: Final = "listed"
 
 SEGMENT_SCHEMA: Final = pa.schema([*READ_SCHEMA, pa.field(LISTED, TIMESTAMP, nullable=False)])
-"""What is stored: the columns that readers see, and when each record's batch was listed."""
+"""The stored columns: those of a log, and the listing time of each record's batch."""
 
 FACTS_KEY: Final = b"strandline.segment"
 
@@ -54,10 +54,10 @@ PHYSICAL: Final = (
 )
 """The stored columns: names and Parquet's own types."""
 _LEAVES: Final = tuple(path.partition(".")[0] for path, _ in PHYSICAL)
-"""The column that each stored column is part of."""
+"""The top-level column of each stored column."""
 _LARGEST_FOOTER: Final = 2 << 20
 _LARGEST_GROUP_FOOTER: Final = 32 << 10
-"""What Parquet's footer may have, and for each group: statistics have up to 4 KiB each, and keys have four."""
+"""Largest footer, and its part per group: statistics have up to 4 KiB each, and keys have four."""
 _SHORT_LIST: Final = 64
 _PAIRS_FIELD, _PAIR_KEY, _PAIR_VALUE = 5, 1, 2
 _ARROW_SCHEMA: Final = b"ARROW:schema"
@@ -74,13 +74,13 @@ _SEAL: Final = struct.Struct("<BIIII")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What the events keep of a segment's object, so that it can be checked and read without looking elsewhere."""
+    """Size and checksums of a segment's object, stored in its events: enough to verify and read it."""
 
     size: int
     checksum: int
     """CRC32C of the whole object."""
     tail: int
-    """How many of its last bytes tell where everything is."""
+    """Size of the tail."""
     tail_checksum: int
 
     def encode(self) -> bytes:
@@ -106,7 +106,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """What the file says of itself. It agrees with the events, and is enough to list segments without them."""
+    """Metadata in the file itself; equal to that in the events, and enough to list segments without them."""
 
     log_id: UUID
     partition: int
@@ -118,7 +118,7 @@ class SegmentFacts:
     max_timestamp: int
     """The newest time of a record, in milliseconds."""
     fingerprint: int | None = field(default=None, compare=False)
-    """Of the batch that held the last record, as a cursor behind it has it: events do not tell it. None: not known."""
+    """Fingerprint of the batch with the last record, as in the cursor after it; not in events. None: unknown."""
 
     def encode(self) -> bytes:
         """As JSON."""
@@ -157,7 +157,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes of the object that are read and checked together: a column of a row group."""
+    """A byte range with one checksum: a column of a row group."""
 
     start: int
     size: int
@@ -171,7 +171,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A row group: what can be read by itself. All of its records are of one term."""
+    """A row group: the unit of reads. All its records have one term."""
 
     number: int
     first: int
@@ -185,7 +185,7 @@ class RowGroup:
 
 @dataclass(frozen=True, eq=False)
 class SegmentTail:
-    """Where everything in a segment's object is. Immutable; safe in threads."""
+    """The tail of a segment: where each row group and column is. Immutable; thread-safe."""
 
     where: str
     facts: SegmentFacts
@@ -247,7 +247,7 @@ class SegmentTail:
 
 
 def chunks_of(group: Any, sums: Sequence[int]) -> list[ByteRange]:
-    """Where the columns of a row group stand, by Parquet's metadata of it."""
+    """The byte ranges of a row group's columns, from Parquet's metadata."""
     found = []
     for number, checksum in enumerate(sums):
         column = group.column(number)
@@ -271,7 +271,7 @@ def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: i
 
 
 def footer_size(data: bytes | memoryview, where: str) -> int:
-    """How many bytes Parquet's footer has, with its end, by the last bytes of a file."""
+    """Size of Parquet's footer, from the last bytes of a file."""
     if len(data) < _END.size:
         raise damaged(where, f"{len(data)} bytes cannot be a segment")
     length, magic = _END.unpack(data[-_END.size :])
@@ -281,7 +281,7 @@ def footer_size(data: bytes | memoryview, where: str) -> int:
 
 
 def tail_size(data: bytes | memoryview, where: str) -> int:
-    """How many bytes the tail has, by the last ones of a file; more than are given means that more are needed."""
+    """Size of the tail, from the last bytes of a file; if it exceeds ``data``, more bytes are needed."""
     footer = footer_size(data, where)
     if len(data) < footer + _BLOCK_END.size:
         return footer + _BLOCK_END.size
@@ -290,7 +290,7 @@ def tail_size(data: bytes | memoryview, where: str) -> int:
 
 
 def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_SEGMENT) -> tuple[SegmentTail, int]:
-    """The tail in these bytes, every one of them checked, and the checksum of the ``before`` bytes before it."""
+    """The tail in these bytes, fully verified, and the checksum of the ``before`` bytes before it."""
     view = memoryview(data).cast("B")
     footer = footer_size(view, where)
     if len(view) < footer + _BLOCK_END.size:
@@ -331,7 +331,7 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
         raise damaged(where, f"its footer has {len(data):,} bytes for {groups:,} groups")
     try:
         _check_footer(data, groups)
-        # The footer alone is a file to Parquet: it looks at the rest only when it is asked for records.
+        # Parquet accepts the footer alone as a file: it reads the rest only for records.
         with pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(_MAGIC + data)),
             pre_buffer=False,
@@ -351,7 +351,7 @@ def _decode_footer(data: memoryview, groups: int, where: str) -> tuple[Any, Segm
 
 
 def _check_footer(footer: memoryview, groups: int) -> None:
-    """``ValueError`` for a footer that takes much more memory than bytes: by its structures, or by its Arrow schema."""
+    """``ValueError`` for a footer that would take far more memory than its bytes."""
     reader = ThriftReader(footer)
     for number, kind in reader.fields():
         if number != _PAIRS_FIELD:
@@ -372,7 +372,7 @@ def _check_pair(reader: ThriftReader) -> None:
             texts[number] = reader.binary()
         else:
             reader.pass_over(kind)
-    # Parquet gives the Arrow schema to Arrow as soon as a file is opened.
+    # Parquet passes the Arrow schema to Arrow as soon as a file is opened.
     if bytes(texts.get(_PAIR_KEY, b"")) == _ARROW_SCHEMA:
         check_message(memoryview(base64.b64decode(texts.get(_PAIR_VALUE, b""))))
 

@@ -23,10 +23,10 @@ _ENCODINGS: Final = {
     else frozenset((PLAIN,))
     for path, kind in PHYSICAL
 }
-"""How their values are encoded. Only names of headers and numbers share a dictionary."""
+"""The allowed encodings per column. Only header names and numbers have dictionaries."""
 _CODECS: Final = frozenset(("ZSTD", "UNCOMPRESSED"))
 _VALUE_WIDTH: Final = 16
-"""What a value takes while it is decoded, beside its bytes: a number or an end, and its levels."""
+"""Memory per value during decoding, beside its bytes."""
 
 
 def decode_group(
@@ -67,9 +67,9 @@ def decode_group(
 def _check_pages(
     tail: SegmentTail, number: int, columns: Sequence[str], pieces: Sequence[tuple[ByteRange, bytes | memoryview]]
 ) -> bool:
-    """Judge what these columns unpack to; whether the names of headers share so much that they have to be counted.
+    """Check the unpacked size of these columns; whether the header names must be counted exactly.
 
-    ``CorruptData`` if it is too much, ``ValueError`` for pages of which none is ever written.
+    ``CorruptData`` if it is too large, ``ValueError`` for pages that a writer never makes.
     """
     found = {piece.start: memoryview(data) for piece, data in pieces}
     group = tail.footer.row_group(number)
@@ -93,7 +93,7 @@ def _check_pages(
 
 
 def _unshared(table: pa.Table, where: str) -> pa.Table:
-    """The same with each header's name by itself, if all of them together are not too much."""
+    """The table with header names decoded from their dictionary, if their total size is allowed."""
     for chunk in table.column("headers").chunks:
         names = chunk.keys
         size = pc.sum(pc.binary_length(names.dictionary).cast(pa.int64()).take(names.indices)).as_py() or 0
@@ -103,7 +103,7 @@ def _unshared(table: pa.Table, where: str) -> pa.Table:
 
 
 class _Pieces:
-    """A file of which only some pieces are there, to read from; asking for others is an error."""
+    """A file-like object over some byte ranges; reading others is an error."""
 
     closed = False
 

@@ -39,7 +39,7 @@ _SMALL_PIECES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class EncodedSegment:
-    """A whole file, ready to be stored: its buffers one after another, and what is known of it."""
+    """A complete segment file: its buffers in order, its seal and its facts."""
 
     parts: tuple[bytes, ...]
     seal: Seal
@@ -47,9 +47,9 @@ class EncodedSegment:
 
 
 class SegmentWriter:
-    """Encodes the records of one segment, batch by batch. One thread uses it.
+    """Encodes the records of one segment, batch by batch. Used by one thread.
 
-    Only what is compressed stays in memory, and one row group that is not yet.
+    Memory holds the compressed file and one uncompressed row group.
     """
 
     def __init__(self, start: int, *, expected: int = 256 << 20) -> None:
@@ -62,7 +62,7 @@ class SegmentWriter:
         self._writer = _parquet_writer(self._sink)
         self._waiting: list[pa.RecordBatch] = []
         self._times: list[tuple[int, int]] = []
-        """When each batch that waits was listed, and the number of records up to its end."""
+        """Listing time of each buffered batch, and the number of buffered records up to its end."""
         self._rows = self._bytes = self._decoded = 0
         self._terms: list[tuple[int, int]] = []
         self._listed: list[int] = []
@@ -70,7 +70,7 @@ class SegmentWriter:
 
     @property
     def size(self) -> int:
-        """About how many bytes the file would have if it were finished now."""
+        """Estimated size of the file if it were finished now."""
         return self._sink.size + int(self._bytes * self._ratio)
 
     @property
@@ -91,7 +91,7 @@ class SegmentWriter:
             listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
         )
         if begins:
-            self._flush()  # a group has one term, so that a span has
+            self._flush()  # a group, and so a span, has one term
             self._terms.append((term, self.next))
         for batch in batches:
             self._split(batch, listed)
@@ -127,7 +127,7 @@ class SegmentWriter:
             self._flush()
 
     def _room(self) -> int:
-        """How many bytes of records make a group: so many that their compressed size is what a group should have."""
+        """Uncompressed bytes per group, so that its compressed size is about the target."""
         return max(_SMALLEST_GROUP, min(_LARGEST_DECODED, int(self._group / max(self._ratio, 1e-3))))
 
     def _flush(self) -> None:
@@ -168,7 +168,7 @@ class SegmentWriter:
         return self._sealed(facts)
 
     def _sealed(self, facts: SegmentFacts) -> EncodedSegment:
-        """The file with the block, which can be made only when Parquet has told where its columns are."""
+        """The file with the checksum block, which needs Parquet's footer: only that tells where the columns are."""
         where = "The new segment"
         groups, rest = self._sink.groups, self._sink.rest()
         footer = rest[len(rest) - footer_size(rest, where) :]
@@ -192,7 +192,7 @@ class SegmentWriter:
 
 
 def _listing(times: Sequence[tuple[int, int]]) -> pa.Array:
-    """The column of listing times: each for as many records as there are up to its number."""
+    """The column of listing times, from runs."""
     runs = pa.RunEndEncodedArray.from_arrays(
         pa.array([end for _, end in times], pa.int32()), pa.array([time for time, _ in times], pa.int64())
     )
@@ -216,7 +216,7 @@ def _parquet_writer(sink: _Sink) -> Any:
 
 
 class _Sink:
-    """Keeps what is written, each row group as one buffer."""
+    """Collects what Parquet writes, each row group as one buffer."""
 
     closed = False
 

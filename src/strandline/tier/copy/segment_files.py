@@ -1,4 +1,4 @@
-"""Segments in an object store: putting, checking and reading them, as little of each as is needed."""
+"""Segments in an object store: names, upload, verification, and reads of only the needed parts."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from strandline.storage.metrics import fetching
 from strandline.storage.store import ObjectInfo, ObjectStore
 
 _STROKE: Final = 8 << 20
-"""How many bytes are read at once to be checked."""
+"""Bytes per read during verification."""
 _HOLE: Final = 16 << 10
-"""Columns that are no further apart are read at once: bytes nobody wants are cheaper than another request."""
+"""Ranges no further apart are read in one request: unneeded bytes cost less than another request."""
 _GUESSED_TAIL: Final = 64 << 10
 _KEPT_TAILS: Final = 16 << 20
 _NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-9a-f-]{36})\.parquet")
@@ -46,15 +46,15 @@ _NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-
 
 
 def partition_prefix(log_id: UUID, partition: int) -> str:
-    """What the paths of all segments of a partition begin with."""
-    # By the log's id and not by its name: names change, and segments are found by their ids.
+    """The path prefix of all segments of a partition."""
+    # By the log's id: its name may change.
     return f"{log_id}/{partition}/"
 
 
 def segment_path(segment: SegmentId, start: int) -> str:
-    """Where a segment's object is: ``<log>/<partition>/<start, 20 digits>-<segment id>.parquet``.
+    """The path of a segment: ``<log>/<partition>/<start, 20 digits>-<segment id>.parquet``.
 
-    Listed, the segments of a partition come in the order of their offsets.
+    A listing returns the segments of a partition in offset order.
     """
     partition = segment.partition
     return f"{partition_prefix(partition.topic_id, partition.partition)}{start:020d}-{segment.id}.parquet"
@@ -62,7 +62,7 @@ def segment_path(segment: SegmentId, start: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SegmentObject:
-    """An object that is named as a segment is."""
+    """An object whose path is that of a segment."""
 
     info: ObjectInfo
     log_id: UUID
@@ -72,7 +72,7 @@ class SegmentObject:
 
 
 def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[SegmentObject]:
-    """The objects of a partition that are named as segments are, by their start; whatever else is there is left out."""
+    """The objects of a partition with the path of a segment, by start; other objects are ignored."""
     for info in store.list(partition_prefix(log_id, partition)):
         found = _NAME.fullmatch(info.path)
         if found is None:
@@ -88,14 +88,14 @@ def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[
 
 
 def put_segment(store: ObjectStore, path: str, encoded: EncodedSegment) -> None:
-    """Durably store a segment. Doing it again is harmless: no two segments have the same path."""
+    """Durably store a segment. Idempotent: no two segments have the same path."""
     store.put(path, encoded.parts)
 
 
 def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts:
-    """Read all that the store holds of a segment, in small strokes, and return what it says of itself.
+    """Read a whole segment, in small ranges, and return its facts.
 
-    ``CorruptData`` unless size and checksum are those of its events, and what it says agrees with them; ``NotFound``.
+    ``CorruptData`` unless size, checksum and facts agree with its events; ``NotFound``.
     """
     path = segment_path(segment.segment, segment.start)
     where = f"{store.url}/{path}"
@@ -104,7 +104,7 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
     kept: list[bytes | memoryview] = []
     at = 0
     while at < seal.size:
-        # The last stroke is the tail, so that it need not be read twice.
+        # The last range is the tail, so that it is not read twice.
         end = min(at + _STROKE, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
         with _naming(store, path, segment.start, segment.end):
             data = _whole(store, path, at, end - at, f"it should have {segment.size} bytes")
@@ -122,14 +122,14 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
 
 
 def examine_segment(store: ObjectStore, path: str, size: int) -> SegmentFacts:
-    """Read and decode everything in a segment's object, without any event, and return what it says of itself.
+    """Read and decode a whole segment without its events, and return its facts.
 
-    ``CorruptData`` names what is damaged. What it does not see is another sound segment in its place.
+    ``CorruptData`` names the damage. Another valid segment in its place is not detected.
     """
     where = f"{store.url}/{path}"
     end: bytes | memoryview = b""
     length = min(size, _GUESSED_TAIL)
-    while len(end) < length:  # one with many groups is longer than guessed, which is known only when its end is read
+    while len(end) < length:  # with many groups the tail is longer than guessed
         if length > size:
             raise CorruptData(f"{where} is damaged: its footer is longer than itself. Restore the object.")
         end = _whole(store, path, size - length, length, "it was listed with more")
@@ -156,7 +156,7 @@ def _check_group(store: ObjectStore, path: str, tail: SegmentTail, group: RowGro
 
 
 def seal_of(segment: SegmentMetadata) -> Seal:
-    """What the events keep of a segment's object; ``CorruptData`` if that is nothing of ours."""
+    """The seal in a segment's events; ``CorruptData`` if there is no valid one."""
     seal = Seal.decode(segment.custom_metadata, f"Segment {segment.segment}")
     if seal.size != segment.size:
         raise CorruptData(
@@ -200,7 +200,7 @@ def _whole(store: ObjectStore, path: str, start: int, size: int, why: str) -> by
 
 @contextlib.contextmanager
 def _naming(store: ObjectStore, path: str, first: int, last: int) -> Iterator[None]:
-    """Name a segment that is missing, and what it holds."""
+    """Name the segment and its offsets if its object is missing."""
     try:
         yield
     except NotFound as error:
@@ -215,9 +215,9 @@ def _naming(store: ObjectStore, path: str, first: int, last: int) -> Iterator[No
 
 @dataclass(frozen=True, slots=True)
 class ColdSpan:
-    """Offsets ``first`` up to ``next`` of one row group of a segment. Picklable: it carries its store's address.
+    """Offsets ``first`` up to ``next`` of one row group of a segment. Picklable: it has its store's address.
 
-    Fetching reads the tail of the segment, once in a process, and the columns asked for. All that is read is checked.
+    Fetching reads the segment's tail, once per process, and the requested columns. Everything read is verified.
     """
 
     store: ObjectStore
@@ -232,9 +232,9 @@ class ColdSpan:
     """The bytes of the row group."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Read and check the columns asked for, and return the span's records with their offsets."""
+        """Read and verify the requested columns; returns the span's records with offsets."""
         names = READ_SCHEMA.names if columns is None else known_columns(columns)
-        # Where a record is tells its offset: the column is there for other readers.
+        # A record's position determines its offset; the column is for other readers.
         stored = [name for name in names if name != "offset"] or ["op"]
         with fetching() as count:
             tail = self.tail()
@@ -246,7 +246,7 @@ class ColdSpan:
         return [batch.select(names) for batch in numbered]
 
     def tail(self) -> SegmentTail:
-        """Where everything in the segment is."""
+        """The segment's tail."""
         return _tail(self.store, self.path, self.seal, (self.first, self.next - 1))
 
     def _pieces(self, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
@@ -255,7 +255,7 @@ class ColdSpan:
 
 
 def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The records of a span with their offsets, and when each run of them was listed (microseconds), in order."""
+    """The records of a span with offsets, in runs with the same listing time (microseconds), in order."""
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
     tail = span.tail()
     found = decode_group(tail, span.group, stored, span._pieces(tail.ranges(span.group, stored)))  # noqa: SLF001
@@ -270,7 +270,7 @@ def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int]]:
 def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit: Limit = NO_LIMIT) -> list[ColdSpan]:
     """Spans over a segment's offsets from ``since`` on, one per row group, within the limit but at least one.
 
-    A row group is what a batch is in other plans. Reads the segment's tail, unless this process has it.
+    Row groups are to this plan what batches are to others. Reads the segment's tail, unless it is cached.
     """
     tail = load_tail(store, segment)
     path, seal = segment_path(segment.segment, segment.start), seal_of(segment)
@@ -282,7 +282,7 @@ def plan_segment(store: ObjectStore, segment: SegmentMetadata, since: int, limit
 
 
 def load_tail(store: ObjectStore, segment: SegmentMetadata) -> SegmentTail:
-    """Where everything in a segment is; kept for the next who asks in this process."""
+    """The tail of a segment; cached in this process."""
     path = segment_path(segment.segment, segment.start)
     tail = _tail(store, path, seal_of(segment), (segment.start, segment.end))
     _agreeing(tail.facts, segment, tail.where)
@@ -306,7 +306,7 @@ def listed_since(store: ObjectStore, segment: SegmentMetadata, time: int) -> int
 
 
 def _fetch(store: ObjectStore, path: str, ranges: Iterable[ByteRange]) -> list[tuple[ByteRange, bytes | memoryview]]:
-    """Each range with its bytes; what stands together is read at once."""
+    """Each range with its bytes; adjacent ranges are read in one request."""
     runs: list[list[ByteRange]] = []
     for piece in sorted(ranges, key=lambda piece: piece.start):
         if runs and piece.start - runs[-1][-1].next <= _HOLE:
@@ -341,7 +341,7 @@ race is a tail that is read twice.
 
 
 def forget_tails() -> None:
-    """Forget all tails that this process keeps, so that the next span reads its own."""
+    """Clear the cache of tails."""
     _TAILS.clear()
 
 
