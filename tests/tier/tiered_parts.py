@@ -219,7 +219,7 @@ class Tiers:
         """The log with its cold tier, as a process of its own has it."""
 
         def reader(_: ExitStack) -> ColdReader:
-            return ColdReader(manager or self.manager(), store or self.plain, self.partition)
+            return ColdReader(manager or self.manager(), store or self.plain, self.partition, self.clock)
 
         return TieredLog(self.hot(store), self.cell(store), reader)
 

@@ -101,7 +101,7 @@ def tiered(
 
     def reader(opened: contextlib.ExitStack) -> ColdReader:
         manager = opened.enter_context(follow_events(cold, access))
-        return ColdReader(manager, open_store(cold.store, options), partition_of(cold))
+        return ColdReader(manager, open_store(cold.store, options), partition_of(cold), clock)
 
     return TieredLog(hot_log(log), cell, reader)
 

@@ -39,7 +39,13 @@ class Copier:
     def encode(
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
     ) -> EncodedSegment | None:
-        """A segment from the first of these spans, up to the target size; None if stopped."""
+        """A segment from the first of these spans, up to the target size; None if stopped.
+
+        Listing times never fall within a segment: it ends before a batch with an earlier time than the one before it,
+        as write-ahead logs have them once a clock that was ahead is set right.
+        """
+        now = self.clock.now()
+        spans = spans[: planning.first_fall([listed_at(span, now) for span in spans])]
         writer = SegmentWriter(start, expected=min(expected, self.target))
         fingerprint: int | None = None
         for span, batches in fetch_in_order(spans):
@@ -50,7 +56,7 @@ class Copier:
             if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
                 break
             term = span.term if isinstance(span, SpanWithTerm) else 0
-            writer.add(batches, term=term, listed=listed_at(span, self.clock.now()))
+            writer.add(batches, term=term, listed=listed_at(span, now))
             fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
             if writer.size >= self.target:
                 break

@@ -177,7 +177,8 @@ def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offse
     """Whether log and segment hold the same record at an offset, in the same batch as far as that is known.
 
     Diverged histories may have equal records at an offset, so batches are compared too: by the fingerprint of the
-    segment's last batch, and in a write-ahead log by write time. True if the log has trimmed the record meanwhile.
+    segment's last batch, or, where that is not known, by write time in a write-ahead log. True if the log has trimmed
+    the record meanwhile.
 
     Reads one batch of the log, and one row group of the segment. ``NotFound`` if the segment's object is not there.
     """
@@ -193,10 +194,11 @@ def is_same_record(log: Log, store: ObjectStore, segment: SegmentMetadata, offse
             return True
         raise
     known = span.tail().facts.fingerprint
-    if None not in (fingerprint, known) and fingerprint != known:
-        return False
+    if fingerprint is not None and known is not None:
+        if fingerprint != known:
+            return False
     # An object log may set listing times back later: they prove nothing there.
-    if isinstance(own, WalSpan) and listed_at(own, listed) != listed:
+    elif isinstance(own, WalSpan) and listed_at(own, listed) != listed:
         return False
     return bool(pa.Table.from_batches(hot).equals(pa.Table.from_batches([cold])))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from uuid import UUID
 
 from strandline.errors import Gap
@@ -169,3 +171,29 @@ def written_time(
             if time <= now + TOLERANCE:
                 return time
     return now
+
+
+def first_fall(times: Sequence[int]) -> int:
+    """How many of these times stand before the first that is earlier than the one before it.
+
+    >>> first_fall([1, 1, 5, 2, 3])
+    3
+    """
+    return next((place for place, (earlier, later) in enumerate(pairwise(times), 1) if later < earlier), len(times))
+
+
+def first_since(time: int, latest: int, count: int, listed: Callable[[int], int]) -> int:
+    """The first of ``count`` segments that was written up to a time or later; ``count`` if there is none.
+
+    ``listed`` gives when the last batch of each was listed. A time after ``latest`` is from a wrong clock: such a
+    segment counts as written when the next one was that is not. The others are in order.
+
+    >>> first_since(5, 9, 4, [3, 99, 4, 6].__getitem__)
+    3
+    """
+
+    def is_since(at: int) -> bool:
+        known = (listed(place) for place in range(at, count))
+        return next((when >= time for when in known if when <= latest), True)
+
+    return bisect_left(range(count), True, key=is_since)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -13,8 +12,11 @@ from strandline.log.planning import Gathering, behind
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition
+from strandline.model.times import TOLERANCE
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
+from strandline.tier.copy.planning import first_since
 from strandline.tier.copy.segment_files import ColdSpan, listed_since, load_tail, plan_segment, segment_path
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
@@ -66,6 +68,7 @@ class ColdReader:
     store: ObjectStore
     partition: TopicPartition
     """The log's name in the events."""
+    clock: Clock = CLOCK
 
     def first(self, hot: HotStart) -> int:
         """The first offset in segments, if they reach up to the hot tier; otherwise the start of the hot tier."""
@@ -203,21 +206,37 @@ class ColdReader:
         return segment is not None and self.is_same_record(log, segment, first)
 
     def listed_since(self, time: int, hot: HotStart) -> int | None:
-        """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any."""
+        """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any.
 
-        def last_listed(segment: SegmentMetadata) -> int:
-            tail = load_tail(self.store, segment)
-            return tail.group(len(tail) - 1).listed
-
+        The hot tier begins with such a record. A record that says that it is from after now was listed by a clock that
+        was wrong: it counts as listed when the next one was that does not.
+        """
         for left in reversed(range(_TRIES)):
             segments = self._readable(hot)
             try:
-                at = bisect_left(segments, time, key=last_listed)
-                return None if at == len(segments) else listed_since(self.store, segments[at], time)
+                return self._listed_since(segments, time, self.clock.now() + TOLERANCE)
             except NotFound:
                 if not left:  # otherwise it may have expired since the lookup
                     raise
         raise AssertionError("unreachable: the last try raises")
+
+    def _listed_since(self, segments: Sequence[SegmentMetadata], time: int, latest: int) -> int | None:
+        def last_listed(segment: SegmentMetadata) -> int:
+            tail = load_tail(self.store, segment)
+            return tail.group(len(tail) - 1).listed
+
+        at = first_since(time, latest, len(segments), lambda place: last_listed(segments[place]))
+        unknown: int | None = None
+        for segment in segments[at:]:
+            found = listed_since(self.store, segment, min(time, latest + 1))
+            if found != segment.start:
+                unknown = None  # an earlier record stands between
+            if found is None:
+                continue
+            unknown = found if unknown is None else unknown
+            if last_listed(segment) <= latest or found != listed_since(self.store, segment, latest + 1):
+                break
+        return unknown
 
     def _readable(self, hot: HotStart) -> list[SegmentMetadata]:
         def look(cache: SegmentCache) -> list[SegmentMetadata]:
