@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -245,7 +246,7 @@ class Scene:
     def tierer(self, announced: Any = None) -> Any:
         tierer = self.tiers.tierer(store=self.store, retention=MaxBytes(1))
         if announced is not None:
-            tierer._expiry.announced = announced(tierer._expiry.announced)
+            tierer._expiry = replace(tierer._expiry, announced=announced(tierer._expiry.announced))
         tierer._claimed()
         self.tierers.append(tierer)
         return tierer
