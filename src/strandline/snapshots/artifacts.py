@@ -44,13 +44,13 @@ from strandline.storage.store import ObjectStore, cautious_now
 from strandline.storage.urls import store_at
 
 GRACE: Final = 3600.0
-"""Seconds that a superseded payload is kept for those that are reading it, and one that was left unfinished."""
+"""Seconds that superseded payloads are kept for their readers, and unfinished ones for their exporters."""
 
 PART: Final = 8 << 20
-"""Bytes of a file that go into one object. Stores take an object as a whole, so that this bounds the memory."""
+"""Bytes of a file per object. Objects are uploaded whole, so this bounds the memory."""
 
 WORKERS: Final = 4
-"""How many objects are put, fetched or deleted at once."""
+"""Concurrent requests."""
 
 _TRIES: Final = 5
 _LOGGER = logging.getLogger(__name__)
@@ -60,14 +60,14 @@ R = TypeVar("R")
 
 
 class _Trimmed(StorageError):
-    """A payload's object is not there. Handled by reading the pointer again."""
+    """An object of a payload is missing. Handled by reading the pointer again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What became of an export: published; or what is published is as new, or recent enough; or another is at it.
+    """Outcome of an export: published; the published one is as new or recent enough; or another exporter is busy.
 
-    ``cursor`` is that of the newest published snapshot; None if there is none, or if nobody looked.
+    ``cursor`` is that of the newest published snapshot; None if there is none, or it was not read.
     """
 
     outcome: Literal["published", "current", "busy"]
@@ -77,10 +77,10 @@ class Publication:
 @bound_to_process()
 @checked
 class Artifacts:
-    """Published snapshots below a prefix of a store, with one pointer to the newest, which never goes back.
+    """Published snapshots below a prefix of a store, with one pointer to the newest, which never moves back.
 
-    Any number of processes may publish, fetch and trim at once, and die at any moment. What the pointer names is
-    whole and is never deleted. All calls block on the store and raise ``StorageError``.
+    Any number of processes may publish, fetch and trim concurrently, and crash at any moment. The snapshot that the
+    pointer names is complete and never deleted. All calls block on the store and raise ``StorageError``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Artifacts:
         return f"Artifacts({self._store.url!r}, {self._prefix!r})"
 
     def newest(self) -> Artifact | None:
-        """What the pointer names now; None if nothing was ever published here."""
+        """The newest published snapshot; None without any."""
         return self._pointer().current
 
     def lease(self, holder: Named, *, seconds: Duration = 60.0) -> Lease:
@@ -122,11 +122,11 @@ class Artifacts:
     # --- publishing --------------------------------------------------------------------------------------------
 
     def publish(self, folder: Address, *, replace: bool = False, guard: Callable[[], object] | None = None) -> Cursor:
-        """Upload a sealed folder and point at it; returns the cursor that is published then.
+        """Upload a sealed folder and move the pointer to it; returns the published cursor.
 
-        If a snapshot as new or newer is published, that stays, and nothing is uploaded. ``Diverged`` if what is
-        published is of another log, unless ``replace``. ``CorruptData`` if a file is not what the manifest says: then
-        the pointer stays. ``guard`` is called before the pointer moves, each time that is tried, and may refuse.
+        If a snapshot as new or newer is published, nothing is uploaded. ``Diverged`` if the published one is of another
+        log, unless ``replace``. ``CorruptData``, and the pointer stays, if a file differs from the manifest. ``guard``
+        is called before each attempt to move the pointer, and may raise.
         """
         folder = as_folder(folder)
         snapshot = read_snapshot(folder, disk=self._disk)
@@ -148,7 +148,7 @@ class Artifacts:
             try:
                 pointer = self._cell.update(op, edit)
             except StalePayload:
-                continue  # so slow that a trim has given it up, and may have deleted it
+                continue  # a trim has given up this slow upload, and may have deleted it
             self._trim_quietly()
             return snapshot.cursor if pointer.current is None else pointer.current.cursor
         raise Contended(
@@ -163,7 +163,7 @@ class Artifacts:
         def parts() -> Iterator[tuple[str, bytes]]:
             for number, file in enumerate(snapshot.files):
                 yield from self._parts_of(snapshot.folder, number, file)
-            # Last, so that a payload with a manifest is whole.
+            # Last: a payload with a manifest is complete.
             yield MANIFEST, manifest
 
         def put(part: tuple[str, bytes]) -> None:
@@ -183,7 +183,7 @@ class Artifacts:
         )
 
     def _parts_of(self, folder: str, number: int, file: SnapshotFile) -> Iterator[tuple[str, bytes]]:
-        """The pieces of a file with their names; what is uploaded is what is hashed."""
+        """The parts of a file with their names; the uploaded bytes are hashed."""
         digest, path = hashlib.sha256(), f"{folder}/{DATA}/{file.path}"
         for index, start in enumerate(range(0, file.size, self._part)):
             piece = self._disk.read(path, start, min(self._part, file.size - start))
@@ -204,12 +204,11 @@ class Artifacts:
         pause: float = 0.0,
         replace: bool = False,
     ) -> Publication:
-        """Publish a store's state, unless as much is published already, or something within ``pause`` seconds.
+        """Publish a store's state, unless it is published already, or anything was within ``pause`` seconds.
 
-        With a ``lease`` only its holder does the work: of many identical consumers that call this again and again,
-        one. It is acquired if it is free, kept while the work is under way, and not released when that went well;
-        whoever loses it does not move the pointer (``Fenced``). The snapshot is sealed in a folder of its own below
-        ``scratch``, which is removed again.
+        With a ``lease`` only its holder exports: one of many identical consumers that call this periodically. The
+        lease is acquired if free, renewed during the export, and not released after success; without it the pointer
+        does not move (``Fenced``). The snapshot is sealed in a temporary folder below ``scratch``.
         """
         scratch = as_folder(scratch)
         if lease is None:
@@ -222,7 +221,7 @@ class Artifacts:
         except Fenced:
             raise
         except Exception:
-            lease.release()  # another consumer may do better, and need not wait for it
+            lease.release()  # another consumer may try at once
             raise
 
     def _export(self, store: Store, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Publication:
@@ -230,23 +229,23 @@ class Artifacts:
         if at is None:
             raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")
         if current is not None and not (replace and current.cursor.log_id != at.log_id):
-            # One that seems to be of the future was published by a clock that was wrong.
+            # A publication time in the future is from a wrong clock.
             recent = -TOLERANCE <= self._clock.now() - current.published < pause * SECOND
             if recent or not is_newer(at, current):
                 return Publication("current", current.cursor)
         with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
             store.export_to(f"{hidden}/snapshot")
-            # The lease only saves work: what makes two exporters at once harmless is the pointer's own rule.
+            # The lease only saves work: the pointer's rule makes concurrent exporters harmless.
             guard = None if lease is None else lease.ensure
             return Publication("published", self.publish(f"{hidden}/snapshot", replace=replace, guard=guard))
 
     # --- fetching ----------------------------------------------------------------------------------------------
 
     def fetch(self, dest: Address) -> Snapshot:
-        """Bring the newest published snapshot here, as a sealed folder again; on failure ``dest`` is as it was.
+        """Download the newest published snapshot as a sealed folder; on failure ``dest`` is unchanged.
 
         ``NotFound`` if nothing is published, ``AlreadyExists`` unless ``dest`` is absent or empty, ``CorruptData`` if
-        an object is not what it was.
+        an object was altered.
         """
         dest = as_folder(dest)
         for _ in range(_TRIES):
@@ -292,7 +291,7 @@ class Artifacts:
             raise _Trimmed(str(error)) from error
 
     def _write(self, path: str, file: SnapshotFile, parts: Iterator[bytes | memoryview], place: str) -> None:
-        """Write one file from the parts that come next; what is written is what is hashed."""
+        """Write one file from the next parts; the written bytes are hashed."""
         if "/" in file.path:
             self._disk.make_folders(path.rpartition("/")[0])
         digest, left = hashlib.sha256(), file.size
@@ -317,10 +316,10 @@ class Artifacts:
     # --- trimming ----------------------------------------------------------------------------------------------
 
     def trim(self) -> list[str]:
-        """Delete payloads that were superseded, or left unfinished, a grace period ago; returns which.
+        """Delete payloads that were superseded or abandoned a grace period ago; returns their locations.
 
-        Never one that the pointer names or may yet name: an exporter whose unfinished payload is given up here is
-        refused when it wants to point at it, and uploads again.
+        Never a payload that the pointer names or may still name: an exporter whose unfinished payload is given up here
+        cannot point at it any more, and uploads again.
         """
         try:
             pointer = self._cell.read().value
@@ -337,12 +336,12 @@ class Artifacts:
                 objects.setdefault(location, []).append(item.path)
         generation = abandoned(pointer, newest, before=before)
         if generation is not None:
-            # First nobody can point at them any more; only then are they deleted.
+            # First make sure that the pointer can never name them; only then delete them.
             pointer = self._cell.update(self._op(), lambda now: give_up(now, generation))
         old = [location for location, modified in newest.items() if modified <= before]
         sweep = plan_sweep(pointer, old, before=before)
         gone = [*sweep.superseded, *sweep.unlisted]
-        # The manifest goes first ("M" is after the digits): a payload that has one is whole.
+        # The manifest is deleted first ("M" sorts after the digits): a payload with a manifest is complete.
         for _ in _ahead(
             self._store.delete,
             (path for location in gone for path in reversed(objects.get(location, []))),
@@ -383,7 +382,7 @@ def _part_name(file: int, index: int) -> str:
 
 
 def _ahead(work: Callable[[T], R], items: Iterable[T], workers: int) -> Generator[R]:
-    """The results of some work in the order of its items, with ``workers`` of them under way and no more."""
+    """Results of ``work`` in the order of the items, with at most ``workers`` running at once."""
     with ThreadPoolExecutor(workers, thread_name_prefix="strandline-artifacts") as pool:
         waiting: deque[Future[R]] = deque()
         try:

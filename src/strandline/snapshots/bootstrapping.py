@@ -38,7 +38,7 @@ class StoreKind(Protocol[S_co]):
         """Open the store in a folder."""
 
     def import_from(self, snapshot: str, dest: str, /, *args: Any, **options: Any) -> S_co:
-        """Make a store of a sealed folder, in a folder that is absent or empty, and open it."""
+        """Import a sealed folder into a folder that is absent or empty, and open the store."""
 
 
 @checked
@@ -54,19 +54,18 @@ def bootstrap(
     chance: Chance = CHANCE,
     **options: Any,
 ) -> S:
-    """A store at ``dest`` from whose cursor following can go on: made of the newest snapshot, or what is there.
+    """A store at ``dest`` that can follow the log: imported from the newest snapshot, or the existing one.
 
-    ``source`` is where snapshots are published, a folder of numbered ones, or a single one. A store that is at
-    ``dest`` already is used as it is, and the logger is told so, if it has a cursor that ``log`` still retains
-    (without ``log`` that is not looked at); otherwise, and always with ``replace``, it is replaced, when the snapshot
-    has been imported. ``options`` are for opening and importing.
+    ``source`` is where snapshots are published, a folder of numbered ones, or a single one. An existing store at
+    ``dest`` is used, and that is logged, if ``log`` still retains its cursor (not checked without ``log``); otherwise,
+    and always with ``replace``, it is replaced after the import. ``options`` are for opening and importing.
 
-    With ``log`` and ``slot`` the slot pins what the store needs before anything is read: it is created if it is
-    missing, and healed if it was invalidated; whoever held it is fenced then. One that was created goes again if the
-    bootstrap fails, and after a while if it was killed; once the store is there, it pins for good.
+    With ``log`` and ``slot`` the slot pins what the store needs before anything is read: it is created if missing, and
+    reset if invalidated, which fences its holder. A created slot is dropped if the bootstrap fails, and expires if the
+    process is killed; once the store exists, it pins for good.
 
-    ``NotFound`` if there is no snapshot, ``CursorExpired`` if the newest is older than what the log retains,
-    ``Diverged`` if it, or the store at ``dest``, is of another log. On failure ``dest`` is as it was.
+    ``NotFound`` if there is no snapshot, ``CursorExpired`` if the log no longer retains the records after the newest,
+    ``Diverged`` if it, or the store at ``dest``, is of another log. On failure ``dest`` is unchanged.
     """
     if slot is not None and log is None:
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
@@ -100,10 +99,10 @@ def bootstrap(
 
 @final
 class BootstrapPin:
-    """A slot that holds what a store needs which is being made. Leaving the block drops it, unless it is to be kept.
+    """A slot that pins the log while a store is imported. Leaving the block drops it, unless :meth:`keep` was called.
 
-    Only one that this object has created: then it is touched while the block lasts, and goes by itself after a while
-    if the process is killed meanwhile.
+    Only a slot that this object created is dropped: it is touched during the block, and expires if the process is
+    killed meanwhile.
     """
 
     def __init__(self, log: Log, slot: str, clock: Clock) -> None:
@@ -127,7 +126,7 @@ class BootstrapPin:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether the slot is as it was made here: nobody has claimed, reset or kept it."""
+        """Whether the slot was created here and not claimed, reset or kept since."""
         created, state = self._created, self._state()
         return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
 
@@ -135,14 +134,14 @@ class BootstrapPin:
         return next((state for state in self._log.slots() if state.name == self._slot), None)
 
     def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
-        """Make the slot hold what comes after a cursor, whatever state it is in; ``CursorExpired`` if that is gone.
+        """Make the slot pin the records after a cursor; ``CursorExpired`` if they are not retained.
 
-        One that is missing is created, for good if the store with that cursor ``is_stored``; one that was invalidated
-        or is past the cursor is reset; a valid one that holds it already stays as it is.
+        A missing slot is created, for good if the store with that cursor ``is_stored``; an invalidated one, or one past
+        the cursor, is reset; a valid one that pins them is not changed.
         """
         found = self._state()
         if found is None:
-            with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
+            with contextlib.suppress(AlreadyExists):  # another process was faster
                 self._create(cursor.next, is_stored=is_stored)
                 return
             found = self._state()
@@ -159,19 +158,19 @@ class BootstrapPin:
             self._created = self._log.create_slot(self._slot, position)
 
     def keep(self, holder: str) -> None:
-        """The store is there: what was created for it stays until its follower takes it over."""
+        """Keep the created slot for the store's follower."""
         if self._created is not None:
             self._alive.close()
             self._log.claim_slot(self._slot, holder)
             self._created = None
 
     def touch(self) -> None:
-        """Say that the slot is needed."""
+        """Send a heartbeat for the created slot."""
         if self._created is not None and isinstance(self._log, SlotToucher):
             self._log.touch_slot(self._slot, self._created.epoch)
 
     def advance(self, to: Cursor) -> None:
-        """It is not moved: what it pins is what the store will need."""
+        """Do nothing: the slot pins what the store will need."""
 
 
 def _is_there(dest: str, disk: Disk) -> bool:
@@ -183,9 +182,9 @@ def _is_there(dest: str, disk: Disk) -> bool:
 
 
 def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, options: dict[str, Any]) -> S | None:
-    """The store at ``dest``, if following can go on from it, which the slot then pins.
+    """The store at ``dest``, pinned by the slot, if it can follow the log; None otherwise.
 
-    ``Diverged`` if it follows another log. Whatever this raises, the store is closed again.
+    ``Diverged`` if it follows another log. On any error the store is closed.
     """
     store = into.open(dest, **options)
     try:
@@ -211,12 +210,12 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 def _at_hand(
     source: Artifacts | str, dest: str, log: Log | None, pinned: BootstrapPin | None, *, disk: Disk, chance: Chance
 ) -> Iterator[Snapshot]:
-    """The newest snapshot as a folder here, of which the log still has what comes next, and will keep it."""
+    """The newest snapshot as a local folder; the log retains, and the slot pins, the records after it."""
     if isinstance(source, Artifacts):
         artifact = source.newest()
         if artifact is None:
             raise _none_at(repr(source))
-        # Before the long way: should a newer one be published meanwhile, this only retains more.
+        # Before the download: if a newer snapshot is published meanwhile, the slot only pins more.
         _serve(log, pinned, artifact.cursor)
         with scratch_folder(f"{dest}.fetched", disk=disk, chance=chance) as hidden:
             yield source.fetch(f"{hidden}/snapshot")
@@ -239,11 +238,11 @@ def _none_at(where: str) -> NotFound:
 
 
 def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None:
-    """Pin what comes after a snapshot, and see that the log has it."""
+    """Pin the records after a snapshot; ``CursorExpired`` if the log no longer retains them."""
     if log is None:
         return
     try:
-        log.plan(cursor, _ONE)  # the cursor may be of another log, which a slot's position would not tell
+        log.plan(cursor, _ONE)  # Diverged if the cursor is of another log, which a slot's position does not show
         if pinned is not None:
             pinned.hold(cursor)
     except CursorExpired as error:
@@ -256,7 +255,7 @@ def _serve(log: Log | None, pinned: BootstrapPin | None, cursor: Cursor) -> None
 
 @contextlib.contextmanager
 def _out_of_the_way(dest: str, *, disk: Disk, chance: Chance) -> Iterator[None]:
-    """Give ``dest`` free for the block; what was there is removed if the block ends well, and comes back if not."""
+    """Move ``dest`` away for the block; removed if the block succeeds, restored if it fails."""
     place = Path(dest).absolute()
     with scratch_folder(dest, disk=disk, chance=chance) as hidden:
         aside = f"{hidden}/replaced"

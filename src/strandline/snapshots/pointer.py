@@ -1,7 +1,7 @@
 """Rules of the snapshot pointer: it never moves back, and no snapshot that it may name is deleted. Pure.
 
-Exporters and trims run anywhere, at once, and die at any moment. Whether a payload may be deleted is decided by the
-pointer alone: it is not listed, and its generation is one that can no longer be. Clocks only say when.
+Exporters and trims run concurrently on any machine, and crash at any moment. The pointer alone decides whether a
+payload may be deleted: it is not listed, and its generation can no longer be. Clocks only decide when.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class StalePayload(StrandlineError):
 
 
 def location_of(generation: int, cursor: Cursor, sha256: str) -> str:
-    """Where a payload goes: named by its cursor and the hash of its manifest; names sort by generation."""
+    """The path of a payload, from its cursor and the hash of its manifest; paths sort by generation."""
     return f"payloads/{generation:016d}/{cursor.next:020d}-{cursor.term}-{cursor.log_id.hex}-{sha256}"
 
 
 def generation_of(location: str) -> int | None:
-    """The generation in a payload's name; None for a name that is no payload's."""
+    """The generation in a payload's path; None for any other path."""
     name = _LOCATION.fullmatch(location)
     return None if name is None else int(name[1])
 
 
 def is_newer(cursor: Cursor, current: Artifact | None) -> bool:
-    """Whether a cursor is ahead of what is published; ``Diverged`` if that is of another log."""
+    """Whether a cursor is ahead of the published one; ``Diverged`` if that is of another log."""
     if current is None:
         return True
     known = current.cursor
@@ -43,14 +43,14 @@ def is_newer(cursor: Cursor, current: Artifact | None) -> bool:
             f"A snapshot of log {cursor.log_id} cannot follow one of log {known.log_id} at {current.location}: publish "
             "it elsewhere, or with replace=True if that log is given up."
         )
-    # One of an older term that reaches further holds what the newer term never agreed to.
+    # A snapshot of an older term that reaches further has records that the newer term replaced.
     return cursor.next > known.next and cursor.term >= known.term
 
 
 def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False) -> Pointer:
-    """The pointer at an artifact, unless it is at a newer one already: then as it is.
+    """The pointer moved to an artifact; unchanged if it names a newer one.
 
-    ``StalePayload`` if the artifact's objects may have been deleted, ``Diverged`` if what is published is of another
+    ``StalePayload`` if the artifact's objects may have been deleted, ``Diverged`` if the published one is of another
     log, unless ``replacing``.
     """
     current = pointer.current
@@ -63,8 +63,7 @@ def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False) -> P
     left = () if current is None else (Superseded(current.location, artifact.published),)
     return replace(
         pointer,
-        # Uploads that begin from here on are told from those that began before: a dead one among these can then be
-        # given up without giving up the living.
+        # Later uploads get a new generation: a dead earlier upload can be given up without affecting running ones.
         generation=pointer.generation + 1,
         current=artifact,
         superseded=(*pointer.superseded, *left),
@@ -72,7 +71,7 @@ def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False) -> P
 
 
 def give_up(pointer: Pointer, generation: int) -> Pointer:
-    """The pointer after which no payload of this or an older generation can be pointed at any more."""
+    """The pointer that can never name a payload of this or an older generation."""
     if generation < pointer.min_generation:
         return pointer
     return replace(pointer, min_generation=generation + 1, generation=max(pointer.generation, generation + 1))
@@ -86,18 +85,18 @@ def forget(pointer: Pointer, gone: Collection[str]) -> Pointer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSweep:
-    """What a trim may delete: superseded payloads whose time has come, and ones that can never be pointed at."""
+    """The payloads that a trim may delete: superseded long enough ago, or never to be named by the pointer."""
 
     superseded: tuple[str, ...]
     unlisted: tuple[str, ...]
 
 
 def abandoned(pointer: Pointer, newest: dict[str, int], *, before: int) -> int | None:
-    """The highest generation of payloads that the pointer does not name and that were left before a time, if any.
+    """The highest generation of payloads that the pointer does not name and that were abandoned before a time.
 
-    ``newest`` tells for each payload that is there when the last of its objects was written: a living exporter keeps
-    writing, so that its payload is not old, however long it takes. A superseded one was left when it was superseded.
-    It counts too: an exporter of the very same payload, slower than its twin, would else point at what is deleted.
+    ``newest`` has the last write time of each payload: a running exporter keeps writing, so its payload is not old. A
+    superseded payload counts as abandoned when it was superseded: otherwise a slower exporter of the same payload would
+    point at deleted objects.
     """
     current = None if pointer.current is None else pointer.current.location
     superseded = {item.location: item.at for item in pointer.superseded}
@@ -111,7 +110,7 @@ def abandoned(pointer: Pointer, newest: dict[str, int], *, before: int) -> int |
 
 
 def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> SnapshotSweep:
-    """What may be deleted by a pointer whose minimum generation was raised already: never what it names."""
+    """The payloads to delete, after the pointer's minimum generation was raised; never one that it names."""
     current = None if pointer.current is None else pointer.current.location
     return SnapshotSweep(
         superseded=tuple(

@@ -1,8 +1,7 @@
 """Sealed folders: ``data/``, and ``MANIFEST.json`` with the cursor and the size and hash of every file.
 
-A snapshot is there whole or not at all: it is filled under a hidden name, opened once to see that it holds what it
-says, and renamed last. An import trusts nothing: it copies, compares the hashes of the copies, opens them, and only
-then gives them their name.
+A snapshot is complete or absent: it is written under a hidden name, opened once to verify it, and renamed last. An
+import trusts nothing: it copies the files, verifies the hashes of the copies, opens them, and renames them last.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DATA: Final = "data"
 
 _LOGGER = logging.getLogger(__name__)
 _STROKE: Final = 1 << 20
-"""How many bytes are read at once to be hashed."""
+"""Bytes per read while hashing."""
 _NUMBER: Final = re.compile(r"[0-9]{20}")
 
 
@@ -46,12 +45,11 @@ def seal(
     clock: Clock = CLOCK,
     chance: Chance = CHANCE,
 ) -> Snapshot:
-    """Make a snapshot: when this returns it is durable, whole, and has been opened once. On failure nothing is left.
+    """Create a snapshot: durable, complete and verified when this returns; on failure nothing is left.
 
-    ``fill`` is given an empty folder to write the data to; syncing is done here. ``verify`` is given the same folder,
-    opens it without changing a file, and returns the cursor that it holds. ``AlreadyExists`` unless ``folder`` is
-    absent or empty, ``CorruptData`` if the data holds another cursor than ``cursor``; where it is known only when the
-    data is there, it is None.
+    ``fill`` writes the data to an empty folder; its files are synced here. ``verify`` opens that folder without
+    changing a file, and returns its cursor. ``AlreadyExists`` unless ``folder`` is absent or empty, ``CorruptData`` if
+    the data has another cursor than ``cursor`` (None if it is known only from the data).
     """
     with staged(folder, disk=disk, chance=chance) as hidden:
         data = f"{hidden}/{DATA}"
@@ -67,7 +65,7 @@ def seal(
                 f"Opening the data of {folder} to verify it changed its files, so that it was not sealed: "
                 "open them to read only."
             )
-        # The hashes come after the opening: they are of what is kept, whatever the opening did.
+        # Hash after the verification: the hashes are of the final files.
         files = []
         for path in filled:
             disk.sync_file(f"{data}/{path}")
@@ -80,7 +78,7 @@ def seal(
 
 
 def read_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot:
-    """What the manifest says; the files are not looked at. ``NotFound`` if there is no snapshot."""
+    """Read the manifest only. ``NotFound`` if there is no snapshot."""
     folder = as_folder(folder)
     path = f"{folder}/{MANIFEST}"
     try:
@@ -91,10 +89,10 @@ def read_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot:
 
 
 def check_snapshot(folder: Address, *, disk: Disk = DISK, shared: bool = True) -> Snapshot:
-    """The snapshot, after every file was found to be what the manifest says: none missing, extra, altered or a link.
+    """Verify every file against the manifest: no file is missing, extra, altered or a link.
 
-    ``CorruptData`` names the first that is not. Without ``shared``, a file that has a second name somewhere (a hard
-    link) is refused too: whoever has that name can alter it.
+    ``CorruptData`` names the first violation. Without ``shared``, files with a second hard link are refused, too: they
+    could be altered by that name.
     """
     folder = as_folder(folder)
     snapshot = _inspected(folder, disk=disk, shared=shared)
@@ -114,13 +112,12 @@ def unpack(
     disk: Disk = DISK,
     chance: Chance = CHANCE,
 ) -> Snapshot:
-    """Copy the data of a snapshot to ``dest``, which becomes what ``data/`` was; a failure leaves ``dest`` as it was.
+    """Copy the data of a snapshot to ``dest``; a failure leaves ``dest`` unchanged.
 
-    ``verify`` opens the copy and returns the cursor that it holds. Refused are: a kind or a version other than these
-    (``InvalidInput``, ``UnsupportedVersion``); files that are missing, extra, altered or links, paths that leave
-    ``data/``, another cursor than the manifest's (``CorruptData``); a destination that is neither absent nor empty
-    (``AlreadyExists``). ``shared`` accepts files with a second name, for kinds whose files are hard links to those of
-    a living store.
+    ``verify`` opens the copy and returns its cursor. Refused are: another kind or version (``InvalidInput``,
+    ``UnsupportedVersion``); files that are missing, extra, altered or links, paths outside ``data/``, another cursor
+    than the manifest's (``CorruptData``); a destination that is neither absent nor empty (``AlreadyExists``).
+    ``shared`` accepts hard links, for kinds that share files with a running store.
     """
     snapshot = read_snapshot(folder, disk=disk)
     check_kind(snapshot, kind, kind_version)
@@ -132,7 +129,7 @@ def unpack(
             if "/" in file.path:
                 disk.make_folders(target.rpartition("/")[0])
             disk.copy(f"{folder}/{DATA}/{file.path}", target)
-            # The copy is what is hashed: whatever is done to the original meanwhile, this is what is kept.
+            # Hash the copy: the original may change meanwhile.
             _same_file(_hashed(target, file.path, disk=disk), file, folder)
         _same_cursor(verify(hidden), snapshot.cursor, folder)
     return snapshot
@@ -153,29 +150,29 @@ def check_kind(snapshot: Snapshot, kind: str, kind_version: int) -> None:
 
 
 def numbered(folder: str, number: int) -> str:
-    """Where the snapshot of a number is, in a folder of numbered ones."""
+    """The folder of the snapshot with a number."""
     return f"{folder}/{number:020d}"
 
 
 def next_number(folder: Address, *, disk: Disk = DISK) -> int:
-    """One more than the highest number in the folder, damaged ones included; 1 to begin with.
+    """The highest number in the folder plus one, damaged snapshots included; 1 in an empty folder.
 
-    Two that ask at once get the same: the second to seal there is told ``AlreadyExists`` and asks again.
+    Two concurrent callers get the same number: the second to seal gets ``AlreadyExists`` and asks again.
     """
     folder = as_folder(folder)
     return max(_numbers(folder, disk=disk), default=0) + 1
 
 
 def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
-    """The valid snapshot of the highest number, None without any; damaged ones are passed over with a warning."""
+    """The valid snapshot with the highest number; None without any. Damaged ones are skipped with a warning."""
     folder = as_folder(folder)
     return next(_valid(folder, disk=disk), None)
 
 
 def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
-    """Remove all but the newest ``keep`` valid snapshots, and return the numbers removed.
+    """Delete all but the newest ``keep`` valid snapshots; returns the deleted numbers.
 
-    Damaged ones do not count, and are removed when so many valid ones are newer.
+    Damaged ones do not count; they are deleted once ``keep`` valid ones are newer.
     """
     folder = as_folder(folder)
     if keep < 1:
@@ -203,7 +200,7 @@ def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
 
 
 def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
-    """The snapshot, after names, sizes and links were looked at, but no content."""
+    """The snapshot, after a check of names, sizes and links, but not of content."""
     snapshot = read_snapshot(folder, disk=disk)
     rows = {row.name: row for row in disk.scan(folder)}
     for name in (MANIFEST, DATA):
@@ -226,7 +223,7 @@ def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
 
 
 def _contents(found: dict[str, FolderRow]) -> dict[str, FolderRow]:
-    """The rows but for their other names: a living store that shares a file may drop its own at any time."""
+    """The rows without their link counts: a running store may drop its link to a shared file at any time."""
     return {path: row._replace(links=1) for path, row in found.items()}
 
 

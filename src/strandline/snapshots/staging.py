@@ -18,11 +18,11 @@ _REMOVING: Final = re.compile(r"\..+\.~removing-[0-9a-f]{32}")
 
 @contextlib.contextmanager
 def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
-    """An empty hidden folder that becomes ``dest``, durably, when the block ends well, and is removed otherwise.
+    """An empty hidden folder that is durably renamed to ``dest`` when the block succeeds, and removed otherwise.
 
-    ``AlreadyExists`` unless ``dest`` is absent or an empty folder, both before the block and after it. However it
-    ends, ``dest`` is what it was or what the block made. The block syncs the files that it writes; folders are synced
-    here. What a process left that died in such a block is removed by the next one beside it.
+    ``AlreadyExists`` unless ``dest`` is absent or an empty folder, both before and after the block. ``dest`` changes
+    atomically. The block syncs its files; folders are synced here. The leftovers of a process that died in such a
+    block are removed by the next call in the same parent folder.
     """
     place = Path(dest).absolute()
     parent, name = str(place.parent), place.name
@@ -39,7 +39,7 @@ def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
             try:
                 disk.sync_folder(parent)
             except BaseException:
-                # Nobody was told of it yet, and a power cut might undo it: take it back.
+                # Not acknowledged yet, and a power failure might undo it: undo it now.
                 with contextlib.suppress(StorageError):
                     disk.rename(str(place), hidden)
                     if was_there:
@@ -56,7 +56,7 @@ def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
-    """An empty hidden folder beside a path, for the time of the block; one whose process died is swept later."""
+    """An empty hidden folder beside a path, for the duration of the block; that of a dead process is removed later."""
     place = Path(beside).absolute()
     parent = str(place.parent)
     disk.make_folders(parent)
@@ -84,7 +84,7 @@ def check_free(dest: str, *, disk: Disk) -> bool:
 
 
 def set_aside(folder: str, *, disk: Disk, chance: Chance) -> None:
-    """Remove a folder so that nobody ever sees a part of it; absent is fine."""
+    """Remove a folder atomically; absent is fine."""
     place = Path(folder).absolute()
     gone = str(place.parent / f".{place.name}.~removing-{chance.uuid().hex}")
     try:
@@ -95,10 +95,10 @@ def set_aside(folder: str, *, disk: Disk, chance: Chance) -> None:
 
 
 def sweep(parent: str, *, disk: Disk, chance: Chance) -> None:
-    """Remove what processes left in ``parent`` that died while staging or removing a folder. Never raises for it.
+    """Remove the leftovers in ``parent`` of processes that died while staging or removing a folder. Never raises.
 
-    Whoever stages a folder holds a lock beside it from before the folder is made until after it was renamed, and the
-    kernel drops the lock of a dead process. So a free lock means that nobody is at work there.
+    A process holds a lock beside its staged folder from before it is created until after it is renamed, and the kernel
+    releases the lock of a dead process. So a free lock means that the folder is abandoned.
     """
     for row in disk.scan(parent):
         path = f"{parent}/{row.name}"
@@ -123,7 +123,7 @@ def _take(stack: contextlib.ExitStack, parent: str, name: str, *, disk: Disk, ch
         lock = f"{hidden}.lock"
         with contextlib.ExitStack() as trying:
             trying.enter_context(disk.locked(lock))
-            # Someone who swept just when the file was made has removed it: then the lock protects nothing.
+            # A concurrent sweep may have removed the lock file just after it was created: then it protects nothing.
             with contextlib.suppress(NotFound):
                 disk.size(lock)
                 stack.push(trying.pop_all())
@@ -136,13 +136,13 @@ def _rename(hidden: str, dest: str, *, disk: Disk) -> None:
     except StorageError:
         names = {row.name for row in disk.scan(str(Path(dest).parent))}
         if Path(hidden).name not in names and Path(dest).name in names:
-            return  # it was done, and only its answer was lost
-        check_free(dest, disk=disk)  # someone was faster: that is the better sentence
+            return  # the rename happened, only its answer was lost
+        check_free(dest, disk=disk)  # AlreadyExists is the better error if another process was faster
         raise
 
 
 def sync_folders(folder: str, *, disk: Disk) -> None:
-    """Make the names in a folder and in all folders below it durable."""
+    """Sync a folder and all folders below it."""
     for row in disk.scan(folder):
         if row.is_folder and not row.is_link:
             sync_folders(f"{folder}/{row.name}", disk=disk)
@@ -150,7 +150,7 @@ def sync_folders(folder: str, *, disk: Disk) -> None:
 
 
 def files_below(folder: str, *, disk: Disk) -> dict[str, FolderRow]:
-    """The files below a folder, at any depth, by path; links are told as rows and not followed."""
+    """All files below a folder, by path; links are listed and not followed."""
     found: dict[str, FolderRow] = {}
     waiting = [""]
     while waiting:
