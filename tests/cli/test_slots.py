@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.lag import SlotRow
-from strandline.cli.slots import Slots, note_on, sentences
+from strandline.cli.lag import Lag, SlotRow
+from strandline.cli.slots import note_on, sentences
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, SlotLimits
@@ -139,7 +139,7 @@ def test_notes_and_sentences_tell_each_state_apart() -> None:
     assert note_on(row, 5) == ("", "")
     assert note_on(replace(row, idle_left=-1.0), 10)[0] == "the next gc invalidates it"
     assert note_on(replace(row, expires_in=-1.0), 10)[0] == "expired"
-    seen = Slots("u", 0, 10, 5, Consumed(), SlotLimits(), (replace(row, pending=3),), {"new": 4})
+    seen = Lag("u", "id", 0, 10, 5, None, (replace(row, pending=3),), retention=Consumed(), creating={"new": 4})
     assert [text.split(":")[0] for text in sentences(seen)] == [
         "This log lets go of what every valid slot is past; slots have no limits.",
         "Slot 'a' was being put to 3 by someone who has not finished",

@@ -14,11 +14,10 @@ from typer.testing import CliRunner
 from strandline.cli.app import app
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
-from strandline.node.elect.terms import HIGHEST_TERM, TERM_STEP, check_rise, plausible_term
 from strandline.node.flight.security import Grant, Role, ServerSecurity, Session, parse_identities
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
-from strandline.node.node_folder import NodeFolder
+from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term
 from tests.node.parts import Cluster
 from tests.node.processes import Nest
 from tests.node.victim import Victim

@@ -24,8 +24,7 @@ from strandline.model.retention import Consumed, InvalidReason, MaxAge, MaxBytes
 from strandline.node.lead import replicas
 from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.flow import FlowLimits
-from strandline.node.lead.policies import AckN, Local, Quorum, Regions
+from strandline.node.lead.policies import AckN, FlowLimits, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut

@@ -13,8 +13,7 @@ from strandline.formats.node.state import decode_node, encode_node
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
 from strandline.node.flight.streams import SOON, TURN, next_turn
 from strandline.node.lead.commits import Commits, Leadership
-from strandline.node.lead.flow import FlowLimits, Proceed, Refuse, admit
-from strandline.node.lead.policies import AckN
+from strandline.node.lead.policies import AckN, FlowLimits, Proceed, Refuse, admit
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final
@@ -102,7 +102,8 @@ class Lag:
 
     ``floor`` is the lowest position that a slot still needs, None without any; ``floor_without`` is where it would be
     if the slots that pin it were gone. ``records_kept`` is what the next collection would let go of if those were up to
-    date: None if the log keeps everything anyway.
+    date: None if the log keeps everything anyway. ``creating`` are slots that have no cell yet, by the
+    offset that each pins.
     """
 
     url: str
@@ -113,10 +114,15 @@ class Lag:
     floor_without: int | None
     slots: tuple[SlotRow, ...]
     records_kept: int | None = None
+    retention: Retention = FOREVER
+    limits: SlotLimits = NO_LIMITS
+    creating: Mapping[str, int] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
         """What ``--json`` prints."""
-        return asdict(self)
+        fields = {**asdict(self), "retention": str(self.retention)}
+        limits = fields.pop("limits")
+        return {**fields, "lag_bytes": limits["lag_bytes"] or None, "idle_seconds": limits["idle_seconds"] or None}
 
     def rendered(self) -> RenderableType:
         """What people see."""
@@ -257,6 +263,7 @@ def measure(
     found = slot_lags(head, states, chunks, retention=retention, limits=limits, now=now)
     others = [state for state in states if state.position != floor]
     pinning = frozenset(one.state.name for one in found if one.pins_floor)
+    known = {state.name for state in states}
     kept: int | None = None
     if retention != FOREVER:
         now_at, then_at = (
@@ -273,6 +280,9 @@ def measure(
         floor_without=lowest(others, [position for position in pending if position != floor]),
         slots=tuple(SlotRow.of(each, now) for each in found),
         records_kept=kept,
+        retention=retention,
+        limits=limits,
+        creating={name: pin.position for name, pin in head.slots.items() if pin is not None and name not in known},
     )
 
 

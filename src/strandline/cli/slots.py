@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -27,11 +26,10 @@ from strandline.cli.common import (
     start,
 )
 from strandline.cli.common import retention as understood
-from strandline.cli.lag import SlotRow
+from strandline.cli.lag import Lag, SlotRow, look
 from strandline.errors import NotFound
-from strandline.log.object.maintain.slot_lag import slot_lags
 from strandline.model.cursor import Start
-from strandline.model.retention import Retention, SlotLimits, SlotState, default_limits, parse_retention
+from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
 
 
 class _ListByDefault(TyperGroup):
@@ -61,27 +59,6 @@ At = Annotated[
         help="The next record that its consumer needs; a time means what was listed then or later.",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """A log's slots at one moment. ``creating`` are those that have no cell yet, with the offset that each pins."""
-
-    url: str
-    first: int
-    next: int
-    floor: int | None
-    retention: Retention
-    limits: SlotLimits
-    rows: tuple[SlotRow, ...]
-    creating: dict[str, int]
-
-    def fields(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        fields = asdict(self)
-        limits, fields["slots"] = fields.pop("limits"), fields.pop("rows")
-        fields["retention"] = str(self.retention)
-        return {**fields, "lag_bytes": limits["lag_bytes"] or None, "idle_seconds": limits["idle_seconds"] or None}
 
 
 # --- the commands ----------------------------------------------------------------------------------------------
@@ -160,30 +137,12 @@ def _done(state: SlotState, what: str, *, as_json: bool) -> None:
 # --- looking ---------------------------------------------------------------------------------------------------
 
 
-def look(log: sl.log.ObjectLog) -> Slots:
-    """How the slots stand now."""
-    states = log.slots()  # before the head: then no slot is ahead of the log's end
-    head, identity, now = log.head(), log.identity, time.time_ns() // 1000
-    found = slot_lags(head, states, log.chunks, retention=identity.retention, limits=identity.limits, now=now)
-    known = {state.name for state in states}
-    return Slots(
-        url=log.url,
-        first=head.floor,
-        next=head.next_offset,
-        floor=log.floor(),
-        retention=identity.retention,
-        limits=identity.limits,
-        rows=tuple(SlotRow.of(lag, now) for lag in found),
-        creating={name: pin.position for name, pin in head.slots.items() if pin is not None and name not in known},
-    )
-
-
-def rendered(seen: Slots) -> RenderableType:
+def rendered(seen: Lag) -> RenderableType:
     """The table that people see, and a sentence for each slot that needs somebody."""
     limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
     numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
     table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "")
-    for row in seen.rows:
+    for row in seen.slots:
         cells = [show.seconds(row.seconds_since_seen), show.size(row.retained_bytes)]
         if limited:
             cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
@@ -195,7 +154,7 @@ def rendered(seen: Slots) -> RenderableType:
         nothing = ["-"] * (len(numbers) + 2)
         table.add_row(name, f"{position:,}", *nothing, Text("is being created", "yellow"))
     head = Text.assemble((seen.url, "bold"), f"  offsets {seen.first:,} to {seen.next:,}")
-    empty = not seen.rows and not seen.creating
+    empty = not seen.slots and not seen.creating
     return Group(head, Text("no slots") if empty else table, *map(Text, sentences(seen)))
 
 
@@ -212,7 +171,7 @@ def note_on(row: SlotRow, end: int) -> tuple[str, str]:
     return ("pins the floor", "yellow") if row.pins_floor and row.position < end else ("", "")
 
 
-def sentences(seen: Slots) -> Sequence[str]:
+def sentences(seen: Lag) -> Sequence[str]:
     """What there is to say below the table: the rules that hold here, and what to do about slots that are invalid."""
     rules = [f"This log {show.policy(seen.retention)}"]
     if seen.limits.lag_bytes:
@@ -226,13 +185,13 @@ def sentences(seen: Slots) -> Sequence[str]:
         f"Slot {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) and pins nothing: "
         f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to where that stands, "
         "or drop it."
-        for row in seen.rows
+        for row in seen.slots
         if row.invalid is not None
     ]
     said += [
         f"Slot {row.slot!r} was being put to {row.pending:,} by someone who has not finished: reset it again, or let "
         "its consumer claim it."
-        for row in seen.rows
+        for row in seen.slots
         if row.pending is not None
     ]
     said += [

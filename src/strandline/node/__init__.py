@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from strandline.node.flight.remote_log import RemoteLog as RemoteLog
     from strandline.node.flight.security import ClientSecurity as ClientSecurity
     from strandline.node.flight.security import ServerSecurity as ServerSecurity
-    from strandline.node.lead.flow import FlowLimits as FlowLimits
+    from strandline.node.lead.policies import FlowLimits as FlowLimits
     from strandline.node.lead.policies import parse_policy as parse_policy
     from strandline.node.running import NodeConfig as NodeConfig
     from strandline.node.running import RunningNode as RunningNode
@@ -21,7 +21,7 @@ __getattr__, __dir__, __all__ = lazy(
     __name__,
     {
         "ClientSecurity": "strandline.node.flight.security",
-        "FlowLimits": "strandline.node.lead.flow",
+        "FlowLimits": "strandline.node.lead.policies",
         "NodeConfig": "strandline.node.running",
         "Primary": "strandline.node.api",
         "RemoteLog": "strandline.node.flight.remote_log",

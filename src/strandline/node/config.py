@@ -13,8 +13,7 @@ from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.channel import TIMEOUT, Channel
 from strandline.node.flight.limits import ServerLimits
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
-from strandline.node.lead.flow import FlowLimits
-from strandline.node.lead.policies import CommitPolicy, Quorum
+from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
 from strandline.node.options import NodeOptions
 from strandline.storage.urls import open_store
 

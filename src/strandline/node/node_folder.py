@@ -12,7 +12,6 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.log.folders import FolderKind, check_new
 from strandline.model.node import NodeState
-from strandline.node.elect.terms import check_rise
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, below, exists, make_own_folder, replace_file
@@ -24,6 +23,34 @@ INCOMING: Final = "incoming"
 SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
 _DATA: Final = re.compile(r"data-([0-9]{8})")
+TERM_STEP: Final = 1 << 24
+"""Largest step above the highest term seen: a year of elections, one every two seconds."""
+
+HIGHEST_TERM: Final = 1 << 62
+"""The highest term: a frame could not hold the next one."""
+
+
+def check_rise(seen: int, told: int, who: str) -> int:
+    """The term ``told``, if elections can have raised it there from ``seen``; ``Fenced`` otherwise.
+
+    >>> check_rise(4, 6, "a")
+    6
+    """
+    if told > min(seen + TERM_STEP, HIGHEST_TERM):
+        raise Fenced(
+            f"{who[:200]} tells of term {told}, and the highest that this node has seen is {seen}: no election raises "
+            "it so far, and nothing was changed. Find out who says so."
+        )
+    return told
+
+
+def plausible_term(in_log: int, *remembered: int) -> int:
+    """The highest stored term that elections can have reached from the term of the last record.
+
+    >>> plausible_term(4, 5, 1 << 60)
+    5
+    """
+    return max(in_log, *(term for term in remembered if term <= in_log + TERM_STEP))
 
 
 def _refuse_orphans(folder: str, *, disk: Disk) -> None:

@@ -7,8 +7,7 @@ from types import MappingProxyType
 
 from strandline.model.arguments import Duration
 from strandline.model.retention import FOREVER, Retention, SlotLimits, as_retention, default_limits
-from strandline.node.lead.flow import NO_FLOW_LIMITS, FlowLimits
-from strandline.node.lead.policies import CommitPolicy, parse_policy
+from strandline.node.lead.policies import NO_FLOW_LIMITS, CommitPolicy, FlowLimits, parse_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,11 @@ from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
-from strandline.node.elect.terms import plausible_term
 from strandline.node.flight.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.messages import Member, NodeStatus, Topology
-from strandline.node.node_folder import STATE, NodeFolder
+from strandline.node.node_folder import STATE, NodeFolder, plausible_term
 from strandline.storage.disk import DISK
 
 P = ParamSpec("P")

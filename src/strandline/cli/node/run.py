@@ -20,7 +20,7 @@ from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, is_loopback, parse_identities
-from strandline.node.lead.flow import FlowLimits
+from strandline.node.lead.policies import FlowLimits
 from strandline.node.running import NodeConfig, RunningNode
 
 PORT: Final = 7450

@@ -1,1 +1,1 @@
-"""Elections: who may lead, votes of a quorum, and the bounds on terms."""
+"""Elections: who may lead, and the votes of a quorum."""

@@ -17,10 +17,11 @@ from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
 from strandline.node.lead.commits import CommitHandle, Commits, Leadership
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
-from strandline.node.lead.flow import Refuse, admit
 from strandline.node.lead.policies import (
     CommitPolicy,
     DurableOffsets,
+    Refuse,
+    admit,
     check_possible,
     is_met_alone,
     nth_highest,
