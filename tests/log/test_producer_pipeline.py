@@ -263,7 +263,7 @@ class TestConflicts:
             with log.producer(batch_bytes=1, linger=0.0) as producer:
                 for number in range(150):
                     producer.append(key=b"%d" % name, value=b"%d" % number * LARGE).result(SOON)
-                conflicts[name] = producer._committer._outbox._shipper._lister.cell.conflicts
+                conflicts[name] = producer._committer._outbox._shipper.lister.cell.conflicts
 
         together(lambda: work(0), lambda: work(1))
         pauses = [pause for clock in clocks for pause in clock.slept]
@@ -322,7 +322,7 @@ class TestAmongOthers:
             assert reads_of_one_listing() == 0
             append(other, b"x", number=0)
             assert reads_of_one_listing() == 1  # it lost, and looked
-            cell = producer._committer._outbox._shipper._lister.cell
+            cell = producer._committer._outbox._shipper.lister.cell
             append(other, b"x", number=1)
             lost = cell.conflicts
             assert reads_of_one_listing() == 1  # it looked, and did not lose

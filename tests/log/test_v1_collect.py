@@ -322,14 +322,14 @@ class ManifestFirst(QueueCollector):
 
     def run(self, **options) -> Collection:
         manifest = self._read_manifest()
-        objects = list(self._store.list(f"{self._folder}/"))
-        now = self._clock.now()
+        objects = list(self.store.list(f"{self.folder}/"))
+        now = self.clock.now()
         assert manifest is not None
         garbage = [
-            item for item in unlisted(objects, manifest, self._folder, self._path) if is_old(item, now, self._grace)
+            item for item in unlisted(objects, manifest, self.folder, self.manifest) if is_old(item, now, self.grace)
         ]
         for item in garbage:
-            self._store.delete(item.path)
+            self.store.delete(item.path)
         return Collection(tuple(garbage))
 
 

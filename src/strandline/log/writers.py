@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 from uuid import UUID
 
@@ -99,16 +99,16 @@ class InDoubt:
 Outcome: TypeAlias = Receipt | Refused | InDoubt
 
 
+@dataclass(slots=True)
 class NumberedWriter:
     """Appends to a log under a writer id of its own, each batch once. Used by one thread at a time."""
 
-    def __init__(self, log: Log, *, clock: Clock, chance: Chance, retries: Backoff | None = None) -> None:
-        """Append to ``log``. An id is taken with the first append."""
-        self._log = log
-        self._clock = clock
-        self._chance = chance
-        self._retries = retries or Backoff()
-        self._next: tuple[WriterId, int] | None = None
+    log: Log
+    clock: Clock
+    chance: Chance
+    retries: Backoff = field(default_factory=Backoff)
+    _next: tuple[WriterId, int] | None = None
+    """The id and number of the next append. An id is taken with the first one."""
 
     def append(self, batch: pa.RecordBatch, expect: int | None = None) -> Outcome:
         """Append a batch, whole or not at all; durable if the outcome is a receipt. Repeats what may be repeated.
@@ -121,7 +121,7 @@ class NumberedWriter:
         while True:
             try:
                 # The same writer and number each time: if an earlier try landed, the log finds it and adds nothing.
-                receipt = self._log.append(batch, writer=writer, number=number, expect=expect).result()
+                receipt = self.log.append(batch, writer=writer, number=number, expect=expect).result()
             except StrandlineError as error:
                 in_doubt = (in_doubt or isinstance(error, _IN_DOUBT)) and not isinstance(error, ExpectationFailed)
                 failure = error
@@ -130,12 +130,12 @@ class NumberedWriter:
                 return receipt
             attempt += 1
             expired = isinstance(failure, WriterExpired) and not in_doubt
-            if attempt >= self._retries.attempts or not (expired or _may_be_repeated(failure)):
+            if attempt >= self.retries.attempts or not (expired or _may_be_repeated(failure)):
                 break
             if expired:
                 writer, number = self._fresh_id()  # each of its appends was answered: nothing hangs on the old id
             else:
-                self._clock.sleep(self._retries.pause(attempt - 1, self._chance.jitter()))
+                self.clock.sleep(self.retries.pause(attempt - 1, self.chance.jitter()))
         if in_doubt:
             return InDoubt(failure)
         if isinstance(failure, _NUMBER_IS_FREE):
@@ -153,7 +153,7 @@ class NumberedWriter:
         return lent or self._fresh_id()
 
     def _fresh_id(self) -> tuple[WriterId, int]:
-        return WriterId(self._chance.uuid()), 0
+        return WriterId(self.chance.uuid()), 0
 
 
 def _may_be_repeated(error: StrandlineError) -> bool:

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from strandline.compat.spool.format import SPOOL, SPOOL_SLOTS, encode_record_frame
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, StorageError
 from strandline.formats.wal.slots import slot_fields
+from strandline.log.reading import read_spans
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.log.wal.read.span import WalSpan
 from strandline.model.addresses import Address, as_folder
-from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op
 from strandline.model.retention import SlotState
 from strandline.storage.disk import DISK, AppendFile, Disk, replace_file
@@ -31,7 +31,6 @@ _PIECE: Final = 1 << 20
 """About so many bytes are written at a time."""
 _PARTS: Final = 3 << 14
 """At most so many pieces of frames wait for that."""
-_PLANNED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +152,10 @@ def _flush(file: AppendFile, parts: list[bytes | memoryview]) -> int:
 
 def _batches(log: WalLog | WalReader, bounds: Bounds) -> Iterator[tuple[int, pa.RecordBatch]]:
     """All records in order, with their terms; every one of them is a value and nothing else."""
-    cursor = Cursor(log.log_id, bounds.first)
-    while cursor.next < bounds.next:
-        spans = log.plan(cursor, Limit(batches=_PLANNED, upto=bounds.next))
-        for span in spans:
-            for batch in _fetch(log, span):
-                _refuse_more_than_values(batch)
-                yield span.frame.term, batch
-            cursor = cursor.at(span.next)
-
-
-def _fetch(log: WalLog | WalReader, span: WalSpan) -> list[pa.RecordBatch]:
-    try:
-        return span.fetch()
-    except NotFound:
-        log.plan(Cursor(log.log_id, span.first), Limit(batches=1))  # if it was pruned since, this says so
-        raise
+    for behind, batches in read_spans(log, Cursor(log.log_id, bounds.first), bounds.next, None):
+        for batch in batches:
+            _refuse_more_than_values(batch)
+            yield behind.term, batch
 
 
 def _refuse_more_than_values(batch: pa.RecordBatch) -> None:

@@ -8,7 +8,7 @@ its upload began, or not at all. So an object that is a whole grace period old a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from strandline.compat.v1.format import decode_manifest
@@ -64,6 +64,7 @@ def is_old(item: ObjectInfo, now: int, grace: float) -> bool:
     return item.modified <= before and (named is None or named <= before)
 
 
+@dataclass(slots=True)
 class QueueCollector:
     """Collects one queue. With ``remember`` it deletes only what it has itself seen unlisted for a grace period.
 
@@ -71,50 +72,45 @@ class QueueCollector:
     right. Without, one round suffices: for a command.
     """
 
-    def __init__(
-        self, store: ObjectStore, *, manifest: str, folder: str, grace: float, clock: Clock, remember: bool
-    ) -> None:
-        """Collect the queue of this manifest and data folder; nothing is read yet."""
-        self._store = store
-        self._path = manifest
-        self._folder = folder
-        self._grace = grace
-        self._clock = clock
-        self._seen: dict[str, float] | None = {} if remember else None
+    store: ObjectStore
+    manifest: str
+    folder: str
+    grace: float
+    clock: Clock
+    remember: bool
+    _seen: dict[str, float] = field(default_factory=dict)
 
     def run(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
         """One round. ``on_progress`` is told how many objects are deleted so far.
 
         Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
         """
-        begun = self._clock.monotonic()
+        begun = self.clock.monotonic()
         # By both clocks: one that is ahead would take what is uploaded and not listed yet for left over.
-        now = (
-            self._clock.now() if dry_run else cautious_now(self._store, f"{self._folder}-clock/now", clock=self._clock)
-        )
+        now = self.clock.now() if dry_run else cautious_now(self.store, f"{self.folder}-clock/now", clock=self.clock)
         # In this order. Read before the listing, the manifest would not know what was uploaded and listed in between,
         # and a collector that was held up for long enough would find those objects old and unlisted.
-        objects = list(self._store.list(f"{self._folder}/"))
+        objects = list(self.store.list(f"{self.folder}/"))
         manifest = self._read_manifest()
         if manifest is None:
             return Collection(dry_run=dry_run)
-        free = unlisted(objects, manifest, self._folder, self._path)
-        garbage = [item for item in free if is_old(item, now, self._grace)]
-        if self._seen is not None:
+        free = unlisted(objects, manifest, self.folder, self.manifest)
+        garbage = [item for item in free if is_old(item, now, self.grace)]
+        if self.remember:
             # An object counts as unlisted only from now on, and for no longer than until the round began.
-            seen = self._clock.monotonic()
+            seen = self.clock.monotonic()
             self._seen = {item.path: self._seen.get(item.path, seen) for item in free}
-            garbage = [item for item in garbage if begun - self._seen[item.path] >= self._grace]
+            garbage = [item for item in garbage if begun - self._seen[item.path] >= self.grace]
         for deleted, item in enumerate(garbage, 1):
             if not dry_run:
-                self._store.delete(item.path)
+                self.store.delete(item.path)
             if on_progress is not None:
                 on_progress(deleted)
         return Collection(tuple(garbage), len(free) - len(garbage), dry_run)
 
     def _read_manifest(self) -> QueueManifest | None:
         try:
-            data = self._store.get(self._path).data
+            data = self.store.get(self.manifest).data
         except NotFound:
             return None
-        return decode_manifest(data, f"{self._store.url}/{self._path}")
+        return decode_manifest(data, f"{self.store.url}/{self.manifest}")

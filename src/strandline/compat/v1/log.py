@@ -211,15 +211,8 @@ class QueueLog(LogReading):
     # --- appending ---------------------------------------------------------------------------------------------
 
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
-        return QueueShipper(
-            self.store,
-            cell,
-            self.folder,
-            writer=writer,
-            compression=Compression.named(compression),
-            grace=self.grace,
-            clock=self.clock,
-        )
+        codec = Compression.named(compression)
+        return QueueShipper(self.store, cell, self.folder, writer, codec, self.grace, self.clock)
 
     def append(
         self,
@@ -313,14 +306,7 @@ class QueueLog(LogReading):
 
     def collector(self, *, remember: bool) -> QueueCollector:
         """What collects the queue; with ``remember``, over several rounds."""
-        return QueueCollector(
-            self.store,
-            manifest=self.manifest_path,
-            folder=self.folder,
-            grace=self.grace,
-            clock=self.clock,
-            remember=remember,
-        )
+        return QueueCollector(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
 
     def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> Collection:
         """Delete, in one round, what is not listed and older than the grace period; see :mod:`.collect`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 
@@ -113,6 +113,7 @@ class QueueReceipt(Receipt):
         return QueueReceipt(self.first, count)
 
 
+@dataclass(frozen=True)
 class QueueShipper(Shipper[QueueDraft, QueueListing]):
     """One writer's way into a queue.
 
@@ -120,33 +121,28 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
     a batch whose answer was lost *and* that was acknowledged before anyone could look is listed again.
     """
 
-    opaque = True
-    tick = 1000  # ingestion times are kept to the millisecond
+    opaque: ClassVar = True
+    tick: ClassVar = 1000  # ingestion times are kept to the millisecond
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        cell: ManifestCell,
-        folder: str,
-        *,
-        writer: WriterId,
-        compression: Compression,
-        grace: float,
-        clock: Clock,
-    ) -> None:
-        """Ship as ``writer`` into ``folder``; collectors wait for ``grace`` seconds before they take an object."""
-        if compression not in (Compression.NONE, Compression.ZSTD):
+    store: ObjectStore
+    cell: ManifestCell
+    folder: str
+    writer: WriterId
+    compression: Compression
+    grace: float
+    """Seconds that collectors wait before they take an object."""
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        if self.compression not in (Compression.NONE, Compression.ZSTD):
             raise InvalidInput(
-                f"A queue of version 1 is compressed by 'zstd' or 'none', not {compression.name.lower()!r}."
+                f"A queue of version 1 is compressed by 'zstd' or 'none', not {self.compression.name.lower()!r}."
             )
-        self._store = store
-        self._cell = cell
-        self._folder = folder
-        self._writer = writer
-        self._compression = compression
+
+    @property
+    def _patience(self) -> float:
         # Half of it: the other half is for a write that was checked in time and then took long to reach the store.
-        self._patience = grace / 2
-        self._clock = clock
+        return self.grace / 2
 
     def new_draft(self) -> QueueDraft:
         """An empty draft."""
@@ -154,14 +150,14 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
 
     def seal(self, draft: QueueDraft, *, number: int, expect: int | None = None) -> Sealed[QueueListing]:
         """The finished batch of a draft; it has no place in the store yet."""
-        parts = encode_queue_batch(draft.blocks, draft.count, self._compression)
+        parts = encode_queue_batch(draft.blocks, draft.count, self.compression)
         return Sealed(parts, QueueListing(draft.count, number, MetadataRanges.joined(draft.metadata), expect))
 
     def upload(self, sealed: Sealed[QueueListing]) -> Sealed[QueueListing]:
         """Write the object under a fresh name; durable when it returns."""
-        began = Moment.of(self._clock)  # before the upload: what counts is the age of the oldest byte of it
-        location = new_location(self._folder, began.wall, self._writer, sealed.listing.number)
-        self._store.put(location, sealed.parts)
+        began = Moment.of(self.clock)  # before the upload: what counts is the age of the oldest byte of it
+        location = new_location(self.folder, began.wall, self.writer, sealed.listing.number)
+        self.store.put(location, sealed.parts)
         return Sealed(sealed.parts, replace(sealed.listing, location=location, began=began))
 
     def _enlist(self, batches: Sequence[Sealed[QueueListing]]) -> list[Receipt]:
@@ -169,9 +165,9 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
 
         def edit(manifest: QueueManifest) -> QueueManifest:
             # The time is looked at here, right before each write that is tried.
-            return list_batches(manifest, listings, Moment.of(self._clock), self._patience)
+            return list_batches(manifest, listings, Moment.of(self.clock), self._patience)
 
-        places = places_of(self._cell.update(edit, role="producer"), [listing.location for listing in listings])
+        places = places_of(self.cell.update(edit, role="producer"), [listing.location for listing in listings])
         return [QueueReceipt(places[mark_of(listing.location)], listing.count) for listing in listings]
 
     def _uploaded_again(self, batches: Sequence[Sealed[QueueListing]]) -> list[Sealed[QueueListing]]:
@@ -180,10 +176,10 @@ class QueueShipper(Shipper[QueueDraft, QueueListing]):
     @property
     def _never_fresh(self) -> str:
         return (
-            f"A batch could not be listed in {self._cell.where} within {self._patience} s of its upload, in "
+            f"A batch could not be listed in {self.cell.where} within {self._patience} s of its upload, in "
             f"{RESOLVES} tries; nothing was listed. Try again."
         )
 
     def _is_old(self, listing: QueueListing) -> bool:
         # Half of what is allowed: what is nearly too old would be too old at the next try.
-        return listing.began is None or Moment.of(self._clock).since(listing.began) > self._patience / 2
+        return listing.began is None or Moment.of(self.clock).since(listing.began) > self._patience / 2

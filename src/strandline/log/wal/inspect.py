@@ -18,14 +18,13 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.scan import Hole, walk
-from strandline.log.wal.read.watermark import read_mark
+from strandline.log.wal.read.watermark import LOOKS, read_mark
 from strandline.log.wal.recover.scan_tail import examine_files, read_identity, read_kept
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
 T = TypeVar("T")
 
-_LOOKS: Final = 8
 _HOLDER: Final = re.compile(r"process ([0-9]+) on (.*)")
 _NOBODY: Final = UUID(int=0)
 
@@ -116,7 +115,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> WalF
         log_id = None
         problems.append(str(error))
     kept = None if log_id is None else _readable(problems, lambda: read_kept(folder, log_id, disk=disk, clock=clock))
-    mark = None if log_id is None else _mark(folder, log_id, disk=disk)
+    mark = None if log_id is None else read_mark(folder, log_id, disk=disk, looks=LOOKS)
     holder = read_holder(folder, disk=disk) or None
     state = _state(mark, holder)
     start = mark.start if mark is not None else None if kept is None else kept.start
@@ -152,11 +151,6 @@ def _readable(problems: list[str], read: Callable[[], T]) -> T | None:
     except (CorruptData, UnsupportedVersion) as error:
         problems.append(str(error))
         return None
-
-
-def _mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
-    marks = (read_mark(folder, log_id, disk=disk) for _ in range(_LOOKS))  # one may be being written just now
-    return next((mark for mark in marks if mark is not None), None)
 
 
 def _state(mark: Mark | None, holder: str | None) -> str:

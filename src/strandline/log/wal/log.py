@@ -45,7 +45,7 @@ TAIL_BYTES: Final = 32 << 20
 PENDING_BYTES: Final = 64 << 20
 
 
-@bound_to_process(keep=("log_id", "folder", "disk", "clock"))
+@bound_to_process(keep=("log_id",))
 @final
 @checked(own=("view", "newest", "ahead", "wait", "wait_past"))
 class WalLog(WalReading, SlottedLog, Closing):
@@ -76,7 +76,7 @@ class WalLog(WalReading, SlottedLog, Closing):
     ) -> None:
         """Use :meth:`open`."""
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
-        self._clock = clock
+        self.clock = clock
         self._steady = SteadyTime(clock, folder)
         self._durable = durable
         self._held = contextlib.ExitStack()
@@ -195,7 +195,7 @@ class WalLog(WalReading, SlottedLog, Closing):
         return log
 
     def __repr__(self) -> str:
-        return f"WalLog({self._folder!r}, log_id={self._log_id})"
+        return f"WalLog({self.folder!r}, log_id={self._log_id})"
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class WalLog(WalReading, SlottedLog, Closing):
         """
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         append = numbered(writer, number)
-        content = encoded(batch, now=self._clock.now())
+        content = encoded(batch, now=self.clock.now())
         self._begin_at(expect or 0)
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
@@ -251,7 +251,7 @@ class WalLog(WalReading, SlottedLog, Closing):
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         value = value_of(value)
         self._begin_at(expect or 0)
-        now = self._clock.now() if timestamp is None else timestamp
+        now = self.clock.now() if timestamp is None else timestamp
         return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
 
     @property
@@ -298,17 +298,12 @@ class WalLog(WalReading, SlottedLog, Closing):
         place = self._journal.place
         self._published.advance(upto=place.next, active=place.first, term=place.term)
         self._unsynced = []
-        COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
+        COMMIT_SECONDS.observe(self.clock.monotonic() - written.begun)
         BATCHES_WRITTEN.inc(len(held))
         ENTRIES_WRITTEN.inc(held[-1].next - held[0].first)
         BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
         # Last: it needs no interpreter, and so who waits for the new end goes on meanwhile.
         self._published.write()
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that the log goes by."""
-        return self._clock
 
     @property
     def term(self) -> int:
@@ -393,7 +388,7 @@ class WalLog(WalReading, SlottedLog, Closing):
 
     def verify(self, told: Told | None = None) -> WalVerification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
-        return verify(self._folder, disk=self._disk, clock=self._clock, told=told)
+        return verify(self.folder, disk=self.disk, clock=self.clock, told=told)
 
     # --- forgetting --------------------------------------------------------------------------------------------
 
@@ -434,7 +429,7 @@ class WalLog(WalReading, SlottedLog, Closing):
 
     def _drop_files(self, start: int) -> None:
         firsts = list(self._catalog.firsts)
-        self._catalog.forget(drop_below(self._folder, firsts, start, disk=self._disk))
+        self._catalog.forget(drop_below(self.folder, firsts, start, disk=self.disk))
 
     # --- ending ------------------------------------------------------------------------------------------------
 
@@ -480,7 +475,7 @@ class WalLog(WalReading, SlottedLog, Closing):
                 self._journal.write_index()
 
     def _is_closed(self) -> Exception:
-        return LogClosed(f"The log in {self._folder} is closed: open it again.")
+        return LogClosed(f"The log in {self.folder} is closed: open it again.")
 
     def _is_elsewhere(self) -> Exception:
         return self._origin.refusal()

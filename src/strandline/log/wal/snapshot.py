@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -74,14 +75,14 @@ def _check_destination(log: WalLog | WalReader, folder: str, disk: Disk) -> None
         raise NotFound(f"There is no folder {folder} for a copy of the log in {log.folder}: make it, and copy again.")
 
 
+@dataclass(slots=True)
 class _WalCopy:
     """A copy being made."""
 
-    def __init__(self, log: WalLog | WalReader, folder: str, disk: Disk) -> None:
-        self._log = log
-        self._folder = folder
-        self._disk = disk
-        self._copied: list[int] = []
+    _log: WalLog | WalReader
+    _folder: str
+    _disk: Disk
+    _copied: list[int] = field(default_factory=list)
 
     def attempt(self, upto: Cursor | None) -> Cursor | None:
         """Copy the log up to its end of now, or up to ``upto``; None if everything below that was pruned meanwhile."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -80,12 +80,12 @@ class Shipper(ABC, Generic[D, L]):
     Uploads may run in several threads at once, also beside a listing; listings are made one at a time.
     """
 
-    opaque = False
+    opaque: ClassVar[bool] = False
     """Whether records are values and nothing else. Then a producer refuses keys, headers and deletes at the call.
 
     Times of records are not kept either.
     """
-    tick = 1
+    tick: ClassVar[int] = 1
     """To how many microseconds the ingestion times of calls are kept: attached ones are multiples of it."""
 
     @property
@@ -267,38 +267,36 @@ class Lister:
                 self._alone = self._alone + 1 if self.cell.read().value is known else 0
 
 
+@dataclass(eq=False)
 class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
     """One writer's way into an own log."""
 
-    def __init__(
-        self, lister: Lister, *, writer: WriterId, born: int, compression: Compression, sole: bool = False
-    ) -> None:
-        """Ship as ``writer``, which took its id when the log's next sequence was ``born``.
+    lister: Lister
+    writer: WriterId
+    born: int
+    """The log's next sequence when the writer took its id."""
+    compression: Compression
+    sole: bool = False
+    """Whether nobody else may ship as this writer: a number that is listed must have been listed from here.
 
-        With ``sole`` nobody else may ship as this writer: a number that is listed must have been listed from here.
-        Without it such a number is taken for a repetition of what another process has done.
-        """
-        self._lister = lister
-        self._writer = writer
-        self._born = born
-        self._compression = compression
-        self._sole = sole
-        self._names: dict[int, set[str]] = {}  # of what was uploaded and is not known to be listed
-        self._asked: set[int] = set()  # the numbers among them that may be listed
+    Without it such a number is taken for a repetition of what another process has done.
+    """
+    _names: dict[int, set[str]] = field(default_factory=dict)  # of what was uploaded and is not known to be listed
+    _asked: set[int] = field(default_factory=set)  # the numbers among them that may be listed
 
     @property
     def crowded(self) -> bool:
         """Whether others list too, as far as was seen lately."""
-        return self._lister.crowded
+        return self.lister.crowded
 
     def new_draft(self) -> ObjectDraft:
         """An empty draft."""
-        return ObjectDraft(compression=self._compression)
+        return ObjectDraft(compression=self.compression)
 
     def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
         """The finished batch of a draft; it has no place in the store yet."""
         info = BatchInfo(
-            draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self._writer, number
+            draft.compression, draft.count, len(draft.pages), draft.oldest, draft.newest, self.writer, number
         )
         parts = encode_batch(draft.pages, info)
         listing = BatchListing(
@@ -308,9 +306,9 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
             size=sum(map(len, parts)),
             oldest=draft.oldest,
             newest=draft.newest,
-            writer=self._writer,
+            writer=self.writer,
             number=number,
-            born=self._born,
+            born=self.born,
             metadata=MetadataRanges.joined(draft.metadata),
             expect=expect,
         )
@@ -318,7 +316,7 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
 
     def upload(self, sealed: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
-        stored = self._lister.put(sealed)
+        stored = self.lister.put(sealed)
         self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
         return stored
 
@@ -326,13 +324,13 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
         return self._receipts(self._list([batch.listing for batch in batches]), batches)
 
     def _uploaded_again(self, batches: Sequence[Sealed[BatchListing]]) -> list[Sealed[BatchListing]]:
-        self._lister.cell.read()
+        self.lister.cell.read()
         return [self.upload(batch) for batch in batches]
 
     @property
     def _never_fresh(self) -> str:
         return (
-            f"{self._lister.cell.where} was collected at each of {RESOLVES} tries, so that the batch had to be "
+            f"{self.lister.cell.where} was collected at each of {RESOLVES} tries, so that the batch had to be "
             "uploaded again each time; nothing was listed. Try again."
         )
 
@@ -340,30 +338,30 @@ class ObjectShipper(Shipper[ObjectDraft, BatchListing]):
         asked = frozenset(self._asked)
         numbers = {listing.number for listing in listings}
         self._asked |= numbers  # before it is done: afterwards only a success is certain
-        if not self._sole:
-            return self._lister.enlist(listings)
-        head = self._lister.enlist(listings, lambda head: self._check_sole(head, listings, asked))
+        if not self.sole:
+            return self.lister.enlist(listings)
+        head = self.lister.enlist(listings, lambda head: self._check_sole(head, listings, asked))
         self._asked -= numbers
         for number in numbers:
             self._names.pop(number, None)
         return head
 
     def _check_sole(self, head: Head, listings: Sequence[BatchListing], asked: frozenset[int]) -> None:
-        last = head.writers.get(self._writer)
+        last = head.writers.get(self.writer)
         listed = [] if last is None else [listing for listing in listings if listing.number <= last.number]
         for listing in listed:
-            key = (self._writer, listing.number)
+            key = (self.writer, listing.number)
             entry = next((entry for entry in head.tail if (entry.writer, entry.number) == key), None)
             # One that was asked for before may have landed, whatever we were told: then it names an object of ours.
             ours = listing.number in asked if entry is None else entry.location in self._names[listing.number]
             if not ours:
                 raise OutOfOrder(
-                    f"Number {listing.number} of writer {self._writer} was listed by someone else: another producer "
+                    f"Number {listing.number} of writer {self.writer} was listed by someone else: another producer "
                     "uses this writer id. Nothing was appended. Open a producer with an id of its own."
                 )
 
     def _receipts(self, head: Head, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
-        writer = self._writer
+        writer = self.writer
         places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
         last = head.writers.get(writer)
         if last is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Final, NoReturn, Self, TypeVar, final
+from typing import NoReturn, Self, TypeVar, final
 from uuid import UUID
 
 from strandline.errors import Diverged, InvalidInput, NotFound, NotReady
@@ -17,7 +17,7 @@ from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.span import WalSpan
 from strandline.log.wal.read.tail import Held
-from strandline.log.wal.read.watermark import View, read_mark
+from strandline.log.wal.read.watermark import LOOKS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
@@ -35,14 +35,14 @@ R = TypeVar("R")
 class WalReading(LogReading, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only what is durable; safe in threads."""
 
-    _clock: Clock
+    clock: Clock
 
     def __init__(self, folder: str, log_id: UUID, catalog: Catalog, *, disk: Disk) -> None:
         """Read the log in this folder."""
-        self._folder = folder
+        self.folder = folder
         self._log_id = log_id
         self._catalog = catalog
-        self._disk = disk
+        self.disk = disk
 
     @abstractmethod
     def view(self) -> View:
@@ -56,16 +56,6 @@ class WalReading(LogReading, ABC):
     def log_id(self) -> UUID:
         """The log's identity."""
         return self._log_id
-
-    @property
-    def folder(self) -> str:
-        """Where the log is."""
-        return self._folder
-
-    @property
-    def disk(self) -> Disk:
-        """The disk that it is on."""
-        return self._disk
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset; all of them are durable."""
@@ -92,7 +82,7 @@ class WalReading(LogReading, ABC):
 
         def look(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
-            now = self._clock.now()
+            now = self.clock.now()
             return rules.position_of(
                 start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
             )
@@ -124,7 +114,7 @@ class WalReading(LogReading, ABC):
         looks_back = bool(since.term or since.fingerprint is not None) and since.next > bounds.first
         frames = _agreeing(since, self._frames(since.next - looks_back, bounds.next))
         return [
-            WalSpan(held.frame, first, upto, held.records, self._disk)
+            WalSpan(held.frame, first, upto, held.records, self.disk)
             for held, first, upto in plan_entries(frames, since.next, limit)
         ]
 
@@ -224,11 +214,7 @@ def _diverged(since: Cursor, but: str) -> Diverged:
     )
 
 
-_LOOKS: Final = 8
-"""How often a mark is read that is being written at the same moment."""
-
-
-@bound_to_process(keep=("log_id", "folder", "disk"))
+@bound_to_process(keep=("log_id",))
 @final
 @checked
 class WalReader(WalReading):
@@ -244,7 +230,7 @@ class WalReader(WalReading):
         folder = as_folder(folder)
         log_id = read_identity(folder, disk=disk)
         super().__init__(folder, log_id, Catalog(folder, log_id, firsts_in(disk.scan(folder)), disk=disk), disk=disk)
-        self._clock = clock
+        self.clock = clock
         self._boot = boot_id() if boot is None else boot
         self._waiter = HeadPoller()
         self._seen = 0
@@ -252,7 +238,7 @@ class WalReader(WalReading):
         self._origin = Origin(f"The log in {folder}", advice="open it again there")
 
     def __repr__(self) -> str:
-        return f"WalReader({self._folder!r}, log_id={self._log_id})"
+        return f"WalReader({self.folder!r}, log_id={self._log_id})"
 
     def __enter__(self) -> Self:
         return self
@@ -262,8 +248,8 @@ class WalReader(WalReading):
 
     def view(self) -> View:
         """What is durable and retained now, by the word of the writer."""
-        for _ in range(_LOOKS):
-            mark = read_mark(self._folder, self._log_id, disk=self._disk)
+        for _ in range(LOOKS):
+            mark = read_mark(self.folder, self._log_id, disk=self.disk)
             if mark is None:
                 continue
             if not mark.clean and mark.boot != self._boot:
@@ -275,7 +261,7 @@ class WalReader(WalReading):
             self._seen = mark.next
             return View(Bounds(mark.start, mark.next), mark.term)
         raise NotReady(
-            f"How far the log in {self._folder} reaches is not known, since the machine stopped while it was open: "
+            f"How far the log in {self.folder} reaches is not known, since the machine stopped while it was open: "
             "open it for writing once, which repairs what is left."
         )
 
@@ -284,11 +270,11 @@ class WalReader(WalReading):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until something past the cursor is durable (True) or the time is over (False), looking now and then."""
-        return self._waiter.wait(self, past, timeout, self._clock)
+        return self._waiter.wait(self, past, timeout, self.clock)
 
     def slots(self) -> list[SlotState]:
         """All slots, by name, as they were last written; their positions may be further by now."""
-        kept = read_kept(self._folder, self._log_id, disk=self._disk, clock=self._clock)
+        kept = read_kept(self.folder, self._log_id, disk=self.disk, clock=self.clock)
         return sorted((state for state in kept.slots if not state.dropped), key=lambda state: state.name)
 
     def floor(self) -> int | None:
@@ -296,6 +282,6 @@ class WalReader(WalReading):
         return rules.floor(self.slots())
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise InvalidInput(f"The log in {self._folder} was opened for reading: only the process that writes it may.")
+        raise InvalidInput(f"The log in {self.folder} was opened for reading: only the process that writes it may.")
 
     append = create_slot = claim_slot = reset_slot = drop_slot = _refuse

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from strandline.formats.arrow.block import read_metadata
+from strandline.formats.wal.folder import append_of
 from strandline.formats.wal.frame import (
     HEADER_SIZE,
     MAGIC,
@@ -18,6 +20,8 @@ from strandline.formats.wal.frame import (
     frame_head,
 )
 from strandline.log.wal.names import LEAD
+from strandline.log.wal.read.catalog import Located
+from strandline.model.head import WriterId, WriterState
 from strandline.storage.disk import Disk
 
 WINDOW: Final = 8 << 20
@@ -35,6 +39,18 @@ class Hole(NamedTuple):
     upto: int
     why: str
     ending: Ending
+
+
+def located(path: str, frame: Frame) -> tuple[Located, dict[WriterId, WriterState]]:
+    """Where a whole frame of a file stands, and whose append it is."""
+    info, first = frame.info, frame.info.first - 1
+    where = f"{path} at byte {frame.start}"
+    append = append_of(read_metadata(frame.block, where), where)
+    size, end = frame.end - frame.start, first + info.count
+    found = Located(path, frame.start, size, first, end, info.term, info.timestamp)
+    if append is None:
+        return found, {}
+    return found, {append[0]: WriterState(append[1], first, first, info.count, info.timestamp * 1000)}
 
 
 def walk(

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from strandline.errors import NotFound
@@ -16,14 +16,18 @@ from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import AppendFile, Disk
 
+LOOKS: Final = 8
+"""How often a mark is read that is being written at the same moment."""
 
-def read_mark(folder: str, log_id: UUID, *, disk: Disk) -> Mark | None:
+
+def read_mark(folder: str, log_id: UUID, *, disk: Disk, looks: int = 1) -> Mark | None:
     """The mark beside this log; None if there is none that can be read, which tells nothing about the log."""
-    try:
-        mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
-    except NotFound:
-        return None
-    return mark if mark is not None and mark.log_id == log_id else None
+    for _ in range(looks):
+        with contextlib.suppress(NotFound):
+            mark = decode_mark(disk.read(f"{folder}/{MARK}", 0, MARK_SIZE))
+            if mark is not None and mark.log_id == log_id:
+                return mark
+    return None
 
 
 class View(NamedTuple):

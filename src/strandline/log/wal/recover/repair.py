@@ -9,12 +9,10 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import NotFound
-from strandline.formats.arrow.block import read_metadata
-from strandline.formats.wal.folder import append_of
 from strandline.formats.wal.index import Index, new_chain
 from strandline.log.wal.names import DATA, INDEX, KEPT, NEW, TORN, data_name, index_name, salt_of, torn_name
 from strandline.log.wal.read.catalog import Located, damaged
-from strandline.log.wal.read.scan import Hole, walk
+from strandline.log.wal.read.scan import Hole, located, walk
 from strandline.log.wal.recover.scan_tail import Examined, Torn
 from strandline.log.wal.write.journal import IndexWriter
 from strandline.model.head import WriterId, WriterState
@@ -106,18 +104,10 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     for found in walk(path, disk.size(path), salt=salt_of(log_id), disk=disk):
         if isinstance(found, Hole):
             raise damaged(path, found.at, found.why)
-        info = found.info
-        if not info.count:
+        if found.info.count:
+            rows.append(located(path, found))
+        else:
             position = found.end
-            continue
-        offset = info.first - 1
-        where = f"{path} at byte {found.start}"
-        append = append_of(read_metadata(found.block, where), where)
-        writers: dict[WriterId, WriterState] = {}
-        if append is not None:
-            writers[append[0]] = WriterState(append[1], offset, offset, info.count, info.timestamp * 1000)
-        size = found.end - found.start
-        rows.append((Located(path, found.start, size, offset, offset + info.count, info.term, info.timestamp), writers))
     index = IndexWriter(folder, first, Index([], 0, new_chain(log_id, first)), position, disk=disk)
     with contextlib.closing(index):
         for frame, appends in rows:

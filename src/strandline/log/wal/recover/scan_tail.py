@@ -11,8 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
-from strandline.formats.arrow.block import read_metadata
-from strandline.formats.wal.folder import Kept, append_of, decode_kept, decode_wal_identity, lead_of
+from strandline.formats.wal.folder import Kept, decode_kept, decode_wal_identity, lead_of
 from strandline.formats.wal.frame import (
     HEADER_SIZE,
     Ending,
@@ -29,6 +28,7 @@ from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, data_name, firsts_in, index_name, salt_of
 from strandline.log.wal.read.catalog import Located, damaged
+from strandline.log.wal.read.scan import located
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers import forget_silent
@@ -234,20 +234,11 @@ class TailScan:
         place, info = self._place, frame.info
         if info.flags != self._salt or info.first != place.next + 1 or info.term < place.term or not info.count:
             return Stop(Ending.DAMAGED, frame.start, f"the frame there does not follow offset {place.next - 1}")
-        following = place.next + info.count
-        writers: dict[WriterId, WriterState] = {}
-        where = f"{self._path} at byte {frame.start}"
-        append = append_of(read_metadata(frame.block, where), where)
-        if append is not None:
-            writer, number = append
-            writers[writer] = WriterState(number, place.next, place.next, info.count, info.timestamp * 1000)
-        located = Located(
-            self._path, frame.start, frame.end - frame.start, place.next, following, info.term, info.timestamp
-        )
-        self.behind.append((located, writers))
+        frames = located(self._path, frame)
+        self.behind.append(frames)
         self.mark = max(self.mark, info.durable)
-        place.writers.update(writers)
-        place.size, place.next, place.term = frame.end, following, info.term
+        place.writers.update(frames[1])
+        place.size, place.next, place.term = frame.end, frames[0].next, info.term
         place.timestamp = info.timestamp
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -33,7 +33,7 @@ from strandline.log.wal.names import (
     salt_of,
 )
 from strandline.log.wal.read.scan import WINDOW, walk
-from strandline.log.wal.read.watermark import read_mark
+from strandline.log.wal.read.watermark import LOOKS, read_mark
 from strandline.log.wal.recover.checks import (
     FileCheck,
     FileFacts,
@@ -48,8 +48,6 @@ from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
 
-_LOOKS: Final = 8
-"""How often a mark is read that is being written at the same moment."""
 _KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND, COLD_FILE, COLD_FOLDER})
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
@@ -83,18 +81,18 @@ def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -
     return _Verifier(folder, disk, clock, told or (lambda _: None)).run()
 
 
+@dataclass(slots=True)
 class _Verifier:
     """One verification of a log."""
 
-    def __init__(self, folder: str, disk: Disk, clock: Clock, told: Told) -> None:
-        self._folder = folder
-        self._disk = disk
-        self._clock = clock
-        self._told = told
-        self._result = WalVerification(folder, Counter(files=0, frames=0, records=0, bytes=0, slots=0))
-        self._indexes: list[int] = []
+    _folder: str
+    _disk: Disk
+    _clock: Clock
+    _told: Told
+    _result: WalVerification = field(init=False)
 
     def run(self) -> WalVerification:
+        self._result = WalVerification(self._folder, Counter(files=0, frames=0, records=0, bytes=0, slots=0))
         log_id = self._identity()
         kept = None if log_id is None else self._kept(log_id)
         # The mark before the names: what is below it is in files that are there by now.
@@ -109,7 +107,6 @@ class _Verifier:
         self._result.take(self._others(rows, firsts))
         self._result.log_id = log_id
         self._result.bounds = Bounds(start, max(start, end))
-        self._result.indexes = tuple(self._indexes)
         return self._result
 
     # --- beside the frames -------------------------------------------------------------------------------------
@@ -159,13 +156,11 @@ class _Verifier:
             return None
 
     def _mark(self, log_id: UUID) -> Mark | None:
-        for _ in range(_LOOKS):
-            mark = read_mark(self._folder, log_id, disk=self._disk)
-            if mark is not None:
-                return mark
-        path = f"{self._folder}/{MARK}"
-        self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
-        return None
+        mark = read_mark(self._folder, log_id, disk=self._disk, looks=LOOKS)
+        if mark is None:
+            path = f"{self._folder}/{MARK}"
+            self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
+        return mark
 
     def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
         """Other files in the folder."""
@@ -226,7 +221,7 @@ class _Verifier:
                 end = self._last(log_id, facts, mark)
                 self._times(facts)
             if facts.index is not None:
-                self._indexes.append(first)
+                self._result.indexes = (*self._result.indexes, first)
                 index = f"{self._folder}/{index_name(first)}"
                 text = f"{index} has to be made again: {facts.index}. 'strandline wal repair' does that."
                 self._note(FindingKind.INDEX, index, text)
