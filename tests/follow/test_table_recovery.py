@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from strandline.errors import CursorExpired, Diverged, Fenced, StorageError
+from strandline.errors import Conflict, CursorExpired, Diverged, Fenced, StorageError
 from strandline.followers.delta.sink import DeltaSink
 from strandline.followers.run import Batching, follow
 from strandline.log.memory import MemoryLog
@@ -197,6 +197,37 @@ def test_what_someone_knows_to_be_right_can_be_adopted(log, sink):
     assert rows_of(sink) == left
     follow(log, again(sink), "s", until="end")
     assert again(sink).cursor(log.log_id) == log.end()
+
+
+def adopted_while(sink, log, monkeypatch, meanwhile):
+    """Adopt the table, with something that happens after it was looked at and before it is committed to."""
+    commit, adopting = DeltaSink._commit, again(sink)
+
+    def too_late(self, *arguments):
+        if self is adopting:
+            meanwhile()
+        commit(self, *arguments)
+
+    monkeypatch.setattr(DeltaSink, "_commit", too_late)
+    return adopting.adopt(log.log_id)
+
+
+def test_of_two_that_adopt_a_table_at_once_each_finds_it_adopted(log, sink, monkeypatch):
+    in_steps(log, sink, 10, 20)
+    rows_deleted(sink)
+    at = adopted_while(sink, log, monkeypatch, lambda: again(sink).adopt(log.log_id))
+    assert at == Cursor(log.log_id, 20)
+    follow(log, again(sink), "s", until="end")
+    assert again(sink).cursor(log.log_id) == log.end()
+
+
+def test_what_is_changed_while_a_table_is_adopted_is_not_adopted_unseen(log, sink, monkeypatch):
+    in_steps(log, sink, 10, 20)
+    with pytest.raises(Conflict, match=r"Look at the table again, and adopt it if it is right\.$"):
+        adopted_while(sink, log, monkeypatch, lambda: rows_deleted(sink))
+    with pytest.raises(Diverged):
+        again(sink).cursor(log.log_id)
+    assert again(sink).adopt(log.log_id) == Cursor(log.log_id, 20)
 
 
 def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink, monkeypatch):

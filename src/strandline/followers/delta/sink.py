@@ -171,14 +171,23 @@ class DeltaSink:
     def adopt(self, log_id: UUID) -> Cursor:
         """Take the table as it is now for what its cursor says: the caller knows that it is right.
 
-        For a table that others changed on purpose, or whose history is gone. ``NotFound`` if there is no table.
+        For a table that others changed on purpose, or whose history is gone. ``NotFound`` if there is no table,
+        ``Conflict`` if someone changes rows of it at the same time. Of several at once, each finds it adopted.
         """
         table = self._open()
         if table is None:
             raise NotFound(f"There is no table at {self.url} to adopt.")
         cursor = Cursor(log_id, self._next_in(table, log_id))
         self._known.pop(log_id, None)
-        self._commit(table, self._schema().empty_table(), cursor)
+        try:
+            self._commit(table, self._schema().empty_table(), cursor)
+        except Conflict as error:
+            with contextlib.suppress(Diverged):
+                return self.cursor(log_id) or cursor  # another one adopted it
+            raise Conflict(
+                f"Someone changed {self.url} while it was being adopted; nothing was committed. Look at the table "
+                "again, and adopt it if it is right."
+            ) from error
         return cursor
 
     # --- committing --------------------------------------------------------------------------------------------
