@@ -246,3 +246,13 @@ def test_metrics_on_another_interface_than_loopback_need_to_be_asked_for(run, tm
 
 def test_escaping_leaves_printable_text_alone():
     assert escaped("größe 日本 … ✓") == "größe 日本 … ✓"
+
+
+def test_a_table_is_made_only_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    def table() -> str:
+        raise AssertionError("made for nobody")
+
+    show.answer({"term": 3}, table, as_json=True)
+    assert capsys.readouterr().out == '{"term": 3}\n'
+    show.answer({"term": 3}, "a line", lambda: "a table", as_json=False)
+    assert capsys.readouterr().out == "a line\na table\n"

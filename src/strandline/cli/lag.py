@@ -207,7 +207,7 @@ def lag(
         looking = partial(look_at_queue, open_shared(url, manifest=manifest, data=data))
     if watch is None:
         seen = looking()
-        show.answer(seen.fields(), seen.rendered(), as_json=json)
+        show.answer(seen.fields(), seen.rendered, as_json=json)
         return
     with suppress(KeyboardInterrupt):  # that is how watching ends
         _watch(looking, watch, as_json=json)

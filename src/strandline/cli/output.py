@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import Any, Final, TextIO
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType
@@ -80,13 +81,17 @@ def _say(kind: str, style: str, text: str) -> None:
         line(f"{kind}: {text}", file=sys.stderr)
 
 
-def answer(fields: Any, *lines: RenderableType, as_json: bool) -> None:
-    """The result of a command: one JSON value for programs, or these lines and tables for people."""
+def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], as_json: bool) -> None:
+    """The result of a command: one JSON value for programs, or these lines and tables for people.
+
+    A function is called only if its table is printed.
+    """
     if as_json:
         document(fields)
         return
     for each in lines:
-        line(each) if isinstance(each, str) else out().print(each, soft_wrap=isinstance(each, Text))
+        shown = each() if isinstance(each, FunctionType | MethodType) else each
+        line(shown) if isinstance(shown, str) else out().print(shown, soft_wrap=isinstance(shown, Text))
 
 
 def table(*columns: str) -> Table:

@@ -64,35 +64,19 @@ class State(StrEnum):
 _STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", State.DELETE_STARTED: "red"}
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentRow:
+def row_of(segment: SegmentMetadata, seen: TierView) -> dict[str, Any]:
     """One segment as it is listed. ``end`` is its last offset; ``terms`` tells where each of its terms starts."""
-
-    start: int
-    end: int
-    records: int
-    size: int
-    state: State
-    superseded: bool
-    terms: tuple[tuple[int, int], ...]
-    max_timestamp: str | None
-    id: str
-
-    @classmethod
-    def of(cls, segment: SegmentMetadata, seen: TierView) -> SegmentRow:
-        """A segment among all that are known."""
-        is_finished = segment.state is SegmentState.COPY_FINISHED
-        return cls(
-            start=segment.start,
-            end=segment.end,
-            records=segment.end - segment.start + 1,
-            size=segment.size,
-            state=State[segment.state.name],
-            superseded=is_finished and segment.segment in seen.spare,
-            terms=segment.terms,
-            max_timestamp=newest(segment.max_timestamp),
-            id=str(segment.segment.id),
-        )
+    return {
+        "start": segment.start,
+        "end": segment.end,
+        "records": segment.end - segment.start + 1,
+        "size": segment.size,
+        "state": State[segment.state.name],
+        "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in seen.spare,
+        "terms": segment.terms,
+        "max_timestamp": newest(segment.max_timestamp),
+        "id": str(segment.segment.id),
+    }
 
 
 @segments.command("list")
@@ -110,33 +94,33 @@ def list_(
     superseded holds only what others hold, too, and the next round of the tierer removes it.
     """
     seen = look(log)
-    rows = [row for segment in seen.segments if _is_wanted(row := SegmentRow.of(segment, seen), term, state)]
-    fields = {"url": seen.url, "store": seen.cold.store, "segments": [asdict(row) for row in rows]}
-    show.answer(fields, rendered(seen, rows), as_json=json)
+    rows = [
+        row
+        for row in (row_of(segment, seen) for segment in seen.segments)
+        if state in (None, row["state"]) and (term is None or term in dict(row["terms"]))
+    ]
+    fields = {"url": seen.url, "store": seen.cold.store, "segments": rows}
+    show.answer(fields, lambda: rendered(seen, rows), as_json=json)
 
 
-def _is_wanted(row: SegmentRow, term: int | None, state: State | None) -> bool:
-    return state in (None, row.state) and (term is None or any(term == has for has, _ in row.terms))
-
-
-def rendered(seen: TierView, rows: Sequence[SegmentRow]) -> RenderableType:
+def rendered(seen: TierView, rows: Sequence[dict[str, Any]]) -> RenderableType:
     """The table that people see."""
     table = show.table(">start", ">end", ">records", ">size", "state", "~terms", "newest record", "id")
     for row in rows:
-        note = f"{row.state}, superseded" if row.superseded else str(row.state)
+        note = f"{row['state']}, superseded" if row["superseded"] else str(row["state"])
         table.add_row(
-            f"{row.start:,}",
-            f"{row.end:,}",
-            f"{row.records:,}",
-            show.size(row.size),
-            Text(note, "yellow" if row.superseded else _STYLES[row.state]),
-            terms_of(row.terms),
-            (row.max_timestamp or "-").replace("T", " ").removesuffix("Z"),
-            row.id,
+            f"{row['start']:,}",
+            f"{row['end']:,}",
+            f"{row['records']:,}",
+            show.size(row["size"]),
+            Text(note, "yellow" if row["superseded"] else _STYLES[row["state"]]),
+            terms_of(row["terms"]),
+            (row["max_timestamp"] or "-").replace("T", " ").removesuffix("Z"),
+            row["id"],
         )
-    of = show.counted(len(rows), "segment")
-    total = f"{of}, {show.counted(sum(row.records for row in rows), 'record')}, {show.size(sum(r.size for r in rows))}"
-    head = Text.assemble((seen.cold.store, "bold"), f"  {total}")
+    of, records = show.counted(len(rows), "segment"), show.counted(sum(row["records"] for row in rows), "record")
+    size = show.size(sum(row["size"] for row in rows))
+    head = Text.assemble((seen.cold.store, "bold"), f"  {of}, {records}, {size}")
     return Group(head, table) if rows else head
 
 

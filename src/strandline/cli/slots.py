@@ -74,7 +74,7 @@ def list_(url: Url, *, json: Json = False) -> None:
     nothing any more.
     """
     seen = look(open_log(url))
-    show.answer(seen.fields(), rendered(seen), as_json=json)
+    show.answer(seen.fields(), lambda: rendered(seen), as_json=json)
 
 
 @slots.command()

@@ -76,7 +76,7 @@ def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., 
 def topology(node: RemoteLog, *, json: Json = False) -> None:
     """Show who replicates a log and how far each is, as its primary sees it. Changes nothing."""
     seen = node.topology()
-    show.answer(fields(seen), rendered(seen, now=time.time_ns() // 1000), as_json=json)
+    show.answer(fields(seen), lambda: rendered(seen, now=time.time_ns() // 1000), as_json=json)
 
 
 def fields(seen: Topology) -> dict[str, Any]:
