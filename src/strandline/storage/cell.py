@@ -29,7 +29,7 @@ class Versioned(Generic[T]):
 
 
 class Codec(Protocol[T]):
-    """How a cell's state becomes bytes. Decoding hostile bytes gives ``CorruptData``."""
+    """Encodes a cell's state. Decoding invalid bytes raises ``CorruptData``."""
 
     def encode(self, state: Stamped[T]) -> Payload:
         """The bytes of a state."""
@@ -39,7 +39,7 @@ class Codec(Protocol[T]):
 
 
 class StoreCell(Generic[T]):
-    """A cell in one object of a store. Keeps the last state it saw, so that an undisturbed writer reads nothing."""
+    """A cell in one object of a store. Caches the last state, so a single writer reads nothing."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class StoreCell(Generic[T]):
         self._clock = clock
         self._chance = chance
         self._held: Versioned[Stamped[T]] | None = None
-        # Operations whose last write got no answer, with the revision it would have made. Without them, an operation
-        # repeated after the object forgot it would be done twice.
+        # Operations whose last write got no answer, with its revision. Without them, an operation repeated after the
+        # object has forgotten it would be applied twice.
         self._doubts: dict[OpId, int] = {}
         self.conflicts = 0
         """Races lost so far, for the conflict rate."""
@@ -74,7 +74,7 @@ class StoreCell(Generic[T]):
 
     @property
     def held(self) -> T | None:
-        """The value as this process last saw it, without I/O; None before the first look."""
+        """The value that this process read or wrote last, without I/O; None before the first read."""
         return None if self._held is None else self._held.value.value
 
     def read(self) -> Versioned[T]:
@@ -93,7 +93,7 @@ class StoreCell(Generic[T]):
     def create(self, op: OpId, value: T, *, attempts: int | None = None) -> T:
         """Write the first value; ``AlreadyExists`` if another operation created the cell.
 
-        With ``attempts`` it is tried so many times and not as often as an update.
+        ``attempts`` overrides the number of attempts of an update.
         """
         state = Stamped(value, 1, (op,))
         data = self._codec.encode(state)
@@ -111,7 +111,7 @@ class StoreCell(Generic[T]):
                 if op in held.value.recent:
                     return held.value.value
                 if doubt and held.value.revision > REMEMBERED:
-                    break  # it was so long ago that it no longer knows who created it
+                    break  # the object no longer remembers who created it
                 raise AlreadyExists(f"{self.where} exists already.") from error
             self._held = Versioned(state, version)
             return value
@@ -122,8 +122,8 @@ class StoreCell(Generic[T]):
     def update(self, op: OpId, edit: Callable[[T], T], *, role: Role | None = None) -> T:
         """Apply a pure edit and return a value in which ``op`` has been applied, by this call or an earlier one.
 
-        The edit may run several times, on different values; what it raises on a current value is raised here and
-        changes nothing. Returning the very value it was given writes nothing. ``Contended`` after too many lost
+        The edit may run several times, on different values; an error that it raises on the current value is raised here
+        and changes nothing. Returning its argument writes nothing. ``Contended`` after too many lost
         races, ``OutcomeUnknown`` if the store failed and the outcome could not be read back: repeating the call
         with the same ``op`` is safe in both cases. With ``role`` the writes are counted for Prometheus.
         """
@@ -143,7 +143,7 @@ class StoreCell(Generic[T]):
             except Exception:
                 if fresh:
                     raise
-                held = None  # it may have judged an outdated value
+                held = None  # the edit may have failed on an outdated value
                 continue
             if value is not state.value:
                 written = self._write(op, held, value, role)
@@ -159,7 +159,7 @@ class StoreCell(Generic[T]):
     def _write(
         self, op: OpId, held: Versioned[Stamped[T]], value: T, role: Role | None
     ) -> Versioned[Stamped[T]] | None:
-        """Try once to replace ``held``; None if that failed, or if its answer was lost."""
+        """Try once to replace ``held``; None if that failed or the answer was lost."""
         state = held.value.stamp(value, op)
         data = self._codec.encode(state)
         doubt = self._doubts.get(op)
@@ -169,9 +169,9 @@ class StoreCell(Generic[T]):
         except TransientStorageError:
             return None
         except Conflict:
-            # No proof that our write did not land: something between us and the store may have repeated it. So
-            # this too is resolved by reading the object and looking for the operation. But where the object has
-            # forgotten, a conflict is believed: a writer that was idle for long could never go on otherwise.
+            # A conflict does not prove that the write failed: a proxy may have repeated it. So the object is read and
+            # searched for the operation. If the object has forgotten the operation, the conflict counts: otherwise a
+            # writer that was idle for long could never continue.
             self.conflicts += 1
             count_write(role, landed=False)
             if doubt is None:
@@ -183,16 +183,16 @@ class StoreCell(Generic[T]):
         return Versioned(state, version)
 
     def _settle(self, op: OpId, state: Stamped[T]) -> None:
-        """End the doubt about an earlier write of ``op``, which this state does not remember, or raise."""
+        """Resolve the outcome of an earlier write of ``op``, which is not in this state, or raise."""
         doubt = self._doubts.get(op)
         if doubt is None or state.revision < doubt:
-            return  # nothing in doubt, or still under way: it fails if this state is replaced first
+            return  # no open write, or one that fails if this state is replaced first
         if state.revision - doubt >= REMEMBERED:
             raise OutcomeUnknown(
                 f"{self.where} has changed {state.revision - doubt} times since a write whose answer was lost, and no "
                 "longer remembers whether that landed. Do it as a new operation only if doing it twice is harmless."
             )
-        del self._doubts[op]  # others wrote that revision: ours did not land and cannot any more
+        del self._doubts[op]  # others wrote that revision: this write failed
 
     def _fetch_after(self, op: OpId, tries: int) -> Versioned[Stamped[T]]:
         try:

@@ -93,7 +93,7 @@ class SystemChance:
 
 
 def boot_id() -> UUID:
-    """What tells this run of the machine from the one before; all zeros where the system does not say."""
+    """Identifies this boot of the machine; all zeros if the system does not provide it."""
     try:
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -109,14 +109,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @final
 class SteadyTime:
-    """The wall clock, without its jumps: what goes by age goes by this. Safe in threads.
+    """The wall clock without jumps, for retention by age. Thread-safe.
 
-    If the clock jumps, time goes on from before the jump, as fast as it passes; if it still says so a day later, it is
-    believed. A clock that drifts, or is slewed, is followed. What the time was before the process began, nobody knows.
+    After a jump, time continues from before it at the normal rate; if the clock still differs a day later, it is
+    accepted. Drift and slewing are followed. A clock that was wrong before the process started is not detected.
     """
 
     def __init__(self, clock: Clock, what: str) -> None:
-        """Begin with what the clock says; ``what`` goes by it, and is named in warnings."""
+        """Start with the clock's time; ``what`` names its user in warnings."""
         self._clock = clock
         self._what = what
         self._offset = clock.now() - self._passed()

@@ -24,7 +24,7 @@ from strandline.storage.file_append import (
 
 
 class FolderRow(NamedTuple):
-    """One name in a folder; of a folder in it, only the name is told."""
+    """An entry of a folder; of a subfolder, only the name is known."""
 
     name: str
     is_folder: bool = False
@@ -32,47 +32,46 @@ class FolderRow(NamedTuple):
     modified: int = 0
     """When the file was last written, in microseconds since the epoch."""
     is_link: bool = False
-    """Whether the name is a symbolic link, whatever it leads to."""
+    """Whether it is a symbolic link."""
     links: int = 1
-    """How many names the file has; 0 for what is no plain file, and for a link that leads nowhere."""
+    """Hard links of the file; 0 if it is no regular file, or a dangling link."""
 
 
 @runtime_checkable
 class AppendFile(Protocol):
-    """An open file that grows at its end. One thread at a time; nothing is durable before :meth:`sync`."""
+    """An open file for appends. One thread at a time; nothing is durable before :meth:`sync`."""
 
     def size(self) -> int:
         """How many bytes it has."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Add all parts at the end. When it raises, any part of them may be there: :meth:`cut` them off."""
+        """Append all parts. After an error any part of them may be in the file: :meth:`cut` it."""
 
     def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Put all parts over what the file has from byte ``start`` on; what is behind them stays as it is.
+        """Overwrite the file from byte ``start`` on; the bytes after the parts stay.
 
-        Until :meth:`sync` a crash may leave the old bytes, the new ones, or any mixture. The file grows if they reach
-        past its end; a ``start`` that lies past it is ``InvalidInput``. When it raises anything else, any part of them
-        may be there. What a failed sync left unwritten is written by the next sync once it was rewritten, though with
-        the same bytes.
+        Until :meth:`sync` a crash may leave the old bytes, the new ones, or any mixture. The file grows if needed; a
+        ``start`` past its end is ``InvalidInput``. After any other error any part of them may be written. Bytes that a
+        failed sync left unwritten are written by the next sync if they were rewritten, also with the same bytes.
         """
 
     def sync(self) -> None:
-        """Make everything written durable. When it raises, nothing that was not synced before may be trusted.
+        """Make all writes durable. After an error no write since the last sync may be trusted.
 
-        ``NotFound`` as :meth:`check_in_place` raises it: what the file holds cannot be found any more.
+        ``NotFound`` as :meth:`check_in_place`.
         """
 
     def check_in_place(self) -> None:
-        """``NotFound`` if the file is no longer what its path leads to.
+        """``NotFound`` if the path no longer leads to this file.
 
-        It was removed, and is gone with this process; or it, or a folder above it, was moved or replaced.
+        The file was removed, or it, or a folder above it, was moved or replaced.
         """
 
     def cut(self, size: int) -> None:
-        """Shorten the file to this size."""
+        """Truncate the file to this size."""
 
     def close(self) -> None:
-        """Let go of it, without syncing. Closing twice is fine."""
+        """Close without syncing. Idempotent."""
 
 
 @runtime_checkable
@@ -119,25 +118,25 @@ class Disk(Protocol):
         """What is in the folder, by name; ``[]`` if there is none."""
 
     def locked(self, path: str) -> contextlib.AbstractContextManager[None]:
-        """Hold an exclusive lock that a dead process cannot keep; the file at ``path`` stays behind.
+        """Hold an exclusive lock, which is released when the process dies; the file at ``path`` stays.
 
-        Waits for whoever holds it, for a bounded time: then it is a ``StorageError`` that names the lock.
+        Waits for its holder for a bounded time, then raises a ``StorageError`` that names the lock.
         """
 
     def try_locked(self, path: str) -> contextlib.AbstractContextManager[bool]:
-        """The same without waiting: the block is given True if it holds the lock, False if someone else does."""
+        """The same without waiting: the block gets True if it holds the lock, False if another process does."""
 
 
 LOCK_TIMEOUT: Final = 60.0
-"""How long a lock is waited for, in seconds. Whoever holds one writes one small object, and lets go of it."""
+"""Seconds to wait for a lock. A holder writes one small object, and releases it."""
 _FIRST_LOOK: Final = 0.0005
 _LONGEST_LOOK: Final = 0.02
 
 
 class LocalDisk:
-    """The machine's own file system. What it creates is its owner's alone, unless ``STRANDLINE_UMASK`` says otherwise.
+    """The local file system. New files are private to their owner, unless ``STRANDLINE_UMASK`` is set.
 
-    What exists keeps its mode.
+    Existing files keep their mode.
     """
 
     def __init__(self, *, lock_timeout: float = LOCK_TIMEOUT, clock: Clock = CLOCK) -> None:
@@ -154,7 +153,7 @@ class LocalDisk:
                 raise NotFound(f"There is a folder at {path}, and no file.") from error
         with speaking(path), opened as file:
             if length is not None:
-                # Reading allocates what was asked for, and a damaged length may ask for anything.
+                # A read allocates its length, and a damaged length may be huge.
                 length = max(0, min(length, os.fstat(file.fileno()).st_size - start))
                 if not length:
                     return b""
@@ -174,7 +173,7 @@ class LocalDisk:
             return os.stat(path).st_size
 
     def write_new(self, path: str, parts: Sequence[bytes | memoryview]) -> None:
-        """Create, write and fsync a file; what could not be written whole is removed again."""
+        """Create, write and fsync a file; removed if that fails."""
         with _new_file(path) as descriptor:
             write_all(descriptor, parts)
 
@@ -249,7 +248,7 @@ class LocalDisk:
         rows = []
         with speaking(path), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
-                # A file may go away between the listing and the look at it; then it is simply not there.
+                # A file that is removed between listing and stat is omitted.
                 with contextlib.suppress(FileNotFoundError):
                     link = entry.is_symlink()
                     if entry.is_dir():
@@ -266,7 +265,7 @@ class LocalDisk:
     @contextlib.contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
-        # Not a blocking call: anybody who can open the file can hold its lock, and would stop us without a word.
+        # No blocking call: any process that can open the file can hold its lock for ever.
         deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_LOOK
         while True:
             with LockFile() as lock:
@@ -290,7 +289,7 @@ class LocalDisk:
 
 @contextlib.contextmanager
 def _new_file(path: str) -> Iterator[int]:
-    """The descriptor of a new file, which is synced at the end, and removed if that is not reached."""
+    """The descriptor of a new file; synced at the end of the block, removed if the block fails."""
     with speaking(path, making=True):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
         try:
@@ -305,7 +304,7 @@ def _new_file(path: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _speaking_of_two(source: str, target: str) -> Iterator[None]:
-    """In our words what the system raises about two paths: it does not say which of them is missing."""
+    """Translate errors of calls with two paths: the system does not say which one is missing."""
     with speaking(target, making=True):
         try:
             yield
@@ -319,7 +318,7 @@ DISK = LocalDisk()
 
 
 def below(folder: str, *names: str) -> str:
-    """The path of what has these names in a folder; ``InvalidInput`` for a name that could lead out of it.
+    """The path of names below a folder; ``InvalidInput`` for a name that could lead out of it.
 
     >>> below("/data", "snapshots", "replica-1")
     '/data/snapshots/replica-1'
@@ -331,9 +330,9 @@ def below(folder: str, *names: str) -> str:
 
 
 def replace_file(disk: Disk, path: str, data: bytes, *, temporary: str) -> None:
-    """Durably put a file in place of whatever is at ``path``: afterwards, and after any crash, the old or the new.
+    """Replace the file at ``path`` atomically and durably.
 
-    ``temporary`` is a name in the same folder that nobody else uses; what a crash has left there is overwritten.
+    ``temporary`` is a name in the same folder that nobody else uses; a leftover of a crash is overwritten.
     """
     disk.remove(temporary)
     try:
@@ -356,15 +355,15 @@ def exists(path: str, *, disk: Disk) -> bool:
 
 
 def make_own_folder(folder: str, *, disk: Disk) -> None:
-    """Make a folder, and its name durable even if it is there.
+    """Create a folder, and sync its name even if it exists.
 
-    Whoever made it, or put something into it, may have died before syncing the name: then a power cut would take it,
-    with all that was acknowledged in it since.
+    The process that created it may have died before syncing the name: a power failure would then remove it, with
+    everything acknowledged in it since.
     """
     disk.make_folders(folder)
     sync_name(folder, disk=disk)
 
 
 def sync_name(folder: str, *, disk: Disk) -> None:
-    """Make the name of a folder durable."""
+    """Sync the name of a folder."""
     disk.sync_folder(str(Path(folder).absolute().parent))

@@ -1,10 +1,9 @@
 """A lease: at most one holder at any time, by compare-and-set and elapsed time.
 
-No clock is compared with another one's. The holder counts its term from *before* it asked for it; a challenger
-counts a full term from *after* it first saw the lease as it is now, and takes it only if it is still exactly so. Both
-count on a clock that goes on while the machine is suspended. So whatever was slow, lost, late or asleep, the holder
-has stopped believing when another one starts to. What must hold is that clocks run about equally fast: the holder
-stops :data:`MARGIN` of a term early for that.
+No clock is compared with another machine's. The holder's term starts *before* its request; a challenger waits a full
+term *after* it first saw the current content of the lease, and takes the lease only if it is unchanged. Both use a
+clock that also runs while the machine is suspended. So the holder's term is over before another one's starts, whatever
+was slow, lost or suspended. Clocks must run at about the same rate: the holder stops :data:`MARGIN` of a term early.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from strandline.storage.store import ObjectStore
 from strandline.storage.worker_thread import WorkerThread
 
 MARGIN: Final = 1 / 64
-"""The part of a term that the holder gives away, so that its clock may run slower than a challenger's."""
+"""The part of a term by which the holder stops early: its clock may run slower than a challenger's."""
 
 _LONGEST: Final = 7 * 86400.0
 _LOOKS: Final = 8
-"""How often per term a waiting challenger looks."""
+"""Reads per term of a waiting challenger."""
 
 
 # --- the rules: pure -------------------------------------------------------------------------------------------
@@ -41,38 +40,38 @@ _LOOKS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """What is stored: who holds the lease, for how long from each beat, and the epoch of that holder."""
+    """The stored lease: its holder, the term from each heartbeat, and the holder's epoch."""
 
     holder: str | None
     token: UUID
-    """Of the :class:`Lease` that holds it: a process that comes back under its old name is somebody else."""
+    """Identifies the :class:`Lease` object that holds it: a restarted process with the same name is another holder."""
     epoch: int
-    """Grows with each new holder, and with nothing else."""
+    """Grows with each new holder only."""
     beat: int
-    """Grows with each write, so that no two contents are alike."""
+    """Grows with each write: no two contents are equal."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a challenger saw, and when, by its own clock, it had first seen it so."""
+    """The content that a challenger saw, and when it first saw it, by its own clock."""
 
     state: LeaseState
     since: float
 
     def again(self, state: LeaseState, now: float) -> Sighting:
-        """After another look, which was over at ``now``: the time counts on only if nothing at all has changed."""
+        """After another read, finished at ``now``: the time continues only if the content is unchanged."""
         return self if state == self.state else Sighting(state, now)
 
     def has_run_out(self, now: float) -> bool:
-        """Whether the lease stood still for a full term of its holder."""
+        """Whether the lease was unchanged for a full term of its holder."""
         return now - self.since >= self.state.seconds
 
 
 def taken(state: LeaseState, mine: LeaseState, run_out: LeaseState | None) -> LeaseState:
-    """The lease in my hands if it is mine, free, or still what ran out; otherwise as it is.
+    """The lease, acquired if it is mine, free, or equal to ``run_out``; otherwise unchanged.
 
-    A new holding has an epoch above the former one's, and above ``mine.epoch``.
+    A new holder's epoch is above the former one's, and above ``mine.epoch``.
     """
     if state.token == mine.token and state.holder is not None:
         return replace(state, holder=mine.holder, beat=state.beat + 1, seconds=mine.seconds)
@@ -82,7 +81,7 @@ def taken(state: LeaseState, mine: LeaseState, run_out: LeaseState | None) -> Le
 
 
 def renewed(state: LeaseState, mine: LeaseState, epoch: int) -> LeaseState:
-    """The lease with a new beat; ``Fenced`` if it is no longer mine."""
+    """The lease with a new heartbeat; ``Fenced`` if it is no longer mine."""
     if state.token != mine.token or state.holder is None or state.epoch != epoch:
         raise Fenced(
             f"The lease of {mine.holder!r} (epoch {epoch}) was taken by {state.holder!r} (epoch {state.epoch}); stop "
@@ -92,7 +91,7 @@ def renewed(state: LeaseState, mine: LeaseState, epoch: int) -> LeaseState:
 
 
 def released(state: LeaseState, mine: LeaseState) -> LeaseState:
-    """The lease free for everyone, if it is mine; otherwise as it is."""
+    """The lease, released if it is mine; otherwise unchanged."""
     if state.token != mine.token or state.holder is None:
         return state
     return replace(state, holder=None, beat=state.beat + 1)
@@ -142,10 +141,10 @@ class _Grip:
 
 @bound_to_process(close=("release",), keep=("seconds",))
 class Lease:
-    """A lease in one object of a store. At no time do two of them, anywhere, say that they hold it.
+    """A lease in one object of a store. At most one holder at any time, on any machine.
 
-    The holder renews well before ``seconds`` are over, asks :meth:`ensure` after its work is durable and before it
-    tells anybody, and stops when that raises. Threads may share one.
+    The holder renews well before ``seconds`` are over, calls :meth:`ensure` after its work is durable and before it
+    acknowledges, and stops when that raises. Thread-safe.
 
     >>> from strandline.testing.plain import PlainStore
     >>> store = PlainStore()
@@ -167,7 +166,7 @@ class Lease:
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """Use the object ``path``; nothing is read or written yet. ``holder`` is what others are told."""
+        """Use the object ``path``; nothing is read or written yet. ``holder`` names this holder to others."""
         self._clock = clock
         self._chance = chance
         self._mine = LeaseState(holder, chance.uuid(), 0, 0, _term(seconds))
@@ -183,7 +182,7 @@ class Lease:
 
     @property
     def epoch(self) -> int | None:
-        """The number of this holding, which grows with each new holder; None if it was never held, or was lost."""
+        """The epoch of this holder; None if the lease was never held, or was lost."""
         grip = self._grip
         return None if grip is None else grip.epoch
 
@@ -193,15 +192,15 @@ class Lease:
         return self._mine.seconds
 
     def held(self) -> bool:
-        """Whether this one holds the lease at this moment; no I/O."""
+        """Whether the lease is held now; no I/O."""
         grip = self._grip
         return grip is not None and self._clock.boot() < grip.deadline
 
     def ensure(self) -> int:
-        """The epoch, if the lease is held at this moment, or ``Fenced``; no I/O.
+        """The epoch, if the lease is held now, or ``Fenced``; no I/O.
 
-        Call it before each step that only the holder may do, and once more when the step is durable and before
-        anybody is told of it.
+        Call it before each step that only the holder may do, and again after the step is durable and before it is
+        acknowledged.
         """
         grip = self._grip
         if grip is None:
@@ -214,7 +213,7 @@ class Lease:
         return grip.epoch
 
     def look(self) -> LeaseState | None:
-        """What is stored now, whoever holds it; None if nobody ever did. Another look on the way to acquiring it."""
+        """The stored lease, whoever holds it; None without one. Counts as a read of a waiting challenger."""
         with self._lock:
             try:
                 state = self._cell.read().value
@@ -224,12 +223,12 @@ class Lease:
             return state
 
     def try_acquire(self, *, above: int = 0) -> bool:
-        """Take the lease if it is free or has run out, renew it if it is held; never waits for anybody.
+        """Acquire the lease if it is free or has expired, renew it if it is held; does not wait.
 
-        Running out is seen, not read: a lease is taken when this object saw it stand still for a full term. So it
-        has to be called again and again, as :meth:`acquire` does. A new holding's epoch is higher than ``above``, too,
-        for who has seen higher ones than a lease tells of that was lost and made anew. ``OutcomeUnknown`` or
-        ``TransientStorageError`` if the store failed: then it is not held, or as long as it was before.
+        A lease has expired when this object saw it unchanged for a full term: call it repeatedly, as :meth:`acquire`
+        does. The new epoch is also higher than ``above``, for callers that have seen higher epochs of a lease that was
+        lost and created again. ``OutcomeUnknown`` or ``TransientStorageError`` if the store failed: then the lease is
+        not held, or as long as before.
         """
         with self._lock:
             asked = self._clock.boot()
@@ -253,9 +252,8 @@ class Lease:
             return False
 
     def _look(self, state: LeaseState) -> LeaseState | None:
-        """Note what was seen, and return it if it has run out."""
-        # The time is asked after the look: a renewal may have landed while the look was under way, and its holder
-        # counts from before that.
+        """Record a read; returns the content if the lease has expired."""
+        # The time is taken after the read: a renewal may have happened during it, and its holder counts from before.
         now = self._clock.boot()
         self._seen = Sighting(state, now) if self._seen is None else self._seen.again(state, now)
         return state if self._seen.has_run_out(now) else None
@@ -264,12 +262,12 @@ class Lease:
         if state.token != self._mine.token or state.holder is None:
             self._grip = None
             return False
-        # From before the question: how long its answer took, nobody knows. It may be over already.
+        # From before the request: the answer may have taken longer than the term.
         self._grip = _Grip(state.epoch, asked + self.seconds * (1 - MARGIN))
         return self.held()
 
     def acquire(self, timeout: float | None = None) -> bool:
-        """Try until it is held (True) or the time is over (False). Takes up to about a term after its holder died."""
+        """Try until the lease is held (True) or the time is over (False); up to a term after its holder died."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         while not self.try_acquire():
             pause = self.seconds / _LOOKS * (0.5 + self._chance.jitter())
@@ -282,9 +280,9 @@ class Lease:
         return True
 
     def renew(self) -> None:
-        """Hold the lease for another term, counted from now, or ``Fenced`` if someone else has it.
+        """Hold the lease for another term from now; ``Fenced`` if another holder has it.
 
-        If the store fails, it is held as long as it was before.
+        If the store fails, it is held as long as before.
         """
         with self._lock:
             grip = self._grip
@@ -301,9 +299,9 @@ class Lease:
             self.ensure()  # the answer may have taken longer than the term
 
     def release(self) -> None:
-        """Stop holding it, at once, and let others have it without waiting; not held is fine.
+        """Release the lease, so that others can acquire it at once. Idempotent.
 
-        A store that fails is not told of: others then wait for a term.
+        Storage errors are ignored: others then wait for a term.
         """
         with self._lock:
             held, self._grip = self._grip is not None, None
@@ -313,9 +311,9 @@ class Lease:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Renew a held lease from a thread of its own, three times a term, until the block ends.
+        """Renew a held lease in a thread, three times per term, until the block ends.
 
-        The block asks :meth:`ensure`: a lease that was lost is not renewed any more, and nothing else tells.
+        The block calls :meth:`ensure`: a lost lease is no longer renewed, and nothing else reports that.
         """
         over = threading.Event()
         keeper = WorkerThread(self._keep, over, name="strandline-lease")
@@ -333,7 +331,7 @@ class Lease:
             except Fenced:
                 return
             except StorageError:
-                continue  # tried again; what is held runs out if that fails too
+                continue  # tried again; the lease expires if that fails, too
 
     def _op(self) -> OpId:
         return OpId(self._chance.uuid())

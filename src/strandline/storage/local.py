@@ -26,12 +26,11 @@ from strandline.storage.store import (
 )
 
 _HIDDEN = ".~"
-"""Names that begin so are temporary files and locks; listings do not show them."""
+"""Name prefix of temporary files and locks, which listings omit."""
 
 
 def _version_of(parts: list[bytes | memoryview]) -> Version:
-    # Not inode, time and size: an inode is used again at once and time stands still within a tick, so that two
-    # different contents could look alike to a compare-and-set.
+    # Not inode, time and size: inodes are reused and time has ticks, so two different contents could have the same.
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part)
@@ -60,7 +59,7 @@ class LocalStore:
     @property
     def url(self) -> str:
         """Where this store is."""
-        # Readable, and yet what opens it again: only what means something in an address is written otherwise.
+        # Only the characters with a meaning in an address are escaped.
         return "file://" + self._root.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -105,17 +104,17 @@ class LocalStore:
             except NotFound as error:
                 raise Conflict(f"{self.url}/{path} is gone; read it again.") from error
             if found != when.version:
-                # Whoever changed it may have died before syncing the name; see _install.
+                # The process that changed it may have died before syncing the name; see _install.
                 self._disk.sync_folder(folder)
                 raise Conflict(f"{self.url}/{path} was changed by someone else; read it again.")
             self._install(file, parts, replacing=True)
         return _version_of(parts)
 
     def _ensure(self, folder: str) -> None:
-        """Make a folder, and its name durable up to the store's own, even if it is there.
+        """Create a folder, and sync its name and those of its parents up to the store's folder, even if it exists.
 
-        Whoever made it may have died before syncing its name: then a power cut would take it, with all that was
-        acknowledged in it since.
+        The process that created it may have died before syncing its name: a power failure would then remove it, with
+        everything acknowledged in it since.
         """
         self._disk.make_folders(folder)
         if folder in self._sure:
@@ -124,7 +123,7 @@ class LocalStore:
         while inside != self._root:
             inside = os.path.dirname(inside)
             self._disk.sync_folder(inside)
-        with contextlib.suppress(StorageError):  # what is above may not be ours to open
+        with contextlib.suppress(StorageError):  # the parent folder may not be readable
             self._disk.sync_folder(os.path.dirname(inside))
         self._sure.add(folder)
 
@@ -142,7 +141,7 @@ class LocalStore:
             with contextlib.suppress(StorageError):
                 self._disk.remove(temporary)
             if isinstance(error, AlreadyExists):
-                # Whoever took the name may not have synced it yet: the loser must not act on what a power cut undoes.
+                # The winner may not have synced the name yet: the loser must not act on what a power failure undoes.
                 self._disk.sync_folder(folder)
             raise
         if not replacing:
@@ -151,10 +150,10 @@ class LocalStore:
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects below ``prefix`` in path order; folders that cannot hold a match are not read."""
-        # Begun at the deepest folder that the prefix names: what stands beside it must cost nothing.
+        # Start at the deepest folder of the prefix: its siblings must cost nothing.
         folder = prefix.rpartition("/")[0]
         if folder and not _is_plain(folder):
-            return  # no object can be there, and it might lead out of the store
+            return  # no object can have such a path, which might lead out of the store
         yield from self._walk(folder, prefix, start_after)
 
     def _walk(self, below: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:

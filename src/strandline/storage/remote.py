@@ -38,33 +38,33 @@ from strandline.storage.store import (
 
 
 class Meaning(Enum):
-    """What to make of a failure."""
+    """Kind of a failure."""
 
     ABSENT = auto()
     """There is no such object."""
     NO_BUCKET = auto()
     """There is no such bucket or container."""
     EXISTS = auto()
-    """There is one already, and there must not be."""
+    """The object exists, and must not."""
     CHANGED = auto()
-    """It is not the version that was named."""
+    """The object has another version."""
     RACED = auto()
-    """Another request for the same object was under way; this one did nothing, and may be made again."""
+    """Another request for the same object was in progress; this one did nothing, and may be repeated."""
     PAST_END = auto()
     """The object ends before the range."""
     NOT_LET_IN = auto()
     """The credentials are wrong, missing, or do not permit this."""
     MISDIRECTED = auto()
-    """Whatever is at the endpoint cannot be talked to in this way: its scheme, certificate or region is another."""
+    """The endpoint has another scheme, certificate or region."""
     REFUSED = auto()
-    """The store will not do this, however often it is asked."""
+    """The store refuses; retrying does not help."""
     PASSING = auto()
-    """The line or the store failed: whether a write landed is not known, and trying again may help."""
+    """The network or the store failed: the outcome of a write is unknown, and a retry may help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A failure's meaning, and what there is to say about it in a few words."""
+    """The kind of a failure, and a short description."""
 
     meaning: Meaning
     said: str
@@ -100,10 +100,10 @@ _MISDIRECTED: Final = (
     ("InvalidMessage", "it does not speak TLS: the endpoint may have to begin with http://"),
     ("without LOCATION", "it sends us elsewhere without saying where: the region may be another"),
 )
-"""Words in obstore's report that no status comes with, and what they tell."""
+"""Words in obstore's errors without a status, and what they mean."""
 
 _METADATA: Final = ("/latest/api/token", "/latest/meta-data/", "/metadata/identity/", "/computeMetadata/")
-"""Where the clouds hand credentials to their own machines; asked when none were given."""
+"""Paths of the clouds' metadata services, which are queried if no credentials are given."""
 
 _FINAL: Final = (
     raised.NotSupportedError,
@@ -114,12 +114,12 @@ _FINAL: Final = (
 
 
 def understand(error: BaseException) -> Answer:
-    """What an error of obstore means."""
+    """Classify an error of obstore."""
     text = str(error)
     head, _, details = text.partition("\n\nDebug source:")
     status, code = _status(head), _code(text)
     if any(place in head for place in _METADATA):
-        # Outside the clouds nobody is there; inside, it may be busy.
+        # Outside the clouds there is no such service; inside, it may be busy.
         nobody = "kind: Connect" in details or _is_final(status, code)
         story = "no credentials were given, and this machine's cloud did not hand out any"
         return Answer(Meaning.NOT_LET_IN if nobody else Meaning.PASSING, story)
@@ -133,7 +133,7 @@ def understand(error: BaseException) -> Answer:
 def _meaning(error: BaseException, status: int | None, code: str, head: str) -> Meaning:  # noqa: PLR0911 - a table
     if code in _NO_BUCKET:
         return Meaning.NO_BUCKET
-    # By code too: not every server and every call has the status that fits.
+    # By code, too: not every server and call has the right status.
     if code in _NOT_LET_IN or status in (401, 403):
         return Meaning.NOT_LET_IN
     if isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError):
@@ -145,10 +145,10 @@ def _meaning(error: BaseException, status: int | None, code: str, head: str) -> 
     if isinstance(error, raised.AlreadyExistsError):
         return Meaning.EXISTS
     if isinstance(error, raised.PreconditionError | raised.NotModifiedError):
-        # obstore says so of a 404 too, where a version was named: then the object is gone.
+        # obstore also raises this for a 404 of a conditional write: then the object is gone.
         return Meaning.CHANGED
     if isinstance(error, FileNotFoundError | raised.NotFoundError):
-        # Some other thing that is not there, such as the user, says nothing about the object.
+        # Something else is missing, such as the user: that says nothing about the object.
         return Meaning.ABSENT if code in _ABSENT else Meaning.REFUSED
     if isinstance(error, _FINAL):
         return Meaning.REFUSED
@@ -172,7 +172,7 @@ def _code(text: str) -> str:
 
 
 def _words(head: str, text: str, details: str, code: str) -> str:
-    """The shortest true account: the status and the store's words, or the system's, or obstore's first line."""
+    """A short description: status and the store's message, or the system's message, or obstore's first line."""
     status = re.search(r"status code: (\d{3}[^:\n]*)", head)
     if status:
         message = re.search(r"<Message>([^<\n]{1,200})", text)
@@ -193,7 +193,7 @@ R = TypeVar("R")
 
 _PAGE: Final = 1000
 _ONE_REQUEST: Final = 16 << 20
-"""Up to here an object is put in one request; above, in pieces: a slow line then loses a piece and not the whole."""
+"""Largest object that is put in one request; larger ones are uploaded in parts, which are retried singly."""
 _PIECE: Final = 8 << 20
 _PIECES_AT_ONCE: Final = 4
 
@@ -220,24 +220,24 @@ _CLIENT_OPTIONS = frozenset(
         "user_agent",
     }
 )
-"""Options of the HTTP client: obstore takes them apart from a backend's own, and panics if it finds them there."""
+"""Options of the HTTP client: obstore takes them separately, and panics if they are among a backend's."""
 
 _ADVICE: Final = "start processes that use object stores with 'spawn' or 'forkserver'"
 
 _used_in: Origin | None = None
-"""The process that first used any client: all share one set of threads, which do not live on in a forked child."""
+"""The process that first used any client: all share threads, which do not survive a fork."""
 
 
 class _Raced(TransientStorageError):
-    """The store says that it did nothing, for another request was under way."""
+    """The store did nothing, since another request was in progress."""
 
 
 @bound_to_process(keep=("url",))
 class ObstoreStore:
-    """Any ``obstore`` backend. The client is made at the first call, so that opening is safe before a fork."""
+    """Any ``obstore`` backend. The client is created by the first call, so opening is safe before a fork."""
 
     def __init__(self, url: str, options: Mapping[str, str] | None = None, *, client: Any = None) -> None:
-        """Remember where to connect; ``options`` are obstore's own configuration names for the backend."""
+        """Connects on first use; ``options`` are obstore's configuration names for the backend."""
         scheme, mark, place = url.partition("://")
         self.url = f"{scheme}{mark}{place.rstrip('/')}"
         """Where this store is."""
@@ -279,8 +279,8 @@ class ObstoreStore:
                 for_client[known] = value
         connect: Any = from_url
         try:
-            # Retries belong to one place, storage.retry: a client that blindly repeats a conditional write would turn
-            # its own success into a conflict.
+            # Only storage.retry retries: a client that repeats a conditional write would turn its own success into a
+            # conflict.
             return connect(
                 self.url, config=config or None, client_options=for_client or None, retry_config={"max_retries": 0}
             )
@@ -339,7 +339,7 @@ class ObstoreStore:
     def get_range(self, path: str, start: int, length: int) -> memoryview:
         """Exactly ``length`` bytes from ``start``."""
         if length == 0:
-            # obstore refuses to ask for nothing.
+            # obstore refuses empty ranges.
             if start > self._call(path, lambda client: obstore.head(client, path))["size"]:
                 raise InvalidInput(f"{self.url}/{path} ends before byte {start}.")
             return memoryview(b"")
@@ -349,9 +349,9 @@ class ObstoreStore:
         return data
 
     def put(self, path: str, data: Payload) -> None:
-        """Write, replacing what is there; the store's own acknowledgement is what makes it durable."""
+        """Write, replacing what is there; durable when the store acknowledges."""
         parts = payload_parts(data)
-        # Unasked, obstore uploads every list of buffers in pieces: three requests where one does.
+        # By default obstore uploads every list of buffers in parts: three requests instead of one.
         pieces = sum(len(part) for part in parts) > _ONE_REQUEST
         try:
             self._call(
@@ -369,7 +369,7 @@ class ObstoreStore:
         try:
             return _token(self._call(path, lambda client: obstore.put(client, path, payload_parts(data), mode=mode)))
         except (NotFound, AlreadyExists, Conflict, _Raced) as error:
-            # The same answer means different things to the two conditions, and obstore does not know which was asked.
+            # The same answer has different meanings for the two conditions, which obstore does not distinguish.
             if isinstance(when, Absent):
                 if isinstance(error, NotFound):
                     raise self._no_such_answer(path, error) from error
@@ -381,13 +381,13 @@ class ObstoreStore:
             raise Conflict(f"{self.url}/{path} is gone or is being changed by someone else; read it again.") from error
 
     def _no_such_answer(self, path: str, error: StorageError) -> StorageError:
-        # Nothing was asked that such an answer fits: the bucket is not there, or something stands in the way.
+        # This answer does not fit the request: the bucket does not exist, or something is in the way.
         said = understand(error.__cause__ or error).said
         return StorageError(f"The store would not write {self.url}/{path}: {said}. Check the address.")
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects whose path starts with ``prefix``, in path order."""
-        # obstore lists by whole path segments: ask for the folder, keep what really begins with the prefix.
+        # obstore lists by whole path segments: list the folder, and filter by the prefix.
         folder = prefix.rpartition("/")[0]
         pages = self._call(
             prefix,
@@ -398,7 +398,7 @@ class ObstoreStore:
             if page is None:
                 return
             for meta in page:
-                # Not every server knows where to start: Azure's emulator gives the whole listing.
+                # Not every server supports an offset: Azure's emulator returns the whole listing.
                 if meta["path"].startswith(prefix) and meta["path"] > start_after:
                     yield ObjectInfo(meta["path"], meta["size"], microseconds(meta["last_modified"]))
 
@@ -411,7 +411,7 @@ class ObstoreStore:
 
 
 def _client_option(name: str) -> str | None:
-    """The HTTP client's own name for an option, which others write with a cloud before it, or in capitals."""
+    """The HTTP client's name of an option, which may have a cloud's prefix or capitals."""
     plain = name.lower()
     for cloud in ("aws_", "azure_", "google_"):
         plain = plain.removeprefix(cloud)

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How often and how patiently to try: ``base`` seconds doubling up to ``ceiling``, with full jitter."""
+    """Attempts and back-off: ``base`` seconds doubling up to ``ceiling``, with jitter."""
 
     attempts: int = 8
     base: float = 0.05
@@ -29,10 +29,10 @@ class Backoff:
 
 
 class RetryingStore:
-    """Another store, with transient failures of repeatable calls retried.
+    """A store that retries transient failures of repeatable calls.
 
-    Conditional writes pass through untouched: repeating one blindly would take its own success for a conflict.
-    Whoever makes them (:class:`~strandline.storage.cell.StoreCell`) resolves a lost answer by reading.
+    Conditional writes are not retried: a repeated one would take its own success for a conflict. Their caller
+    (:class:`~strandline.storage.cell.StoreCell`) resolves a lost answer by reading.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RetryingStore:
         return self._inner.put_if(path, data, when)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Objects below ``prefix``; after a failure the listing goes on behind the last row it gave."""
+        """Objects below ``prefix``; after a failure the listing continues after the last returned row."""
         pages = self._inner.list(prefix, start_after=start_after)
 
         def advance() -> ObjectInfo | None:

@@ -18,7 +18,7 @@ Payload = bytes | memoryview | Sequence[bytes | memoryview]
 
 
 LARGEST_OBJECT: Final = (1 << 31) - 1
-"""No object that is read whole is larger: what is there instead is refused unread."""
+"""Largest object that is read whole; larger ones are refused unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An object's bytes; its version is worked out only when asked for."""
+    """An object's bytes; its version is computed on demand."""
 
     data: bytes | memoryview
     _version: Callable[[], Version] = field(repr=False)
@@ -64,8 +64,8 @@ class Object:
 class ObjectStore(Protocol):
     """A flat space of objects. Every call may block, and may raise a ``StorageError``.
 
-    ``TransientStorageError`` from a write means that it may or may not have landed. All stores can be pickled:
-    the copy opens the same place in another process, unless the place lives in this process's memory.
+    After a ``TransientStorageError`` of a write its outcome is unknown. All stores can be pickled: the copy opens the
+    same store in another process, unless it is in this process's memory.
     """
 
     @property
@@ -115,16 +115,16 @@ _SERVERS: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "ht
 
 
 def has_own_clock(url: str) -> bool:
-    """Whether a store stamps its objects by a clock of its own, and not by that of whoever writes."""
+    """Whether a store has a clock of its own, and does not use the writer's."""
     scheme, mark, _ = url.partition("://")
     return bool(mark) and scheme in _SERVERS
 
 
 def measure_skew(store: ObjectStore, path: str, data: Payload, *, clock: Clock) -> int | None:
-    """By how many microseconds this machine's clock is ahead of the store's (negative: behind), at least.
+    """By at least how many microseconds this machine's clock is ahead of the store's (negative: behind).
 
-    Writes an object and looks at when the store says that it did. 0 means that both may show the same time; None that
-    the store does not list what it was just given. ``path`` should be alone in its folder: that is what is listed.
+    Writes an object and reads its modification time. 0: both may show the same time; None: the store does not list the
+    object. ``path`` should be alone in its folder, which is listed.
     """
     before = clock.now()
     store.put(path, data)
@@ -139,9 +139,9 @@ def measure_skew(store: ObjectStore, path: str, data: Payload, *, clock: Clock) 
 
 
 def cautious_now(store: ObjectStore, path: str, *, clock: Clock) -> int:
-    """Microseconds since the epoch that both this machine's clock and the store's, if it has one, have reached.
+    """The earlier of this machine's time and the store's, if it has a clock, in microseconds since the epoch.
 
-    For who deletes by the age of objects: one clock that is ahead makes nothing old. ``path`` is written and deleted.
+    For deletions by age: a single clock that is ahead makes no object old. ``path`` is written and deleted.
     """
     if not has_own_clock(store.url):
         return clock.now()
