@@ -136,7 +136,6 @@ class Gathering(Generic[S]):
     """A plan that is put together from several: in order, within one limit, but at least one span."""
 
     def __init__(self, limit: Limit) -> None:
-        """Nothing yet."""
         self.spans: list[S] = []
         self._limit = limit
         self._records = self._size = 0

@@ -161,7 +161,6 @@ class LegacyScanner:
     """
 
     def __init__(self, data: memoryview, *, origin: int = 0) -> None:
-        """Begin at the first of these bytes."""
         self._data = data
         self._origin = origin
         self.stop = LegacyStop(LegacyEnding.CLEAN, origin, "nothing was read yet")
@@ -221,7 +220,6 @@ class SpoolScanner:
     """
 
     def __init__(self, data: memoryview) -> None:
-        """Begin at the first byte of the spool."""
         self._frames = LegacyScanner(data)
 
     @property

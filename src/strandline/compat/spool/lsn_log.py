@@ -38,7 +38,6 @@ class LsnHandle:
     __slots__ = ("_count", "_first", "_group")
 
     def __init__(self, group: CommitGroup, first: int, count: int = 1) -> None:
-        """``count`` records from offset ``first`` on, in this group."""
         self._group = group
         self._first = first
         self._count = count
@@ -133,8 +132,6 @@ class WriteAheadLog(Closing):
         """Make everything durable that was appended, and let go of the log; closing twice is fine."""
         self.log.close()
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     def append(
         self, payload: bytes, *, lsn: int | None = None, term: int | None = None, timestamp: Signed | None = None
     ) -> int:
@@ -184,8 +181,6 @@ class WriteAheadLog(Closing):
         """The same without waiting; the result is the last lsn."""
         with _following(lsn) as expect:
             return _lsn_handle(self.log.append_batch(batch, expect=expect, term=term, timestamp=timestamp))
-
-    # --- reading -----------------------------------------------------------------------------------------------
 
     @property
     def oldest(self) -> int:

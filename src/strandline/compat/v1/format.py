@@ -272,7 +272,6 @@ class ManifestCodec:
     """
 
     def __init__(self) -> None:
-        """Nothing was encoded yet."""
         self.encoded = 0
         """How often a state was turned into bytes, which is once for each write that is tried."""
         self._last: tuple[tuple[QueueEntry, ...], list[bytes]] = ((), [])

@@ -124,8 +124,6 @@ class QueueLog(LogReading):
         """Where the queue is."""
         return self.store.url
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def manifest(self) -> QueueManifest:
         """The manifest as it is now."""
         return self._cell.read()
@@ -208,8 +206,6 @@ class QueueLog(LogReading):
         """Block until the queue reaches past the cursor, by looking at the manifest ever more rarely."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
         codec = Compression.named(compression)
         return QueueShipper(self.store, cell, self.folder, writer, codec, self.grace, self.clock)
@@ -253,8 +249,6 @@ class QueueLog(LogReading):
         shipper = self._shipper(self.new_cell(), writer, compression)
         limits = Limits(batch_bytes, linger, budget, block, uploads)
         return Producer(shipper, limits, writer=writer, number=0, clock=self.clock)
-
-    # --- the one slot ------------------------------------------------------------------------------------------
 
     def create_slot(self, name: str, position: int) -> SlotState:
         """Always an error: the one slot is there already, and there can be no other."""
@@ -301,8 +295,6 @@ class QueueLog(LogReading):
     def acknowledge(self, through: int, *, epoch: int) -> None:
         """Durably drop everything through a batch; ``Fenced`` unless this is the epoch of the last claim."""
         self._cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=through))
-
-    # --- collecting --------------------------------------------------------------------------------------------
 
     def collector(self, *, remember: bool) -> QueueCollector:
         """What collects the queue; with ``remember``, over several rounds."""

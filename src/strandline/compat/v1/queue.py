@@ -17,7 +17,6 @@ class V1Queue:
     """
 
     def __init__(self, log: QueueLog) -> None:
-        """Consume this queue; nothing is read or written yet."""
         self._log = log
         self._cell = log.new_cell()
         self._collector = log.collector(remember=True)

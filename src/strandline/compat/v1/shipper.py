@@ -36,7 +36,6 @@ class ManifestCell:
     """
 
     def __init__(self, store: ObjectStore, path: str, *, clock: Clock, chance: Chance) -> None:
-        """Use the object ``path``; nothing is read or written yet."""
         self._chance = chance
         self._codec = ManifestCodec()
         self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, clock=clock, chance=chance)

@@ -167,8 +167,6 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         """Where the log is."""
         return self.store.url
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def head(self) -> Head:
         """The head as it is now."""
         try:
@@ -187,8 +185,6 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor, by looking at the head ever more rarely."""
         return self._waiter.wait(self, past, timeout, self.clock)
-
-    # --- appending ---------------------------------------------------------------------------------------------
 
     def _new_lister(self) -> Lister:
         return Lister(self.store, self.log_id, clock=self.clock, chance=self._chance)
@@ -239,8 +235,6 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
             clock=self.clock,
         )
 
-    # --- slots -------------------------------------------------------------------------------------------------
-
     def claim_slot(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
         """Become the slot's holder; a former holder is fenced from now on.
 
@@ -256,8 +250,6 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     def slot_cell(self, name: str) -> StoreCell[SlotState]:
         """The cell of one slot, for one thread."""
         return self._slots.cell(name)
-
-    # --- forgetting --------------------------------------------------------------------------------------------
 
     def slot_limits(self) -> SlotLimits:
         """Within which limits slots pin, as it is stored now."""

@@ -72,8 +72,6 @@ class SlotKeeper:
         """A new operation on a cell."""
         return OpId(self.chance.uuid())
 
-    # --- looking -----------------------------------------------------------------------------------------------
-
     def members(self, head: Head) -> Members:
         """All slots that a head names, by name. A listed slot without a cell is damage, unless it is pinned."""
         states = []
@@ -89,8 +87,6 @@ class SlotKeeper:
                         f"{self.cell(name).where} is missing although the head names it: restore the object."
                     ) from error
         return Members(head.membership, states, rules.pending_positions(head.slots.values()))
-
-    # --- creating and claiming ---------------------------------------------------------------------------------
 
     def state(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""
@@ -183,8 +179,6 @@ class SlotKeeper:
             raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by someone else: create it again.")
         return self._first_state(cell, self.op(), name, pin, None)
 
-    # --- moving and dropping -----------------------------------------------------------------------------------
-
     def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
         cell = self.cell(name)
@@ -220,8 +214,6 @@ class SlotKeeper:
             state = cell.update(self.op(), partial(rules.drop, epoch=state.epoch))
         if not is_listed:
             raise NotFound(f"There is no slot {name!r} in {self.store.url}.")
-
-    # --- holds -------------------------------------------------------------------------------------------------
 
     def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
@@ -259,8 +251,6 @@ class SlotKeeper:
 
     def _until(self, seconds: float) -> int:
         return self.clock.now() + int(seconds * SECOND)
-
-    # --- advancing ---------------------------------------------------------------------------------------------
 
     def advance(self, cell: StoreCell[SlotState], holder: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""

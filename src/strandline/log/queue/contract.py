@@ -152,7 +152,6 @@ class GivenBatches:
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        """Nothing was given yet."""
         self._last: Descriptor | None = None
 
     def note(self, batches: Sequence[Descriptor]) -> None:

@@ -9,15 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import (
-    AlreadyExists,
-    Contended,
-    CursorExpired,
-    Diverged,
-    InvalidInput,
-    NotFound,
-    SlotInvalid,
-)
+from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged, InvalidInput, NotFound, SlotInvalid
 from strandline.log import slots as rules
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
@@ -89,8 +81,6 @@ class OwnQueue:
     def slot(self) -> str:
         """The slot's name."""
         return self._name
-
-    # --- claiming ----------------------------------------------------------------------------------------------
 
     def claim(self, holder: str, last_acked: int | None) -> int:
         """Become the only consumer of the slot, which is created if there is none.
@@ -222,8 +212,6 @@ class OwnQueue:
 
         self._given.check(self.url, head.next_sequence, listed)
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def look(self, since: int, limit: int | None = None) -> Look:
         """Consecutive listed batches from ``since`` on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more.
 
@@ -255,8 +243,6 @@ class OwnQueue:
     def fetcher(self) -> OwnFetcher:
         """What reads the batches of this log."""
         return OwnFetcher(self._store)
-
-    # --- acknowledging -----------------------------------------------------------------------------------------
 
     def acknowledge(self, through: Descriptor) -> None:
         """Durably move the slot behind this batch; ``Diverged`` if the log has another one in its place."""

@@ -8,12 +8,7 @@ from functools import partial
 from typing import Any, Final, final
 from uuid import UUID
 
-from strandline.errors import (
-    InvalidInput,
-    LogClosed,
-    NotFound,
-    TransientStorageError,
-)
+from strandline.errors import InvalidInput, LogClosed, NotFound, TransientStorageError
 from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_partition
 from strandline.log.topic.kafka_stream import (
     LARGEST,
@@ -160,8 +155,6 @@ class KafkaTopic(Closing):
         """How many partitions there are."""
         return self._partition_count
 
-    # --- opening ----------------------------------------------------------------------------------------------
-
     def _made(self, kind: Any, settings: Mapping[str, Any]) -> Any:
         """A client of the library; ``InvalidInput`` if it does not take its settings."""
         try:
@@ -239,8 +232,6 @@ class KafkaTopic(Closing):
             "again."
         )
 
-    # --- publishing -------------------------------------------------------------------------------------------
-
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset when all in-sync replicas have it.
 
@@ -294,8 +285,6 @@ class KafkaTopic(Closing):
                 self._sender = _Sender(self._made(self._kafka.Producer, settings))
             return self._sender
 
-    # --- following --------------------------------------------------------------------------------------------
-
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark, as the partition's leader tells them now."""
         check_partition(partition, self._partition_count)
@@ -342,8 +331,6 @@ class KafkaTopic(Closing):
     def _forget(self, subscription: KafkaSubscription) -> None:
         with self._lock:
             self._subscriptions.discard(subscription)
-
-    # --- closing ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all subscriptions, let what is being published arrive, and let go of the broker."""

@@ -373,8 +373,6 @@ class KafkaSubscription:
                 self._taking.release()
         self._forget(self)
 
-    # --- what its assignment does ------------------------------------------------------------------------------
-
     def add(self, partition: int, start: int) -> None:
         """Deliver a partition from an offset on, unless it is delivered already."""
         check_partition(partition, self._partition_count)

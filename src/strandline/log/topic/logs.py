@@ -57,7 +57,6 @@ class WalPublisher:
     """Into a write-ahead log, which lets those that arrive during a sync share the next one."""
 
     def __init__(self, log: WalLog) -> None:
-        """Into this log."""
         self._log = log
         self._add = log.add_value
 
@@ -96,7 +95,6 @@ class BatchingPublisher:
     """
 
     def __init__(self, log: Log, *, clock: Clock, chance: Chance, backoff: Backoff = _BACKOFF) -> None:
-        """Into this log."""
         self._clock = clock
         self._writer = NumberedWriter(log, clock=clock, chance=chance, retries=backoff)
         self._changed = threading.Condition()

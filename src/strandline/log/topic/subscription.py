@@ -99,8 +99,6 @@ class LogTopicSubscription:
         self._closed = False
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 
-    # --- taking ------------------------------------------------------------------------------------------------
-
     def take(self, timeout: float) -> list[Message]:
         """What comes next; waits for the first no longer than so many seconds."""
         now = self._clock.monotonic()
@@ -174,8 +172,6 @@ class LogTopicSubscription:
         with self._lock:
             self._due.setdefault(followed.partition)
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def _read(self, followed: _Followed, room: int) -> list[Message]:
         """The next messages of a partition, behind which its position is moved."""
         if not followed.ahead:
@@ -218,8 +214,6 @@ class LogTopicSubscription:
                 raise
         except CursorExpired as error:
             raise expired(followed.partition, followed.position, log.bounds().first) from error
-
-    # --- what others do ----------------------------------------------------------------------------------------
 
     def published(self, partition: int) -> None:
         """Something may have been published to a partition: wake who takes if it is assigned."""

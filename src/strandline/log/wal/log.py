@@ -197,8 +197,6 @@ class WalLog(WalReading, SlottedLog, Closing):
     def __repr__(self) -> str:
         return f"WalLog({self.folder!r}, log_id={self._log_id})"
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> WalHandle:
         """Append a batch as one frame, whole or not at all; the same writer and number again is a no-op."""
         return self.append_batch(batch, writer=writer, number=number, expect=expect)
@@ -315,8 +313,6 @@ class WalLog(WalReading, SlottedLog, Closing):
         """Whether a write failed, so that nothing more is appended until it is opened again."""
         return self._committer.failed
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def view(self) -> View:
         """What is durable and retained now."""
         return self._published.view
@@ -362,8 +358,6 @@ class WalLog(WalReading, SlottedLog, Closing):
         """The same for an offset; or until more than ``written`` is at least being synced, if that is given."""
         return self._published.wait(durable, timeout, written=written)
 
-    # --- slots -------------------------------------------------------------------------------------------------
-
     def claim_slot(self, name: str, holder: str) -> TableSlot:
         """Durably become the slot's holder."""
         return self._slots.claim(name, holder)
@@ -384,13 +378,9 @@ class WalLog(WalReading, SlottedLog, Closing):
         """
         return self._slots.enforce(limits, self.bytes_behind)
 
-    # --- checking ----------------------------------------------------------------------------------------------
-
     def verify(self, told: Told | None = None) -> WalVerification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
         return verify(self.folder, disk=self.disk, clock=self.clock, told=told)
-
-    # --- forgetting --------------------------------------------------------------------------------------------
 
     def trim(self, upto: int | str | Retention, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
         """Durably delete everything below an offset, or what a policy does not keep; returns where it begins now.
@@ -430,8 +420,6 @@ class WalLog(WalReading, SlottedLog, Closing):
     def _drop_files(self, start: int) -> None:
         firsts = list(self._catalog.firsts)
         self._catalog.forget(drop_below(self.folder, firsts, start, disk=self.disk))
-
-    # --- ending ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Make everything durable that was appended, and let go of the log; closing twice is fine.

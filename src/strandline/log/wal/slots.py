@@ -67,8 +67,6 @@ class WalSlots(SlotTable):
         self._refusal: Callable[[], Exception] | None = None
         """Why nothing may be changed any more."""
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def _retained(self) -> Bounds:
         """What a slot may be put on: readers may not have been told yet of what was just decided to go."""
         bounds = self._bounds()
@@ -94,8 +92,6 @@ class WalSlots(SlotTable):
     def _idle_seconds(self, name: str) -> float:
         """For how many seconds a slot's holder was not seen, as far as could be seen since the log was opened."""
         return self._clock.monotonic() - self._heard.get(name, self._opened)
-
-    # --- changing ----------------------------------------------------------------------------------------------
 
     def enforce(self, limits: SlotLimits, bytes_behind: Callable[[int], int]) -> list[SlotState]:
         """Durably drop expired slots and invalidate those that break a limit; logs each, returns the invalidated.
@@ -189,8 +185,6 @@ class WalSlots(SlotTable):
         """Write the positions that were only noted."""
         with self._changing():
             self._flush()
-
-    # --- ending ------------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raise why nothing may be changed any more, if that is so."""

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from strandline.errors import (
-    AlreadyExists,
-    ExpectationFailed,
-    InvalidInput,
-    NotFound,
-    StrandlineError,
-)
+from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
 from strandline.log.object.head.index import references_of
 from strandline.log.slots import check_position
 from strandline.log.writers import check_number, forget_silent

@@ -40,7 +40,6 @@ class StoredChunks:
     """Chunks in a store. They never change, so what was read once is kept, up to a bound."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Read from ``store``."""
         self._store = store
         self._entries: dict[ChunkRef, tuple[Entry, ...]] = {}
         self._references: dict[ChunkRef, tuple[ChunkRef, ...]] = {}

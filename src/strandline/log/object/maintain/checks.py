@@ -270,7 +270,6 @@ class Inventory:
     """Follows the store's listing of batch objects beside the log's own."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Take stock of a log's batch objects; nothing is read yet."""
         self.strangers: list[str] = []
         """Names of objects that are not batch objects of the log."""
         self._store = store

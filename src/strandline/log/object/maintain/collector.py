@@ -52,15 +52,7 @@ from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
-from strandline.storage.metrics import (
-    BATCHES_COLLECTED,
-    BYTES_COLLECTED,
-    ENTRIES_COLLECTED,
-    GC_SECONDS,
-    INVALIDATIONS,
-    ORPHANS_COLLECTED,
-    timed,
-)
+from strandline.storage import metrics
 from strandline.storage.store import ObjectInfo
 
 GRACE: Final = 600.0
@@ -127,7 +119,7 @@ class GarbageCollector:
         if not is_due(head.collected, self.slots.clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
-        with timed(GC_SECONDS, self.slots.clock.monotonic):
+        with metrics.timed(metrics.GC_SECONDS, self.slots.clock.monotonic):
             clocks = self._look_at_clocks(head, done)
             self.trim(done, clocks)
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
@@ -145,8 +137,6 @@ class GarbageCollector:
         if clocks.may_set_back and not done.dry_run:
             self._edit(lambda now: set_back(now, clocks.now()))
         return clocks
-
-    # --- trimming ----------------------------------------------------------------------------------------------
 
     def trim(self, done: TrimResult, clocks: Clocks) -> None:
         """Invalidate the slots that break a limit, then move the floor as far as policy and slots allow."""
@@ -244,7 +234,7 @@ class GarbageCollector:
     def _tell(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
         if slot.invalid is None or dry_run:
             return
-        INVALIDATIONS.labels(str(slot.invalid.reason)).inc()
+        metrics.INVALIDATIONS.labels(str(slot.invalid.reason)).inc()
         _LOGGER.warning(
             "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: what it needs may be gone. "
             "Bootstrap its consumer again and reset the slot.",
@@ -254,8 +244,6 @@ class GarbageCollector:
             slot.position,
             behind,
         )
-
-    # --- deleting ----------------------------------------------------------------------------------------------
 
     def _sweep(self, done: TrimResult, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
         """Delete what was never listed and can no longer be, and what was trimmed a grace period ago."""
@@ -273,7 +261,7 @@ class GarbageCollector:
         done.orphan_bytes = sum(item.size for item in garbage)
         self._delete([DeletedObject(item.path, 0, item.size) for item in garbage], done, on_progress)
         if not done.dry_run:
-            ORPHANS_COLLECTED.inc(len(garbage))
+            metrics.ORPHANS_COLLECTED.inc(len(garbage))
         finished = []
         for location, cut in takewhile(lambda item: self._is_ripe(head, item[0], clocks.now()), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
@@ -363,9 +351,9 @@ class GarbageCollector:
     def _delete(self, group: list[DeletedObject], done: TrimResult, on_progress: Callable[[int], None]) -> None:
         if not done.dry_run:
             self._delete_now([gone.path for gone in group])
-            BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))
-            ENTRIES_COLLECTED.inc(sum(gone.records for gone in group))
-            BYTES_COLLECTED.inc(sum(gone.size for gone in group))
+            metrics.BATCHES_COLLECTED.inc(sum(gone.records > 0 for gone in group))
+            metrics.ENTRIES_COLLECTED.inc(sum(gone.records for gone in group))
+            metrics.BYTES_COLLECTED.inc(sum(gone.size for gone in group))
         done.deleted += len(group)
         done.deleted_bytes += sum(gone.size for gone in group)
         on_progress(done.deleted)

@@ -57,7 +57,6 @@ class ObjectLogVerifier:
     """
 
     def __init__(self, log: ObjectLog, *, quick: bool = False, workers: int = 8) -> None:
-        """Verify this log; nothing is read yet."""
         self.examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
         """What was examined so far. ``trims`` are those whose objects are still to be deleted."""
         self._log = log
@@ -132,8 +131,6 @@ class ObjectLogVerifier:
     def _finding(self, severity: Severity, kind: FindingKind, where: str, what: str) -> Finding:
         return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
 
-    # --- trims -------------------------------------------------------------------------------------------------
-
     def _cuts(self, head: Head) -> Iterator[Cut]:
         """The trims whose objects are still to be deleted: each begins where the last ended, up to the floor."""
         upto: int | None = None
@@ -167,8 +164,6 @@ class ObjectLogVerifier:
             except CorruptData as error:
                 self._damaged(FindingKind.CHUNK, "chunks", error)
                 self._holes = True
-
-    # --- the listing -------------------------------------------------------------------------------------------
 
     def _entries(self, head: Head) -> Iterator[Entry]:
         """Every entry from the floor on, with its place checked; what is wrong waits to be said."""
@@ -214,8 +209,6 @@ class ObjectLogVerifier:
                 yield from self._below(item, level - 1, floor, place)
             elif item.next > floor:
                 yield item
-
-    # --- batches -----------------------------------------------------------------------------------------------
 
     def _checked(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         if self._quick:
@@ -274,8 +267,6 @@ class ObjectLogVerifier:
         for path in paths:
             if path not in used:
                 yield self._finding(Severity.NOTE, FindingKind.ORPHAN, path, what)
-
-    # --- everything else ---------------------------------------------------------------------------------------
 
     def _others(self, head: Head) -> Iterator[Finding]:
         """Chunks and trims that nothing refers to, dead letters, and what is not ours."""

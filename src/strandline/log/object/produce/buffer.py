@@ -113,7 +113,6 @@ class Buffer:
     def __init__(
         self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, clock: Clock
     ) -> None:
-        """Hand full batches to ``outbox``."""
         self.opaque = shipper.opaque
         self._tick = shipper.tick
         self.now_ns: Callable[[], int] = clock.now_ns
@@ -148,8 +147,6 @@ class Buffer:
         self._writer = writer
         self._origin = Origin(f"The producer with the writer id {writer}")
         call_in_child(self, Buffer._after_fork)
-
-    # --- appending ---------------------------------------------------------------------------------------------
 
     def queue_large(self, row: Row) -> int:
         """Queue one record and put it in a page at once: several in one could be more than a batch may hold."""

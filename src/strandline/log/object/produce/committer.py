@@ -28,7 +28,6 @@ class ListingPace:
     """
 
     def __init__(self) -> None:
-        """Nothing was listed yet."""
         self._shortest = _LONGEST_REST
 
     def rest(self, took: float, *, crowded: bool) -> float:

@@ -21,7 +21,6 @@ class Outcome(Future[Receipt]):
     """
 
     def __init__(self) -> None:
-        """Not known yet."""
         super().__init__()
         self.set_running_or_notify_cancel()
         self._origin = Origin("The producer of these records", advice="the parent is told what became of them")

@@ -26,7 +26,6 @@ class Bell(threading.Event):
     """
 
     def __init__(self) -> None:
-        """A silent bell."""
         super().__init__()
         self._rung: SimpleQueue[None] = SimpleQueue()
 
@@ -173,8 +172,6 @@ class Outbox:
         else:
             self._threads.append(thread)
 
-    # --- listing -----------------------------------------------------------------------------------------------
-
     def uploaded(self) -> list[Sent]:
         """The oldest batches, as far as their uploads have ended, well or badly."""
         return [] if self._halted else list(takewhile(Sent.done, self._sent))
@@ -205,8 +202,6 @@ class Outbox:
         self._number = taken.number
         self._pump()
         return taken
-
-    # --- failing -----------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
         """Keep everything, and begin nothing more until :meth:`resend`."""

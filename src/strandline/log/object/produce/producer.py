@@ -102,8 +102,6 @@ class Producer(Closing):
     def _after_fork(self) -> None:
         self._dropped.detach()
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     def append(  # noqa: C901, PLR0912 - once per record: a call to a helper would cost a tenth of it
         self,
         *,
@@ -214,8 +212,6 @@ class Producer(Closing):
         placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
         outcome, start, stop = placed
         return ProduceHandle((placed_era(outcome, start), 0, stop - start, now * 1000))
-
-    # --- flushing ----------------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
         """Block until everything appended before this call is durable and listed; raises what failed."""

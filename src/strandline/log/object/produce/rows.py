@@ -70,7 +70,6 @@ class RowQueue:
     __slots__ = ("next_ticket", "rows")
 
     def __init__(self) -> None:
-        """An empty queue."""
         self.next_ticket: Callable[[], int] = count().__next__
         self.rows: dict[int, Row | Call] = {}
 

@@ -52,7 +52,6 @@ class Catalog:
     """
 
     def __init__(self, folder: str, log_id: UUID, firsts: Sequence[int], *, disk: Disk) -> None:
-        """The log in this folder, whose files begin at these offsets."""
         self.folder = folder
         self.firsts = tuple(firsts)
         self._log_id = log_id
@@ -92,8 +91,6 @@ class Catalog:
             for first in gone:
                 self._indexes.pop(first, None)
 
-    # --- the index ---------------------------------------------------------------------------------------------
-
     def index(self, first: int, *, offset: int) -> Sequence[IndexEntry]:
         """The entries of a file's index, looked at again if ``offset`` is behind the last that is known."""
         known = self._indexes.get(first)
@@ -115,8 +112,6 @@ class Catalog:
             return read_entries(self._disk.read(path, known.size), known)
         except NotFound:
             return known or Index([], 0, chain)
-
-    # --- frames ------------------------------------------------------------------------------------------------
 
     def frames(self, since: int, end: int) -> Iterator[Located]:
         """The frames with the offsets from ``since`` up to ``end``, which are durable; in order and without a hole.
@@ -214,8 +209,6 @@ class Catalog:
             else:
                 unknown = None
         return unknown
-
-    # --- by size -----------------------------------------------------------------------------------------------
 
     def bytes_behind(self, frame: Located) -> int:
         """The bytes of all files from a frame on, whatever they hold."""

@@ -38,7 +38,6 @@ class WalReading(LogReading, ABC):
     clock: Clock
 
     def __init__(self, folder: str, log_id: UUID, catalog: Catalog, *, disk: Disk) -> None:
-        """Read the log in this folder."""
         self.folder = folder
         self._log_id = log_id
         self._catalog = catalog
@@ -118,8 +117,6 @@ class WalReading(LogReading, ABC):
             for held, first, upto in plan_entries(frames, since.next, limit)
         ]
 
-    # --- terms -------------------------------------------------------------------------------------------------
-
     def term_at(self, offset: Signed) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
 
@@ -146,8 +143,6 @@ class WalReading(LogReading, ABC):
             return end if first == end or view.term <= term else self._catalog.end_of_term(term, first, end)
 
         return self._look(look)
-
-    # --- sizes -------------------------------------------------------------------------------------------------
 
     def bytes_behind(self, position: int) -> int:
         """How many bytes are stored from the frame with an offset on; below the first that is retained, from there.

@@ -29,7 +29,6 @@ class Records:
         append: tuple[WriterId, int] | None = None,
         checksums: tuple[int, ...] | None = None,
     ) -> None:
-        """Records as they were appended, or as the page that they were made into."""
         self.checksums = checksums
         self.append = append
         """Whose append they are, and its number; None if nobody numbered it."""
@@ -74,7 +73,6 @@ class Tail:
     """The last frames of a log that are durable, without a hole, up to about ``limit`` bytes. Safe in threads."""
 
     def __init__(self, limit: int) -> None:
-        """Keep nothing yet."""
         self._limit = limit
         self._firsts: list[int] = []
         self._frames: list[Held] = []

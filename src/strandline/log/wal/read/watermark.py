@@ -41,7 +41,6 @@ class Published:
     """The durable end and the start of a log, moved by its writer and seen by everyone. Safe in threads."""
 
     def __init__(self, file: AppendFile, mark: Mark) -> None:
-        """Publish what was found on opening."""
         self._file = file
         self._lock = threading.Lock()
         self._bells: list[threading.Lock] = []

@@ -66,7 +66,6 @@ class FileCheck:
     """Checks the frames of a file in order: each must continue the one before. Pure."""
 
     def __init__(self, path: str, first: int, size: int, *, log_id: UUID, term: int, index: Index) -> None:
-        """A file of this log that begins at ``first``, behind frames of this term."""
         self.facts = FileFacts(path, first, size, first, term)
         self._log_id = log_id
         self._salt = salt_of(log_id)
@@ -167,7 +166,6 @@ class IndexCheck:
     """Compares the entries of an index with the frames of its file. Pure."""
 
     def __init__(self, index: Index) -> None:
-        """An index as far as it could be read."""
         self._index = index
         self._at = 0
         self._wrong: str | None = None

@@ -16,31 +16,10 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import FolderKind, contents, refuse_others
-from strandline.log.wal.names import (
-    DATA,
-    IDENTITY,
-    INDEX,
-    KEPT,
-    LEAD,
-    LOCK,
-    MARK,
-    NEW,
-    REWIND,
-    TORN,
-    data_name,
-    firsts_in,
-    index_name,
-    salt_of,
-)
+from strandline.log.wal import names
 from strandline.log.wal.read.scan import WINDOW, walk
 from strandline.log.wal.read.watermark import LOOKS, read_mark
-from strandline.log.wal.recover.checks import (
-    FileCheck,
-    FileFacts,
-    judge_closed,
-    judge_kept,
-    judge_last,
-)
+from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_kept, judge_last
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.segments import COLD_FILE, COLD_FOLDER
@@ -48,7 +27,7 @@ from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
 
-_KNOWN: Final = frozenset({IDENTITY, KEPT, MARK, LOCK, REWIND, COLD_FILE, COLD_FOLDER})
+_KNOWN: Final = frozenset({names.IDENTITY, names.KEPT, names.MARK, names.LOCK, names.REWIND, COLD_FILE, COLD_FOLDER})
 _OF_FILE: Final = re.compile(r"([0-9]{20})\..*")
 
 Told = Callable[[int], None]
@@ -98,22 +77,22 @@ class _Verifier:
         # The mark before the names: what is below it is in files that are there by now.
         mark = None if log_id is None else self._mark(log_id)
         rows = self._disk.scan(self._folder)
-        firsts = firsts_in(rows)
+        firsts = names.firsts_in(rows)
         start = kept.start if kept is not None else firsts[0] if firsts else 0
         end = 0 if log_id is None else self._files(log_id, start, mark, firsts)
         if kept is not None:
             self._result.examined["slots"] = sum(not slot.dropped for slot in kept.slots)
-            self._result.take(judge_kept(f"{self._folder}/{KEPT}", kept, max(end, 0 if mark is None else mark.next)))
+            self._result.take(
+                judge_kept(f"{self._folder}/{names.KEPT}", kept, max(end, 0 if mark is None else mark.next))
+            )
         self._result.take(self._others(rows, firsts))
         self._result.log_id = log_id
         self._result.bounds = Bounds(start, max(start, end))
         return self._result
 
-    # --- beside the frames -------------------------------------------------------------------------------------
-
     def _identity(self) -> UUID | None:
         """Which log it is; if its own file does not tell, by its slots or by the beginning of a file."""
-        path = f"{self._folder}/{IDENTITY}"
+        path = f"{self._folder}/{names.IDENTITY}"
         try:
             return read_identity(self._folder, disk=self._disk)
         except WrongKind as error:
@@ -130,15 +109,15 @@ class _Verifier:
 
     def _has_frames(self) -> bool:
         """Whether there is more than what a creation leaves that was interrupted."""
-        firsts = firsts_in(self._disk.scan(self._folder))
+        firsts = names.firsts_in(self._disk.scan(self._folder))
         if firsts != [0]:
             return bool(firsts)
-        data = memoryview(self._disk.read(f"{self._folder}/{data_name(0)}", 0, WINDOW))
-        return any(not frame.info.flags & LEAD for frame in FrameScanner(data))
+        data = memoryview(self._disk.read(f"{self._folder}/{names.data_name(0)}", 0, WINDOW))
+        return any(not frame.info.flags & names.LEAD for frame in FrameScanner(data))
 
     def _owners(self) -> Iterator[UUID]:
-        for first in firsts_in(self._disk.scan(self._folder)):
-            path = f"{self._folder}/{data_name(first)}"
+        for first in names.firsts_in(self._disk.scan(self._folder)):
+            path = f"{self._folder}/{names.data_name(first)}"
             try:
                 head = frame_head(memoryview(self._disk.read(path, 0, HEADER_SIZE)))
                 if isinstance(head, Stop):
@@ -152,13 +131,13 @@ class _Verifier:
         try:
             return read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)
         except CorruptData as error:
-            self._damaged(FindingKind.SLOT, f"{self._folder}/{KEPT}", str(error))
+            self._damaged(FindingKind.SLOT, f"{self._folder}/{names.KEPT}", str(error))
             return None
 
     def _mark(self, log_id: UUID) -> Mark | None:
         mark = read_mark(self._folder, log_id, disk=self._disk, looks=LOOKS)
         if mark is None:
-            path = f"{self._folder}/{MARK}"
+            path = f"{self._folder}/{names.MARK}"
             self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log makes it again.")
         return mark
 
@@ -167,26 +146,24 @@ class _Verifier:
         for row in rows:
             path = f"{self._folder}/{row.name}"
             of = _OF_FILE.fullmatch(row.name)
-            if row.name.endswith(TORN):
+            if row.name.endswith(names.TORN):
                 text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when nobody needs it."
                 yield Finding(Severity.NOTE, FindingKind.PIECE, path, text)
-            elif row.name == REWIND:
+            elif row.name == names.REWIND:
                 text = f"{path} tells of a rewind that was interrupted, and opening the log finishes it: do that first."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
-            elif row.name in _KNOWN or (row.name.endswith(DATA) and of is not None):
+            elif row.name in _KNOWN or (row.name.endswith(names.DATA) and of is not None):
                 continue
-            elif row.name.endswith(NEW) and (row.name.removesuffix(NEW) in _KNOWN or of is not None):
+            elif row.name.endswith(names.NEW) and (row.name.removesuffix(names.NEW) in _KNOWN or of is not None):
                 text = f"{path} was left by a write that was interrupted: it counts for nothing."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
-            elif row.name.endswith(INDEX) and of is not None:
+            elif row.name.endswith(names.INDEX) and of is not None:
                 if int(of[1]) not in firsts:
                     text = f"{path} is the index of a file that is not there: it counts for nothing."
                     yield Finding(Severity.NOTE, FindingKind.INDEX, path, text)
             else:
                 text = f"{path} does not belong to the log, which leaves it alone."
                 yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
-
-    # --- the frames --------------------------------------------------------------------------------------------
 
     def _files(self, log_id: UUID, start: int, mark: Mark | None, firsts: list[int]) -> int:
         """Look at all files of frames; returns where the log ends by them."""
@@ -197,10 +174,10 @@ class _Verifier:
             return 0
         if firsts[0] > start and not self._is_pruned(log_id, firsts[0]):
             text = f"The log begins at offset {start}, and its first file at {firsts[0]}: restore the files before it."
-            self._damaged(FindingKind.CONTINUITY, f"{self._folder}/{data_name(firsts[0])}", text)
+            self._damaged(FindingKind.CONTINUITY, f"{self._folder}/{names.data_name(firsts[0])}", text)
         term, end = 0, 0
         for first, following in zip(firsts, [*firsts[1:], None], strict=True):
-            path = f"{self._folder}/{data_name(first)}"
+            path = f"{self._folder}/{names.data_name(first)}"
             if following is not None and following <= start:
                 self._note(
                     FindingKind.TRIM, path, f"{path} holds nothing that is retained: opening or trimming removes it."
@@ -222,7 +199,7 @@ class _Verifier:
                 self._times(facts)
             if facts.index is not None:
                 self._result.indexes = (*self._result.indexes, first)
-                index = f"{self._folder}/{index_name(first)}"
+                index = f"{self._folder}/{names.index_name(first)}"
                 text = f"{index} has to be made again: {facts.index}. 'strandline wal repair' does that."
                 self._note(FindingKind.INDEX, index, text)
         return end
@@ -230,14 +207,14 @@ class _Verifier:
     def _look_at(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
         # The index before the size: what it tells of is in the file by then, though a writer is at it.
         try:
-            data: bytes | None = self._disk.read(f"{self._folder}/{index_name(first)}")
+            data: bytes | None = self._disk.read(f"{self._folder}/{names.index_name(first)}")
         except NotFound:
             data = None
         size = self._disk.size(path)
         index = decode_index(data or b"", new_chain(log_id, first))
         check = FileCheck(path, first, size, log_id=log_id, term=term, index=index)
         at = 0
-        for found in walk(path, size, salt=salt_of(log_id), disk=self._disk):
+        for found in walk(path, size, salt=names.salt_of(log_id), disk=self._disk):
             check.take(found)
             upto = found.end if isinstance(found, Frame) else found.upto
             self._told(upto - at)
@@ -290,8 +267,6 @@ class _Verifier:
         except CorruptData:
             return False
         return upto > 0 and kept.start >= upto
-
-    # --- findings ---------------------------------------------------------------------------------------------
 
     def _damaged(self, kind: FindingKind, path: str, text: str) -> None:
         self._result.take([Finding(Severity.DAMAGE, kind, path, text)])

@@ -98,8 +98,6 @@ class GroupCommitter(Generic[W]):
             self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
             self._thread.start()
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     @property
     def term(self) -> int:
         """The term of the next record."""
@@ -256,8 +254,6 @@ class GroupCommitter(Generic[W]):
         if self._refusal is not None:
             raise self._refusal()
 
-    # --- committing --------------------------------------------------------------------------------------------
-
     def commit_all(self) -> None:
         """Commit everything that is queued at the time of the call."""
         with self._committing:
@@ -352,8 +348,6 @@ class GroupCommitter(Generic[W]):
             self._asleep = True
         self._wake.acquire()
         return False
-
-    # --- ending ------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
         """Refuse all further appends, and those that are queued: after a failure nothing may follow."""

@@ -161,7 +161,6 @@ class CommitGroup:
     __slots__ = ("_error", "_futures", "_waiters", "done", "items", "run", "size", "source")
 
     def __init__(self, source: Source = _NOWHERE) -> None:
-        """An open group."""
         self.items: list[Item] = []
         self.run: ValueRun | None = None
         """The last item, if the next single record may join it."""
@@ -291,7 +290,6 @@ class WalHandle:
     __slots__ = ("count", "first", "group")
 
     def __init__(self, group: CommitGroup, first: int | None, count: int) -> None:
-        """``count`` records from ``first`` on, in this group."""
         self.group = group
         self.first = first
         self.count = count

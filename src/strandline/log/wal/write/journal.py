@@ -134,7 +134,6 @@ class FrameTimes:
     """
 
     def __init__(self, where: str, clock: Clock, chance: Chance) -> None:
-        """Of the log at ``where``, which was opened now."""
         self._where = where
         self._clock = clock
         self._chance = chance
@@ -217,8 +216,6 @@ class Journal:
         self._path = f"{folder}/{data_name(place.first)}"
         self._file = disk.open_append(self._path)
 
-    # --- committing --------------------------------------------------------------------------------------------
-
     def write(self, items: Sequence[Item]) -> Written:
         """Write a group, one frame for each item; durable only after :meth:`finish`."""
         place, begun = self.place, self._clock.monotonic()
@@ -288,8 +285,6 @@ class Journal:
     def write_index(self) -> None:
         """Put the checkpoints of what was committed into the index; it is no part of what makes it durable."""
         self._index.write()
-
-    # --- files -------------------------------------------------------------------------------------------------
 
     def begin_file(self, first: int) -> None:
         """Durably go on in a new file that begins at this offset, with no records yet."""
