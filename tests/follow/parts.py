@@ -42,7 +42,7 @@ class TinyStore:
             raise CorruptData(f"{folder} is damaged: {error}.") from error
         self.state, self.at = fields["state"], Cursor.parse(fields["cursor"])
 
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         return StorePosition(self.at)
 
     def cursor(self, log_id: UUID) -> Cursor | None:

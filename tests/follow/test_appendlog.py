@@ -61,7 +61,7 @@ def apply(store, first, *rows):
 
 
 def state(store):
-    return content(store), store.standing()
+    return content(store), store.position()
 
 
 def written(disk, *, sync=True, compact=False):
@@ -540,7 +540,7 @@ def test_nothing_is_shown_before_it_is_durable():
     disk = _Watched()
     store, states, _ = written(disk)
     seen = []
-    disk.look = lambda action, _: seen.append((action, store.get(b"e"), store.standing()))
+    disk.look = lambda action, _: seen.append((action, store.get(b"e"), store.position()))
     apply(store, 5, (b"e", b"5"))
     assert seen == [("write", None, states[3][1]), ("sync", None, states[3][1])]
     assert store.get(b"e") == b"5"

@@ -43,7 +43,7 @@ def open_on(disk, *, sync=True, folder=FOLDER, compact_after=10 << 20):
 
 
 def state(store):
-    return content(store), store.standing()
+    return content(store), store.position()
 
 
 def apply(store, first, *rows, log=LOG):
@@ -225,7 +225,7 @@ class Handing:
 
     def work(self, disk, notes):
         store = open_on(disk)
-        if not store.standing().cursor:
+        if not store.position().cursor:
             apply(store, 0, (b"a", b"1"), (b"b", LONG[:700]))
         if not self.sealed(disk):
             store.export_to("/snapshots/1")

@@ -86,7 +86,7 @@ class TestNewcomers:
     def test_a_newcomer_gets_the_newest_snapshot_and_follows_on_from_its_cursor(self, source, log, fold, tmp_path):
         append(log, (b"a", b"later"), (b"new", b"y"))
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, sync=False) as store:
-            assert store.standing().cursor == fold.standing().cursor == log.start().at(8)
+            assert store.position().cursor == fold.position().cursor == log.start().at(8)
             assert list(store.range()) == list(fold.range())
             follow(log, store, until="end")
             follow(log, fold, until="end")
@@ -96,7 +96,7 @@ class TestNewcomers:
 
     def test_it_needs_no_log(self, source, tmp_path):
         with bootstrap(source, str(tmp_path / "dest"), AppendLogStore) as store:
-            assert store.standing().cursor.next == 8
+            assert store.position().cursor.next == 8
 
     def test_only_what_came_after_the_snapshot_is_read(self, source, log, tmp_path):
         log.trim(8)
@@ -120,7 +120,7 @@ class TestNewcomers:
         fold.export_to(numbered(many, 2))
         (Path(numbered(many, 2)) / "MANIFEST.json").unlink()
         with bootstrap(many, str(tmp_path / "dest"), AppendLogStore, log=log) as store:
-            assert store.standing().cursor.next == 8
+            assert store.position().cursor.next == 8
 
     def test_a_snapshot_of_another_log_is_refused(self, source, tmp_path):
         with pytest.raises(Diverged):
@@ -211,7 +211,7 @@ class TestSlots:
             follow(log, lagging, "lagging", until="end")
         lagging.close()
         with bootstrap(artifacts, str(tmp_path / "lagging"), AppendLogStore, log=log, slot="lagging") as healed:
-            assert healed.standing().cursor.next == 6
+            assert healed.position().cursor.next == 6
             follow(log, healed, "lagging", until="end")
             assert healed.get(b"later") == b"1"
         assert all(slot.invalid is None for slot in log.slots())
@@ -238,7 +238,7 @@ class TestWhatIsThere:
             caplog.at_level(logging.INFO),
             bootstrap(source, dest, AppendLogStore, log=log, slot="new") as store,
         ):
-            assert store.standing().cursor.next == 4
+            assert store.position().cursor.next == 4
         assert "is used as it is" in caplog.text
         assert log.slot("new").position == 4
 
@@ -249,7 +249,7 @@ class TestWhatIsThere:
         mine.close()
         log.trim(6)
         with caplog.at_level(logging.WARNING), bootstrap(source, dest, AppendLogStore, log=log) as store:
-            assert store.standing().cursor.next == 8
+            assert store.position().cursor.next == 8
         assert "too old to follow on" in caplog.text
         assert not [name for name in names(tmp_path) if name.startswith(".")]
 
@@ -262,7 +262,7 @@ class TestWhatIsThere:
         with pytest.raises(NotFound):
             bootstrap(artifacts, dest, AppendLogStore, log=log)
         with AppendLogStore.open(dest) as store:
-            assert store.standing().cursor.next == 4
+            assert store.position().cursor.next == 4
 
     def test_a_store_that_is_too_old_comes_back_if_the_import_fails(self, source, log, tmp_path):
         dest = str(tmp_path / "dest")
@@ -283,7 +283,7 @@ class TestWhatIsThere:
         with pytest.raises(StorageError, match="no"):
             bootstrap(source, dest, Failing, log=log)
         with AppendLogStore.open(dest) as store:
-            assert store.standing().cursor.next == 4
+            assert store.position().cursor.next == 4
         assert not [name for name in names(tmp_path) if name.startswith(".")]
 
     def test_a_store_of_another_log_is_refused_and_stays(self, source, log, tmp_path):
@@ -295,7 +295,7 @@ class TestWhatIsThere:
         with pytest.raises(Diverged):
             bootstrap(source, dest, AppendLogStore, log=log)
         with AppendLogStore.open(dest) as store:
-            assert store.standing().cursor == other.start().at(1)
+            assert store.position().cursor == other.start().at(1)
 
     def test_a_store_without_cursor_or_in_the_middle_of_a_resync_is_replaced(self, source, log, tmp_path):
         AppendLogStore.open(str(tmp_path / "new")).close()
@@ -305,7 +305,7 @@ class TestWhatIsThere:
         half.close()
         for name in ("new", "half"):
             with bootstrap(source, str(tmp_path / name), AppendLogStore, log=log) as store:
-                assert store.standing().cursor.next == 8
+                assert store.position().cursor.next == 8
 
     def test_a_store_is_replaced_when_asked(self, source, log, tmp_path):
         dest = str(tmp_path / "dest")
@@ -313,7 +313,7 @@ class TestWhatIsThere:
         follow(log, mine, until=4)
         mine.close()
         with bootstrap(source, dest, AppendLogStore, log=log, replace=True) as store:
-            assert store.standing().cursor.next == 8
+            assert store.position().cursor.next == 8
 
     def test_a_death_at_any_operation_is_made_good_by_bootstrapping_again(self, tmp_path):
         store = tiny(str(tmp_path / "veteran"), 5, a="1")
@@ -344,7 +344,7 @@ def test_an_empty_apply_leaves_a_cursor_that_a_snapshot_can_be_taken_of(tmp_path
         store.apply(READ_SCHEMA.empty_table(), since=log.start(), upto=log.start())
         store.export_to(str(tmp_path / "snap"))
     with bootstrap(str(tmp_path / "snap"), str(tmp_path / "b"), AppendLogStore, log=log) as copy:
-        assert copy.standing().cursor == log.start()
+        assert copy.position().cursor == log.start()
 
 
 @pytest.mark.parametrize("kind", [AppendLogStore, RocksStore])
@@ -370,7 +370,7 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
 def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouched(log, fold, artifacts, tmp_path):
     late = AppendLogStore.open(str(tmp_path / "late"), sync=False)
     follow(log, late, until=2)
-    before = late.standing(), list(late.range())
+    before = late.position(), list(late.range())
     artifacts.export(fold, scratch=str(tmp_path))
     log.trim(log.bounds().next)
     seen = []
@@ -378,12 +378,12 @@ def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouc
     with pytest.raises(CursorExpired, match="snapshot"):
         supervisor.run()
     assert supervisor.state().phase == "failed"
-    assert (late.standing(), list(late.range())) == before
+    assert (late.position(), list(late.range())) == before
     assert seen == []
     late.close()
     healed = bootstrap(artifacts, str(tmp_path / "late"), AppendLogStore, log=log)
     assert list(healed.range()) == list(fold.range())
-    assert healed.standing() == fold.standing()
+    assert healed.position() == fold.position()
     healed.close()
 
 
@@ -411,5 +411,5 @@ def test_a_store_whose_place_is_trimmed_before_it_is_pinned_is_replaced(log, fol
 
     monkeypatch.setattr(log, "create_slot", trim_first)
     newcomer = bootstrap(artifacts, str(tmp_path / "late"), AppendLogStore, log=log, slot="newcomer")
-    assert newcomer.standing() == fold.standing()
+    assert newcomer.position() == fold.position()
     newcomer.close()

@@ -382,7 +382,7 @@ def test_exports_under_writes_and_compaction_each_hold_exactly_their_cursor(stor
         writer.join()
     for number, snapshot in enumerate(made):
         with RocksStore.import_from(snapshot.folder, str(tmp_path / f"made-{number}"), sync=False) as imported:
-            assert imported.standing() == StorePosition(snapshot.cursor)
+            assert imported.position() == StorePosition(snapshot.cursor)
             assert dict(imported.range()) == dict.fromkeys(keys, b"%d" % (snapshot.cursor.next // 20 - 1))
 
 

@@ -46,7 +46,7 @@ ROWS = [
 def same(stores):
     one, other = stores
     assert list(one.range()) == list(other.range())
-    assert one.standing() == other.standing()
+    assert one.position() == other.position()
     return dict(one.range())
 
 

@@ -220,7 +220,7 @@ def test_in_a_thread_of_its_own_it_stops_in_good_order(kv):
         with pytest.raises(InvalidInput):
             supervisor.start()
     assert supervisor.state().phase == "stopped"
-    assert store.standing().cursor.next == 10
+    assert store.position().cursor.next == 10
 
 
 def test_a_stop_during_a_pause_is_heard_at_once(kv):

@@ -147,7 +147,7 @@ def test_the_cursor_visible_during_apply_is_that_of_the_batch_before():
 
     def apply(batch):
         stage.apply(batch)
-        seen.append((store.standing().cursor, held(store), list(stage.reports)))
+        seen.append((store.position().cursor, held(store), list(stage.reports)))
 
     stage.run(apply)
     assert seen == [
@@ -161,7 +161,7 @@ def test_when_on_applied_hears_a_cursor_the_store_has_it_already():
     store = MemoryStore()
     stage = Stage(numbered(0, 250), store=store)
     seen = []
-    stage.run(on_applied=lambda cursor: seen.append((cursor, store.standing().cursor, len(held(store)))))
+    stage.run(on_applied=lambda cursor: seen.append((cursor, store.position().cursor, len(held(store)))))
     assert seen == [(at(count), at(count), count) for count in (100, 200, 250)]
 
 
@@ -212,7 +212,7 @@ def test_a_batch_of_only_rejected_updates_applies_nothing_and_still_advances_wit
 
     def check():
         assert stage.reports == [2]
-        assert store.standing().cursor == at(2)
+        assert store.position().cursor == at(2)
 
     stage.script = iter([numbered(0, 2), 1.0, check])
     assert stage.run() == at(2)
@@ -245,7 +245,7 @@ def test_parse_raising_ends_the_watch_and_the_cursor_stays():
     with pytest.raises(ZeroDivisionError):
         stage.run()
     assert stage.reports == [1]
-    assert store.standing().cursor == at(1)
+    assert store.position().cursor == at(1)
     assert stage.batches == [[0]]
     assert stage.closed == 1
 
@@ -304,7 +304,7 @@ def test_apply_raising_ends_the_watch_and_the_cursor_stays():
 
     with pytest.raises(RuntimeError, match="cannot"):
         stage.run(apply)
-    assert store.standing().cursor == at(1)
+    assert store.position().cursor == at(1)
     assert held(store) == {b"k0": b"0"}
     assert stage.reports == [1]
     assert stage.closed == 1
@@ -315,7 +315,7 @@ def test_after_apply_raised_a_new_watch_gets_the_same_batch_again():
     kv.put("a", b"1")
     with pytest.raises(RuntimeError), ThreadPoolExecutor(1) as pool:
         pool.submit(watch_applied, kv, raising(RuntimeError("cannot")), store=store).result(120)
-    assert store.standing().cursor is None
+    assert store.position().cursor is None
     batches = []
     kv.end()
     watch_applied(kv, batches.extend, store=store)
@@ -334,7 +334,7 @@ def test_on_applied_raising_ends_the_watch_with_the_cursor_where_the_store_has_i
     stage = Stage(numbered(0, 1), store=store, on_applied=raising(RuntimeError("deaf")))
     with pytest.raises(RuntimeError, match="deaf"):
         stage.run()
-    assert store.standing().cursor == at(1)
+    assert store.position().cursor == at(1)
 
 
 # --- where it resumes ------------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ def test_a_resume_below_the_store_applies_again_and_changes_nothing_in_the_store
         kv, batches.extend, store=store, resume=Cursor(kv.stream, 3)
     )  # fmt: skip
     assert [update.version for update in batches] == [3, 4, 5]
-    assert cursor == store.standing().cursor == Cursor(kv.stream, 6)
+    assert cursor == store.position().cursor == Cursor(kv.stream, 6)
     assert held(store) == {b"a": b"4", b"b": b"1"}
 
 
@@ -438,7 +438,7 @@ def test_unknown_versions_are_applied_and_never_move_a_cursor():
     assert stage.run() == at(5)
     assert stage.keys == [[b"x"], [b"y"]]
     assert stage.reports == []
-    assert store.standing().cursor == at(5)
+    assert store.position().cursor == at(5)
 
 
 def test_a_stream_that_gives_updates_without_a_cursor_is_refused():
@@ -472,7 +472,7 @@ def test_an_error_of_the_stream_ends_the_watch_behind_the_batch_that_was_open(er
     assert stage.keys == [[b"k0", b"k1", b"k2"]]
     assert stage.reports == [3]
     assert stage.log == ["open", "apply", "report"]
-    assert store is None or store.standing().cursor == at(3)
+    assert store is None or store.position().cursor == at(3)
 
 
 def test_updates_without_a_cursor_are_refused_behind_the_batch_that_was_open():
@@ -488,7 +488,7 @@ def test_a_store_that_fails_when_the_stream_has_failed_is_tried_once_and_the_str
     with pytest.raises(Gap, match="lost"):
         stage.run()
     assert store.writes == ["apply before"]
-    assert (stage.keys, stage.reports, store.standing().cursor) == ([[b"k0", b"k1"]], [], None)
+    assert (stage.keys, stage.reports, store.position().cursor) == ([[b"k0", b"k1"]], [], None)
 
 
 def test_an_apply_that_raises_behind_an_error_of_the_stream_leaves_the_cursor():
@@ -496,7 +496,7 @@ def test_an_apply_that_raises_behind_an_error_of_the_stream_leaves_the_cursor():
     stage = Stage(numbered(0, 2), StorageError("cut off"), batching=LONG, store=store)
     with pytest.raises(RuntimeError, match="cannot"):
         stage.run(raising(RuntimeError("cannot")))
-    assert (stage.reports, store.standing().cursor) == ([], None)
+    assert (stage.reports, store.position().cursor) == ([], None)
 
 
 def test_a_crash_of_the_stream_applies_nothing_more():
@@ -522,7 +522,7 @@ def test_nothing_past_a_gap_is_applied():
     with pytest.raises(Gap):
         watch_applied(kv, apply, store=store)
     assert [update.value for update in batches] == [b"1"]
-    assert store.standing().cursor == Cursor(kv.stream, 1)
+    assert store.position().cursor == Cursor(kv.stream, 1)
 
 
 def test_an_error_at_the_stop_of_apply_is_raised_and_not_swallowed():

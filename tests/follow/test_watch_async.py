@@ -23,13 +23,13 @@ def test_apply_and_on_applied_may_be_coroutine_functions_which_are_run_to_their_
     stage = Stage(numbered(0, 250), store=store)
 
     async def apply(batch):
-        seen.append(("apply", len(batch), store.standing().cursor))
+        seen.append(("apply", len(batch), store.position().cursor))
         await asyncio.sleep(0)
-        seen.append(("applied", len(batch), store.standing().cursor))
+        seen.append(("applied", len(batch), store.position().cursor))
 
     async def on_applied(cursor):
         await asyncio.sleep(0)
-        seen.append(("report", cursor.next, store.standing().cursor))
+        seen.append(("report", cursor.next, store.position().cursor))
 
     assert stage.run(apply, on_applied=on_applied) == at(250)
     assert [row[:2] for row in seen] == [
@@ -62,7 +62,7 @@ def test_a_coroutine_that_raises_ends_the_watch_and_the_cursor_stays():
 
     with pytest.raises(RuntimeError, match="cannot"):
         Stage(numbered(0, 1), store=store).run(apply)
-    assert store.standing().cursor is None
+    assert store.position().cursor is None
 
 
 def test_the_awaited_watch_runs_coroutines_in_the_callers_loop_and_returns_the_cursor():
@@ -130,7 +130,7 @@ def test_cancelling_the_awaited_watch_stops_it_in_good_order():
 
     asyncio.run(main())
     assert [update.key for update in applied] == [b"a"]
-    assert store.standing().cursor == Cursor(kv.stream, 1)
+    assert store.position().cursor == Cursor(kv.stream, 1)
 
 
 def test_cancelling_the_awaited_watch_flushes_what_is_batched():
@@ -149,7 +149,7 @@ def test_cancelling_the_awaited_watch_flushes_what_is_batched():
             watch_applied_async(kv, lambda _: None, store=store, batching=Batching(records=100, window=1e6))
         )
         assert await asyncio.to_thread(taken.wait, PATIENCE)
-        assert store.standing().cursor is None
+        assert store.position().cursor is None
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(watching, PATIENCE)

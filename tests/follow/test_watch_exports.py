@@ -38,7 +38,7 @@ def exports():
 def imported(snapshot, tmp_path) -> tuple[Cursor | None, dict[bytes, bytes]]:
     made = AppendLogStore.import_from(snapshot.folder, str(tmp_path / f"made-{snapshot.cursor.next}"), sync=False)
     try:
-        return made.standing().cursor, held(made)
+        return made.position().cursor, held(made)
     finally:
         made.close()
 

@@ -100,7 +100,7 @@ def test_an_expired_resume_brings_the_store_in_step_in_each_scope_and_spares_oth
     store = behind(kv)  # it holds everything, whatever is watched from now on
     before = held(store)
     cursor = follow(kv, store, scope=scope)
-    assert store.standing() == StorePosition(cursor) == StorePosition(Cursor(kv.stream, kv._next))
+    assert store.position() == StorePosition(cursor) == StorePosition(Cursor(kv.stream, kv._next))
     assert within(held(store), scope) == within(current(kv), scope)
     outside = {key: value for key, value in before.items() if key not in scope}
     assert {key: value for key, value in held(store).items() if key not in scope} == outside
@@ -121,7 +121,7 @@ def test_a_key_value_store_that_was_created_anew_replaces_what_was():
     anew.put("a.1", b"other")
     cursor = follow(anew, store)
     assert held(store) == {b"a.1": b"other"}
-    assert store.standing() == StorePosition(cursor) == StorePosition(Cursor(anew.stream, 1))
+    assert store.position() == StorePosition(cursor) == StorePosition(Cursor(anew.stream, 1))
 
 
 def test_a_key_value_store_that_is_created_anew_between_the_flag_and_the_full_watch_replaces_what_was():
@@ -143,7 +143,7 @@ def test_a_key_value_store_that_is_created_anew_between_the_flag_and_the_full_wa
 
     reader = Listings(first, lambda: kvs.append(second))
     cursor = watch_applied(Renewed(), lambda _: None, store=store, reader=reader)
-    assert store.standing() == StorePosition(cursor) == StorePosition(Cursor(second.stream, 1))
+    assert store.position() == StorePosition(cursor) == StorePosition(Cursor(second.stream, 1))
     assert held(store) == {b"a.2": b"other"}
 
 
@@ -226,14 +226,14 @@ def test_a_key_that_changes_during_the_sweep_is_right_in_the_end():
 def test_removals_do_not_move_the_cursor_and_on_applied_hears_only_of_the_end():
     store = fold(b"gone", b"unlisted")
     stage = Stage(numbered(7, 3), Listed(at(20)), expired=True, store=store, reader=Fixed(b"unlisted"))
-    standings = []
+    positions = []
 
     def apply(batch):
         stage.apply(batch)
-        standings.append(store.standing())
+        positions.append(store.position())
 
     stage.run(apply)
-    assert standings == [StorePosition(at(5), STREAM)] * 3
+    assert positions == [StorePosition(at(5), STREAM)] * 3
     assert stage.reports == [20]
 
 
@@ -263,7 +263,7 @@ def test_apply_raising_at_a_removal_leaves_the_cursor_and_the_flag():
 
     with pytest.raises(RuntimeError, match="cannot"):
         stage.run(refuse)
-    assert store.standing() == StorePosition(at(5), STREAM)
+    assert store.position() == StorePosition(at(5), STREAM)
     assert held(store) == {b"gone": b"old"}
 
 
@@ -300,7 +300,7 @@ def test_a_full_watch_onto_a_store_that_is_not_empty_resyncs_the_same_way():
     kv = MemoryKeyValue()
     store = behind(kv)
     cursor = follow(kv, store, resume=None)
-    assert store.standing() == StorePosition(cursor)
+    assert store.position() == StorePosition(cursor)
     assert held(store) == current(kv)
 
 
@@ -333,7 +333,7 @@ def test_a_listing_that_fails_ends_the_watch_and_leaves_the_store_as_it_was():
         stage.run()
     assert stage.opened == [at(5)]
     assert stage.batches == []
-    assert store.standing() == StorePosition(at(5))
+    assert store.position() == StorePosition(at(5))
     assert held(store) == {b"gone": b"old"}
 
 
@@ -351,7 +351,7 @@ def test_a_scan_of_the_store_that_fails_ends_the_watch(scan):
     stage = Stage(Listed(at(9)), expired=True, store=Unreadable(store), reader=Fixed())
     with pytest.raises(StorageError, match="broke off"):
         stage.run()
-    assert store.standing() == StorePosition(
+    assert store.position() == StorePosition(
         at(5), STREAM if scan else None
     )  # nothing was touched before the first one
     assert stage.reports == []
@@ -360,16 +360,16 @@ def test_a_scan_of_the_store_that_fails_ends_the_watch(scan):
 def test_a_stop_within_a_resync_returns_the_cursor_from_before_and_the_next_watch_does_it_again():
     kv = MemoryKeyValue()
     store = behind(kv)
-    before = store.standing().cursor
+    before = store.position().cursor
     stage = Stage(numbered(7, 1), expired=True, store=store, reader=Fixed())
     assert stage.run() == before  # stopped within the listing
-    assert store.standing() == StorePosition(before, STREAM)
+    assert store.position() == StorePosition(before, STREAM)
     assert stage.reports == []
     with pytest.raises(NotReady):
         watch_applied(kv, lambda _: None, store=store)
     follow(kv, store)
     assert held(store) == current(kv)
-    assert store.standing().resync is None
+    assert store.position().resync is None
 
 
 def test_a_resync_under_way_is_begun_again_even_if_the_cursor_would_do():
@@ -391,7 +391,7 @@ def test_a_store_that_fails_at_each_write_of_a_resync_is_tried_again_and_ends_ri
         kv.delete("a.3")
         kv.trim(kv._next)
         cursor = follow(kv, store, reader=Listings(kv, partial(kv.delete, "b.2")))
-        assert inner.standing() == StorePosition(cursor), failing
+        assert inner.position() == StorePosition(cursor), failing
         assert held(inner) == current(kv)
 
 
@@ -409,7 +409,7 @@ def test_a_store_that_fails_for_good_within_a_resync_ends_the_watch():
 def test_without_reader_or_store_it_is_a_full_watch_with_exactly_one_warning(missing, caplog):
     kv, batches = MemoryKeyValue(), []
     store = behind(kv)
-    resume = store.standing().cursor
+    resume = store.position().cursor
     kv.end()
     cursor = watch_applied(
         kv,
@@ -424,7 +424,7 @@ def test_without_reader_or_store_it_is_a_full_watch_with_exactly_one_warning(mis
     assert len(warnings) == 1
     assert "not removed" in warnings[0].getMessage()
     if missing == "reader":
-        assert store.standing() == StorePosition(cursor)
+        assert store.position() == StorePosition(cursor)
         assert held(store) == {**held(store), **current(kv)}
         assert store.get(b"a.1") == b"old"  # nothing tells that it is gone
 
@@ -443,7 +443,7 @@ def test_without_a_reader_a_key_value_store_that_was_created_anew_is_taken_from_
     anew = MemoryKeyValue()
     anew.put("a.1", b"other")
     cursor = follow(anew, store, reader=None)
-    assert store.standing() == StorePosition(cursor) == StorePosition(Cursor(anew.stream, 1))
+    assert store.position() == StorePosition(cursor) == StorePosition(Cursor(anew.stream, 1))
     assert held(store) == {**before, b"a.1": b"other"}
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
@@ -460,7 +460,7 @@ def test_without_a_reader_a_store_past_the_end_misses_nothing_of_what_comes(resu
 def test_without_a_reader_nothing_is_reported_until_something_came():
     store = fold(b"ghost")
     stage = Stage(None, expired=True, store=store)
-    assert stage.run() == store.standing().cursor == at(0)
+    assert stage.run() == store.position().cursor == at(0)
     assert stage.reports == []
 
 
@@ -470,7 +470,7 @@ def test_without_a_reader_a_store_that_fails_to_begin_anew_is_tried_again(fault)
         inner = fold(b"ghost", upto=100)
         stage = Stage(numbered(3, 1), 1.0, *[None] * 5, expired=True)
         assert stage.run(store=Flaky(inner, *["well"] * failing, fault)) == at(4)
-        assert inner.standing() == StorePosition(at(4))
+        assert inner.position() == StorePosition(at(4))
         assert held(inner) == {b"ghost": b"old", b"k3": b"3"}
 
 
@@ -503,7 +503,7 @@ def test_evicted_keys_can_be_kept_and_deleted_ones_still_go():
     kv, store = evicting()
     follow(kv, store, evicted="keep")
     assert held(store) == {b"evicted": b"1", b"stays": b"1"}
-    assert store.standing() == StorePosition(Cursor(kv.stream, kv._next))
+    assert store.position() == StorePosition(Cursor(kv.stream, kv._next))
 
 
 def test_a_key_deleted_between_listing_and_watch_is_swept_though_evicted_ones_are_kept():
@@ -577,11 +577,11 @@ def test_whoever_dies_at_whatever_step_of_a_resync_the_next_watch_ends_right(ope
             done = False
             deaths += 1
         store = again()
-        standing = store.standing()
-        if standing.resync is None and standing.cursor == Cursor(kv.stream, kv._next):
+        position = store.position()
+        if position.resync is None and position.cursor == Cursor(kv.stream, kv._next):
             assert within(held(store), scope) == within(current(kv), scope)
         for cursor in told:
-            assert standing == StorePosition(cursor)
+            assert position == StorePosition(cursor)
         kv.put("a.8", b"later")
         kv.delete("a.2")
         if step % 2:
@@ -589,7 +589,7 @@ def test_whoever_dies_at_whatever_step_of_a_resync_the_next_watch_ends_right(ope
         follow(kv, store, **options)
         assert within(held(store), scope) == within(current(kv), scope)
         assert {key: value for key, value in held(store).items() if key not in scope} == spared
-        assert store.standing() == StorePosition(Cursor(kv.stream, kv._next))
+        assert store.position() == StorePosition(Cursor(kv.stream, kv._next))
         if done:
             break
     assert deaths > 20

@@ -23,7 +23,7 @@ def test_a_transient_store_failure_leaves_no_hole_under_an_advancing_cursor():
 
     def whole(cursor):
         stage.report(cursor)
-        assert store.standing().cursor == cursor
+        assert store.position().cursor == cursor
         assert held(store) == {b"k%d" % version: b"%d" % version for version in range(cursor.next)}
 
     assert stage.run(on_applied=whole) == at(40)
@@ -139,7 +139,7 @@ def test_at_the_end_of_the_stream_a_store_that_fails_for_a_while_gets_everything
     store = Flaky(MemoryStore(), *["before"] * 15)
     stage = Stage(numbered(0, 3), Ended(), store=store)
     assert stage.run() == at(3)
-    assert store.standing().cursor == at(3)
+    assert store.position().cursor == at(3)
     assert stage.reports == [3]
 
 
@@ -163,12 +163,12 @@ def test_a_store_that_forgot_what_it_had_taken_ends_the_watch_and_gets_no_hole()
     stage = Stage(store=store)
 
     def forget():
-        store._standing = StorePosition(at(1))
+        store._position = StorePosition(at(1))
 
     stage.script = iter([numbered(2, 1), 1.0, forget, numbered(3, 1), 1.0])
     with pytest.raises(Gap):
         stage.run()
-    assert store.standing() == StorePosition(at(1))
+    assert store.position() == StorePosition(at(1))
     assert stage.reports == [3]
 
 

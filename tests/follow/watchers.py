@@ -47,9 +47,9 @@ def watch(job: dict[str, Any]) -> None:
         def note(cursor: sl.Cursor) -> None:
             notes.write(f"{cursor.next} {digest(store.range())}\n")
 
-        standing = store.standing()
-        if standing.cursor is not None and standing.resync is None:
-            note(standing.cursor)
+        position = store.position()
+        if position.cursor is not None and position.resync is None:
+            note(position.cursor)
         watch_applied(kv, ignore, scope=Prefix(*job["scope"]), reader=kv, store=store, on_applied=note)
 
 

@@ -193,7 +193,7 @@ def _use_node(folder: Path) -> None:
 
 def _use_fold(folder: Path) -> None:
     with contextlib.closing(AppendLogStore.open(str(folder))) as store:
-        store.standing()
+        store.position()
         list(store.range())
 
 

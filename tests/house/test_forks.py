@@ -363,7 +363,7 @@ def _fold(store: Any) -> Iterator[Opened]:
             "apply": lambda: store.apply(updates(1), since=Cursor(STREAM, 1), upto=Cursor(STREAM, 2)),
             "get": lambda: store.get(b"k0"),
             "range": lambda: list(store.range()),
-            "standing": store.standing,
+            "position": store.position,
             "cursor": lambda: store.cursor(STREAM),
             "begin_resync": lambda: store.begin_resync(STREAM),
             "export_to": lambda: store.export_to("nowhere"),
@@ -375,7 +375,7 @@ def _fold(store: Any) -> Iterator[Opened]:
 def append_log_store(folder: Path) -> Iterator[Opened]:
     yield from _fold(AppendLogStore.open(str(folder / "fold")))
     with AppendLogStore.open(str(folder / "fold")) as again:
-        assert again.standing().cursor == Cursor(STREAM, 2)
+        assert again.position().cursor == Cursor(STREAM, 2)
 
 
 @kind
@@ -383,7 +383,7 @@ def rocks_store(folder: Path) -> Iterator[Opened]:
     pytest.importorskip("rocksdict")
     yield from _fold(RocksStore.open(str(folder / "fold")))
     with RocksStore.open(str(folder / "fold")) as again:
-        assert again.standing().cursor == Cursor(STREAM, 2)
+        assert again.position().cursor == Cursor(STREAM, 2)
 
 
 @kind

@@ -119,7 +119,7 @@ class ModelStore:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
 
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         return StorePosition(self.stage.world.fold.cursor, self.stage.world.fold.resync)
 
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:

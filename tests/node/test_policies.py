@@ -27,7 +27,7 @@ from strandline.node.lead.policies import (
 VOTERS = frozenset({"p", "a", "b"})
 
 
-def standing(durable: int, **replicas: int | None) -> DurableOffsets:
+def position(durable: int, **replicas: int | None) -> DurableOffsets:
     """The primary p, and replicas; those that begin with e are in Europe, the others in America."""
     found = (ReplicaPosition(name, at, "eu" if name.startswith("e") else "us") for name, at in replicas.items())
     return DurableOffsets("p", durable, tuple(found))
@@ -53,12 +53,12 @@ def standing(durable: int, **replicas: int | None) -> DurableOffsets:
     ],
 )
 def test_a_policy_is_satisfied_up_to_its_watermark(policy: CommitPolicy, reached: int) -> None:
-    assert watermark(policy, standing(100, a=90, b=70, e1=40, new=None)) == reached
+    assert watermark(policy, position(100, a=90, b=70, e1=40, new=None)) == reached
 
 
 def test_a_replica_ahead_of_the_primary_s_durable_end_does_not_move_the_watermark_past_it() -> None:
     for policy in (AckN(1), Quorum(VOTERS), Regions.of({"us": 1})):
-        assert watermark(policy, standing(10, a=50, b=50)) == 10
+        assert watermark(policy, position(10, a=50, b=50)) == 10
 
 
 def test_the_nth_highest_is_what_so_many_have_reached() -> None:
@@ -79,12 +79,12 @@ def test_a_policy_that_can_never_be_reached_is_refused_before_anything_is_writte
     policy: CommitPolicy, text: str
 ) -> None:
     with pytest.raises(InvalidInput, match=text):
-        check_possible(policy, standing(0, a=None, b=None, e1=None))
+        check_possible(policy, position(0, a=None, b=None, e1=None))
 
 
 @pytest.mark.parametrize("policy", [Local(), AckN(3), Quorum(VOTERS), Regions.of({"eu": 1, "us": 2})])
 def test_a_policy_that_may_yet_be_reached_is_not_refused(policy: CommitPolicy) -> None:
-    check_possible(policy, standing(0, a=None, b=None, e1=None))
+    check_possible(policy, position(0, a=None, b=None, e1=None))
 
 
 POLICIES = st.one_of(
@@ -100,7 +100,7 @@ POSITIONS = st.one_of(st.none(), st.integers(0, 20))
 def test_a_request_may_strengthen_the_policy_and_never_weaken_it(
     policy: CommitPolicy, asked: CommitPolicy, durable: int, a: int | None, b: int | None, e1: int | None
 ) -> None:
-    now = standing(durable, a=a, b=b, e1=e1)
+    now = position(durable, a=a, b=b, e1=e1)
     both = watermark(strengthened(policy, asked), now)
     assert both == min(watermark(policy, now), watermark(asked, now))
 
@@ -109,8 +109,8 @@ def test_a_request_may_strengthen_the_policy_and_never_weaken_it(
 def test_a_watermark_never_goes_back_while_positions_go_forward(
     policy: CommitPolicy, durable: int, a: int, b: int, more: int
 ) -> None:
-    before = watermark(policy, standing(durable, a=a, b=b, e1=None))
-    assert watermark(policy, standing(durable + more, a=a + more, b=b, e1=more)) >= before
+    before = watermark(policy, position(durable, a=a, b=b, e1=None))
+    assert watermark(policy, position(durable + more, a=a + more, b=b, e1=more)) >= before
 
 
 @pytest.mark.parametrize("text", ["local", "ack_n(2)", "quorum(a,b,p)", "regions(eu=1,us=2)"])
@@ -161,4 +161,4 @@ def test_an_unknown_policy_is_an_error_of_configuration(text: str) -> None:
 def test_a_policy_is_met_by_the_primary_alone_if_it_is_the_only_one_that_counts(policy: str, alone: bool) -> None:
     assert is_met_alone(parse_policy(policy), "p") is alone
     if alone:
-        assert watermark(parse_policy(policy), standing(7, a=3)) == 7
+        assert watermark(parse_policy(policy), position(7, a=3)) == 7

@@ -256,7 +256,7 @@ class Updates(Sequence[Update]):
         if isinstance(versions, range) and versions.step == 1:
             return pa.arange(versions.start, versions.stop)
         if UNKNOWN in versions:
-            versions = _standing_in(versions, max(0, (self.upto.next if self.upto is not None else 0) - 1))
+            versions = _position_in(versions, max(0, (self.upto.next if self.upto is not None else 0) - 1))
         return pa.array(versions, pa.int64())
 
     def __len__(self) -> int:
@@ -289,7 +289,7 @@ def _blanks(count: int) -> tuple[pa.Array, pa.Array]:
     return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]), no_headers(count)
 
 
-def _standing_in(versions: Sequence[int], last: int) -> list[int]:
+def _position_in(versions: Sequence[int], last: int) -> list[int]:
     """Each unknown version as the known one that comes next, or the last offset if none does."""
     offsets = list(versions)
     following = last

@@ -123,10 +123,10 @@ class Store(Sink, Protocol):
     returns is the store's stated choice (``sync``). While a resync is under way ``apply`` and ``cursor`` raise
     ``NotReady`` and ``export_to`` does so too.
 
-    After a write failed, what the store holds is what :meth:`standing` says; the same write may be tried again.
+    After a write failed, what the store holds is what :meth:`position` says; the same write may be tried again.
     """
 
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         """The cursor, of whichever stream, and whether a resync is under way. Never raises for another log."""
 
     def get(self, key: bytes) -> bytes | None:

@@ -225,7 +225,7 @@ class Artifacts:
             raise
 
     def _export(self, store: Store, lease: Lease | None, scratch: str, *, pause: float, replace: bool) -> Publication:
-        at, current = store.standing().cursor, self.newest()
+        at, current = store.position().cursor, self.newest()
         if at is None:
             raise NotReady(f"The store has no cursor yet, so that there is nothing to publish to {self._cell.where}.")
         if current is not None and not (replace and current.cursor.log_id != at.log_id):

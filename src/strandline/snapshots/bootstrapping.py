@@ -77,7 +77,7 @@ def bootstrap(
     if there and not replace:
         store = _usable(dest, into, log, slot, options)
         if store is not None:
-            at = store.standing().cursor
+            at = store.position().cursor
             _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
             return store
     with contextlib.ExitStack() as held:
@@ -188,14 +188,14 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
     """
     store = into.open(dest, **options)
     try:
-        standing = store.standing()
-        if standing.cursor is None or standing.resync is not None:
+        position = store.position()
+        if position.cursor is None or position.resync is not None:
             store.close()
             return None
         if log is not None:
-            log.plan(standing.cursor, _ONE)
+            log.plan(position.cursor, _ONE)
             if slot is not None:
-                BootstrapPin(log, slot, CLOCK).hold(standing.cursor, is_stored=True)
+                BootstrapPin(log, slot, CLOCK).hold(position.cursor, is_stored=True)
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to follow on and will be replaced: %s", dest, error)
         store.close()

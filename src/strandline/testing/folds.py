@@ -52,7 +52,7 @@ class StoreContract(SinkContract):
         assert isinstance(store, Store)
 
     def test_an_empty_store_holds_nothing_and_stands_nowhere(self, store: Store) -> None:
-        assert store.standing() == StorePosition(None)
+        assert store.position() == StorePosition(None)
         assert store.get(b"a") is None
         assert list(store.range()) == []
 
@@ -94,7 +94,7 @@ class StoreContract(SinkContract):
         at = self.apply(store, 0, (b"a", b"1"))
         with pytest.raises(NullKey, match="offset 2"):
             self.apply(store, 1, (b"b", b"2"), (None, b"3"), (b"c", b"4"))
-        assert store.standing() == StorePosition(at)
+        assert store.position() == StorePosition(at)
         assert content(store) == {b"a": b"1"}
         self.apply(store, 1, (b"b", b"2"))
         assert content(store) == {b"a": b"1", b"b": b"2"}
@@ -176,18 +176,18 @@ class StoreContract(SinkContract):
 
     # --- following ---------------------------------------------------------------------------------------------
 
-    def test_the_standing_is_told_whichever_stream_it_is_in(self, store: Store) -> None:
+    def test_the_position_names_the_stream_it_is_in(self, store: Store) -> None:
         upto = self.apply(store, 0, (b"a", b"1"))
         with pytest.raises(Diverged):
             store.cursor(OTHER)
-        assert store.standing() == StorePosition(upto)
+        assert store.position() == StorePosition(upto)
 
     def test_a_range_of_another_stream_is_diverged_and_changes_nothing(self, store: Store) -> None:
         at = self.apply(store, 0, (b"a", b"1"))
         cursor = Cursor(OTHER, 1)
         with pytest.raises(Diverged):
             store.apply(changes(1, (b"a", b"2")), since=cursor, upto=cursor.at(2))
-        assert store.standing() == StorePosition(at)
+        assert store.position() == StorePosition(at)
         assert content(store) == {b"a": b"1"}
 
     def test_the_term_of_a_cursor_is_kept(self, store: Store) -> None:
@@ -207,10 +207,10 @@ class StoreContract(SinkContract):
     def test_a_resync_applies_outside_the_rule_of_offsets_and_the_cursor_stays(self, store: Store) -> None:
         at = self.apply(store, 5, (b"a", b"1"), (b"b", b"2"))
         store.begin_resync(LOG)
-        assert store.standing() == StorePosition(at, LOG)
+        assert store.position() == StorePosition(at, LOG)
         store.resync(changes(0, (b"a", DELETE), (b"c", b"3")))
         store.resync(changes(0, (b"c", b"4")))
-        assert store.standing() == StorePosition(at, LOG)
+        assert store.position() == StorePosition(at, LOG)
         assert content(store) == {b"b": b"2", b"c": b"4"}
 
     def test_a_resync_ends_at_its_cursor(self, store: Store) -> None:
@@ -219,7 +219,7 @@ class StoreContract(SinkContract):
         store.resync(changes(0, (b"a", DELETE), (b"b", b"2")))
         end = Cursor(OTHER, 90, 3)
         store.end_resync(end)
-        assert store.standing() == StorePosition(end)
+        assert store.position() == StorePosition(end)
         assert store.cursor(OTHER) == end
         assert content(store) == {b"b": b"2"}
         store.apply(changes(90, (b"c", b"3")), since=end, upto=end.at(91))
@@ -227,10 +227,10 @@ class StoreContract(SinkContract):
 
     def test_a_newcomer_can_be_resynced(self, store: Store) -> None:
         store.begin_resync(LOG)
-        assert store.standing() == StorePosition(None, LOG)
+        assert store.position() == StorePosition(None, LOG)
         store.resync(changes(0, (b"a", b"1")))
         store.end_resync(Cursor(LOG, 0))
-        assert store.standing() == StorePosition(Cursor(LOG, 0))
+        assert store.position() == StorePosition(Cursor(LOG, 0))
         assert content(store) == {b"a": b"1"}
 
     def test_while_a_resync_is_under_way_nothing_is_applied_and_no_cursor_told(self, store: Store) -> None:
@@ -240,7 +240,7 @@ class StoreContract(SinkContract):
             store.cursor(LOG)
         with pytest.raises(NotReady):
             self.apply(store, 1, (b"a", b"2"))
-        assert store.standing() == StorePosition(at, LOG)
+        assert store.position() == StorePosition(at, LOG)
         assert content(store) == {b"a": b"1"}
 
     def test_a_resync_can_be_begun_again_and_of_another_stream_too(self, store: Store) -> None:
@@ -248,12 +248,12 @@ class StoreContract(SinkContract):
         store.begin_resync(LOG)
         store.begin_resync(LOG)
         store.begin_resync(OTHER)
-        assert store.standing() == StorePosition(at, OTHER)
+        assert store.position() == StorePosition(at, OTHER)
         with pytest.raises(InvalidInput):
             store.end_resync(Cursor(LOG, 9))
-        assert store.standing() == StorePosition(at, OTHER)
+        assert store.position() == StorePosition(at, OTHER)
         store.end_resync(Cursor(OTHER, 9))
-        assert store.standing() == StorePosition(Cursor(OTHER, 9))
+        assert store.position() == StorePosition(Cursor(OTHER, 9))
 
     def test_without_a_begin_there_is_no_resync_and_no_end_of_one(self, store: Store) -> None:
         at = self.apply(store, 0, (b"a", b"1"))
@@ -261,7 +261,7 @@ class StoreContract(SinkContract):
             store.resync(changes(0, (b"a", b"2")))
         with pytest.raises(InvalidInput):
             store.end_resync(Cursor(LOG, 9))
-        assert store.standing() == StorePosition(at)
+        assert store.position() == StorePosition(at)
         assert content(store) == {b"a": b"1"}
 
     def test_a_resync_without_records_changes_nothing(self, store: Store) -> None:
@@ -301,7 +301,7 @@ class DurableStoreContract(StoreContract):
         self.apply(store, 0, (b"a", b"1"), (b"b", b"2"))
         upto = self.apply(store, 2, (b"a", DELETE), (b"c", None))
         again = self.reopen(store)
-        assert again.standing() == StorePosition(upto)
+        assert again.position() == StorePosition(upto)
         assert content(again) == {b"b": b"2", b"c": b""}
         later = self.apply(again, 4, (b"d", b"4"))
         once_more = self.reopen(again)
@@ -310,25 +310,25 @@ class DurableStoreContract(StoreContract):
 
     def test_an_empty_store_opens_again_as_a_newcomer(self, store: Store) -> None:
         again = self.reopen(store)
-        assert again.standing() == StorePosition(None)
+        assert again.position() == StorePosition(None)
         assert list(again.range()) == []
 
     def test_a_cursor_moved_without_records_is_there_when_it_is_opened_again(self, store: Store) -> None:
         cursor = Cursor(LOG, 40, 2)
         store.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
-        assert self.reopen(store).standing() == StorePosition(cursor)
+        assert self.reopen(store).position() == StorePosition(cursor)
 
     def test_a_resync_under_way_is_still_under_way_when_it_is_opened_again(self, store: Store) -> None:
         at = self.apply(store, 0, (b"a", b"1"))
         store.begin_resync(OTHER)
         store.resync(changes(0, (b"b", b"2")))
         again = self.reopen(store)
-        assert again.standing() == StorePosition(at, OTHER)
+        assert again.position() == StorePosition(at, OTHER)
         assert content(again) == {b"a": b"1", b"b": b"2"}
         again.resync(changes(0, (b"a", DELETE)))
         again.end_resync(Cursor(OTHER, 7))
         ended = self.reopen(again)
-        assert ended.standing() == StorePosition(Cursor(OTHER, 7))
+        assert ended.position() == StorePosition(Cursor(OTHER, 7))
         assert content(ended) == {b"b": b"2"}
 
     def test_the_rule_of_offsets_holds_for_a_store_that_was_opened_again(self, store: Store) -> None:
@@ -363,7 +363,7 @@ class ExportingStoreContract(DurableStoreContract):
         assert snapshot.cursor == at
         self.apply(store, 4, (b"b", b"later"))
         made = self.import_from(str(tmp_path / "snapshot"), str(tmp_path / "made"))
-        assert made.standing() == StorePosition(at)
+        assert made.position() == StorePosition(at)
         assert content(made) == {b"b": b"2", b"c": b"3"}
         assert content(store) == {b"b": b"later", b"c": b"3"}
 
@@ -405,7 +405,7 @@ class ExportingStoreContract(DurableStoreContract):
         store.apply(READ_SCHEMA.empty_table(), since=cursor, upto=cursor)
         assert store.export_to(str(tmp_path / "snapshot")).cursor == cursor
         made = self.import_from(str(tmp_path / "snapshot"), str(tmp_path / "made"))
-        assert made.standing() == StorePosition(cursor)
+        assert made.position() == StorePosition(cursor)
         assert content(made) == {}
 
     def test_an_import_into_an_occupied_folder_is_refused(self, store: Store, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class AppendLogStore(KeyedStore):
         self._disk = disk
         self._clock = clock
         self._chance = chance
-        self._state, self._standing = content.state, content.standing
+        self._state, self._position = content.state, content.position
         self._place = content.place or FileBlock(self._new_term())
         self._coming: FileBlock | None = None
         """The end of a compacted file whose rename may or may not have happened."""
@@ -231,7 +231,7 @@ class AppendLogStore(KeyedStore):
         try:
             file.sync()
             marked = self._place._replace(durable=self._place.frames)
-            file.write(encode_write(None, self._standing, marked, self._clock.now() // 1000)[0])
+            file.write(encode_write(None, self._position, marked, self._clock.now() // 1000)[0])
         except StorageError as error:
             _LOGGER.warning("%s could not be synced when it was closed (%s).", self._path, error)
 
@@ -271,7 +271,7 @@ class AppendLogStore(KeyedStore):
         temporary = f"{self._folder}/{_TEMPORARY}"
         live = self._state.live
         term = self._new_term()
-        frames = encode_base(live, list(live.values()), self._standing, term, self._clock.now() // 1000)
+        frames = encode_base(live, list(live.values()), self._position, term, self._clock.now() // 1000)
         self._coming = self._write_file(temporary, frames, term)
         if self._file is not None:
             # From here on either file may have the name: nothing more may be written to this one.
@@ -312,11 +312,11 @@ class AppendLogStore(KeyedStore):
         folder = as_folder(folder)
         self._refuse_closed()
         copy = self._copy()
-        cursor = self._exported_cursor(copy.standing)
+        cursor = self._exported_cursor(copy.position)
         term, timestamp = self._new_term(), self._clock.now() // 1000
 
         def fill(data: str) -> None:
-            frames = encode_base(copy.keys, copy.values, copy.standing, term, timestamp)
+            frames = encode_base(copy.keys, copy.values, copy.position, term, timestamp)
             self._write_file(f"{data}/{FILE}", frames, term)
 
         def verify(data: str) -> Cursor:

@@ -67,12 +67,12 @@ class FileBlock(NamedTuple):
 
 
 def encode_write(
-    records: pa.Table | Updates | None, standing: StorePosition, place: FileBlock, timestamp: int
+    records: pa.Table | Updates | None, position: StorePosition, place: FileBlock, timestamp: int
 ) -> tuple[Parts, FileBlock]:
     """One write as frames, and the place behind them, if they are written. More than one only above 256 MiB."""
     groups: list[list[pa.RecordBatch]] = [[]] if records is None else _groups(records)
     parts: Parts = []
-    told = _told(standing)
+    metadata = _metadata_of(position)
     number = place.frames
     for index, group in enumerate(groups):
         number += 1
@@ -85,14 +85,14 @@ def encode_write(
             flags=CONTINUES if index + 1 < len(groups) else 0,
             pages=len(group),
         )
-        parts += encode_frame(info, [encode_page(batch, Compression.NONE) for batch in group], told)
+        parts += encode_frame(info, [encode_page(batch, Compression.NONE) for batch in group], metadata)
     return parts, place._replace(frames=number, size=place.size + sum(map(len, parts)))
 
 
 def encode_base(
     keys: Sequence[bytes] | dict[bytes, bytes],
     values: Sequence[bytes],
-    standing: StorePosition,
+    position: StorePosition,
     term: int,
     timestamp: int,
 ) -> Iterator[Parts]:
@@ -103,7 +103,7 @@ def encode_base(
     """
     chunks = list(pieces(keys, values, rows=_PIECE_ROWS, size=_PIECE_BYTES))
     total = len(chunks) + 1
-    told = _told(standing)
+    metadata = _metadata_of(position)
     for number, chunk in enumerate(chunks, 1):
         count = len(chunk.keys)
         zeros = pa.py_buffer(bytes(8 * count))
@@ -114,17 +114,17 @@ def encode_base(
             values=chunk.values,
         )
         info = FrameInfo(term, number, count, timestamp, total, BASE | CONTINUES)
-        yield encode_frame(info, [encode_page(batch, Compression.NONE)], told)
-    yield encode_frame(FrameInfo(term, total, 0, timestamp, total, BASE, pages=0), [], told)
+        yield encode_frame(info, [encode_page(batch, Compression.NONE)], metadata)
+    yield encode_frame(FrameInfo(term, total, 0, timestamp, total, BASE, pages=0), [], metadata)
 
 
-def _told(standing: StorePosition) -> dict[str, str]:
-    told = {}
-    if standing.cursor is not None:
-        told[CURSOR] = str(standing.cursor)
-    if standing.resync is not None:
-        told[RESYNC] = str(standing.resync)
-    return told
+def _metadata_of(position: StorePosition) -> dict[str, str]:
+    metadata = {}
+    if position.cursor is not None:
+        metadata[CURSOR] = str(position.cursor)
+    if position.resync is not None:
+        metadata[RESYNC] = str(position.resync)
+    return metadata
 
 
 def _groups(records: pa.Table | Updates) -> list[list[pa.RecordBatch]]:
@@ -161,7 +161,7 @@ class Content:
 
     path: str
     state: KeyedState = field(default_factory=KeyedState)
-    standing: StorePosition = field(default_factory=lambda: StorePosition(None))
+    position: StorePosition = field(default_factory=lambda: StorePosition(None))
     place: FileBlock | None = None
     """None as long as there is no frame."""
     torn: int = 0
@@ -208,12 +208,12 @@ class _Replay:
         for change in self.waiting:
             self.content.state.take(change)
         self.waiting.clear()
-        self.content.standing = _standing(block.metadata, where)
+        self.content.position = _position(block.metadata, where)
         self.content.place = self.seen
 
 
 def read_content(path: str, *, disk: Disk) -> Content:
-    """What the file holds; nothing is changed. A torn tail is told, to be cut by whoever may write.
+    """What the file holds; nothing is changed. A torn tail is reported; whoever may write truncates it.
 
     ``CorruptData``, with file and byte, for damage that no crash leaves: at or below what any frame in the file, also
     one behind the damage, says was durable. ``UnsupportedVersion`` for frames of another version.
@@ -268,7 +268,7 @@ def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
         raise CorruptData(f"{path} is damaged at byte 0, or no store at all: {stop.why}. Nothing was changed.")
 
 
-def _standing(metadata: dict[bytes, bytes], where: str) -> StorePosition:
+def _position(metadata: dict[bytes, bytes], where: str) -> StorePosition:
     cursor, resync = metadata.get(CURSOR.encode()), metadata.get(RESYNC.encode())
     try:
         found = None if cursor is None else Cursor.parse(cursor.decode("ascii"))
@@ -282,6 +282,6 @@ def _standing(metadata: dict[bytes, bytes], where: str) -> StorePosition:
 def whole(path: str, *, disk: Disk) -> Cursor:
     """The cursor of a file that must hold a state and nothing else, such as that of a snapshot."""
     content = read_content(path, disk=disk)
-    if content.torn or content.standing.cursor is None or content.standing.resync is not None:
+    if content.torn or content.position.cursor is None or content.position.resync is not None:
         raise CorruptData(f"{path} is damaged: it does not hold a whole state and its cursor. {content.why}".rstrip())
-    return content.standing.cursor
+    return content.position.cursor

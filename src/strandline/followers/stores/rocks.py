@@ -45,7 +45,7 @@ KIND_VERSION: Final = 1
 
 FAMILY: Final = "strandline"
 """The column family of what is no user's key: keys themselves stay bare, which is half as fast again as a prefix."""
-STANDING: Final = b"standing"
+POSITION: Final = b"standing"
 FORMAT: Final = b"format"
 VERSION: Final = b"%d" % KIND_VERSION
 
@@ -153,12 +153,12 @@ def cursor_in(folder: str, *, disk: Disk, chance: Chance) -> Cursor:
     try:
         for row in rows:
             _same_file(f"{folder}/{row.name}", f"{scratch}/{row.name}", disk)
-        standing = _standing_in(scratch, folder)
+        position = _position_in(scratch, folder)
     finally:
         disk.remove_folder(scratch)
-    if standing.cursor is None or standing.resync is not None:
+    if position.cursor is None or position.resync is not None:
         raise CorruptData(f"The database in {folder} does not hold a whole state and its cursor.")
-    return standing.cursor
+    return position.cursor
 
 
 def _same_file(source: str, target: str, disk: Disk) -> None:
@@ -168,7 +168,7 @@ def _same_file(source: str, target: str, disk: Disk) -> None:
         disk.copy(source, target)  # where there are no links
 
 
-def _standing_in(scratch: str, folder: str) -> StorePosition:
+def _position_in(scratch: str, folder: str) -> StorePosition:
     rocks = rocksdict()
     options = rocks.Options(raw_mode=True)
     reading = rocks.AccessType.read_only(False)
@@ -176,7 +176,7 @@ def _standing_in(scratch: str, folder: str) -> StorePosition:
         db = rocks.Rdict(scratch, options, {FAMILY: rocks.Options(raw_mode=True)}, reading)
         own = db.get_column_family(FAMILY)
         try:
-            found, stored = own.get(FORMAT), own.get(STANDING)
+            found, stored = own.get(FORMAT), own.get(POSITION)
         finally:
             own.close()
             db.close()
@@ -187,9 +187,9 @@ def _standing_in(scratch: str, folder: str) -> StorePosition:
     return decoded(stored, folder)
 
 
-def encoded(standing: StorePosition) -> bytes:
+def encoded(position: StorePosition) -> bytes:
     """The stored form of a position: one value, so it is read atomically."""
-    return f"{standing.cursor or ''} {standing.resync or ''}".encode()
+    return f"{position.cursor or ''} {position.resync or ''}".encode()
 
 
 def decoded(stored: bytes | None, folder: str) -> StorePosition:
@@ -276,7 +276,7 @@ class RocksStore(RuledStore):
             raise
         try:
             store._check_format()
-            store._known = store.standing()
+            store._known = store.position()
         except BaseException:
             store.close()
             raise
@@ -305,13 +305,13 @@ class RocksStore(RuledStore):
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         """How far it has got, in whichever stream."""
         known = self._known
         if known is not None:
             return known
         try:
-            stored = self._own.get(STANDING)
+            stored = self._own.get(POSITION)
         except Exception as error:
             raise self._failed(error, "read") from error
         return decoded(stored, self._folder)
@@ -352,7 +352,7 @@ class RocksStore(RuledStore):
                         put(key, value)
                     else:
                         delete(key)
-        batch.put(STANDING, encoded(after), self._handle)
+        batch.put(POSITION, encoded(after), self._handle)
         self._known = None  # until the outcome is known, the position is read from the database
         try:
             self._db.write(batch, self._how)
@@ -371,7 +371,7 @@ class RocksStore(RuledStore):
         with ExitStack() as held:
             held.enter_context(self._writing)
             self._refuse_closed()
-            cursor = self._exported_cursor(self.standing())
+            cursor = self._exported_cursor(self.position())
 
             def fill(data: str) -> None:
                 self._checkpoint(data)

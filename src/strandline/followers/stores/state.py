@@ -34,12 +34,12 @@ class RuledStore(Closing):
         """Held through a whole write."""
 
     @abstractmethod
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         """How far it has got, in whichever stream."""
 
     @abstractmethod
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
-        """Store records and standing, all or nothing."""
+        """Store records and position, all or nothing."""
 
     @abstractmethod
     def close(self) -> None:
@@ -47,7 +47,7 @@ class RuledStore(Closing):
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The cursor in that log; ``Diverged`` if the store follows another log, ``NotReady`` during a resync."""
-        at = self._settled(self.standing()).cursor
+        at = self._settled(self.position()).cursor
         if at is not None and at.log_id != log_id:
             raise Diverged(
                 f"{self!r} follows {at.log_id}, not {log_id}: give this log a store of its own, or resync that one."
@@ -70,7 +70,7 @@ class RuledStore(Closing):
     def begin_resync(self, stream: UUID) -> None:
         """Durably mark that a resync with a stream is running."""
         with self._writing:
-            self._write(None, StorePosition(self.standing().cursor, stream))
+            self._write(None, StorePosition(self.position().cursor, stream))
 
     def resync(self, records: pa.Table | Updates) -> None:
         """Apply puts and deletes without the rule of offsets; the cursor stays."""
@@ -89,25 +89,25 @@ class RuledStore(Closing):
 
     # --- refusals ----------------------------------------------------------------------------------------------
 
-    def _settled(self, standing: StorePosition) -> StorePosition:
+    def _settled(self, position: StorePosition) -> StorePosition:
         """The position; ``NotReady`` during a resync."""
-        if standing.resync is not None:
+        if position.resync is not None:
             raise NotReady(
-                f"{self!r} is being brought in step with {standing.resync}: its state counts again when the resync "
+                f"{self!r} is being brought in step with {position.resync}: its state counts again when the resync "
                 "has been done to its end."
             )
-        return standing
+        return position
 
     def _unsettled(self) -> StorePosition:
         """The position during a resync; ``InvalidInput`` without one."""
-        standing = self.standing()
-        if standing.resync is None:
+        position = self.position()
+        if position.resync is None:
             raise InvalidInput(f"No resync of {self!r} has begun: call begin_resync() first.")
-        return standing
+        return position
 
-    def _exported_cursor(self, standing: StorePosition) -> Cursor:
+    def _exported_cursor(self, position: StorePosition) -> Cursor:
         """The cursor of a snapshot of this state; ``NotReady`` without one."""
-        cursor = self._settled(standing).cursor
+        cursor = self._settled(position).cursor
         if cursor is None:
             raise NotReady(f"{self!r} has no cursor yet, from which nobody could follow on: let it follow first.")
         return cursor
@@ -249,7 +249,7 @@ class Copy:
 
     keys: list[bytes]
     values: list[bytes]
-    standing: StorePosition
+    position: StorePosition
 
 
 @checked(own=("get",))
@@ -263,7 +263,7 @@ class KeyedStore(RuledStore):
     def __init__(self) -> None:
         super().__init__()
         self._state = KeyedState()
-        self._standing = StorePosition(None)
+        self._position = StorePosition(None)
         self._reading = threading.Lock()
         """Held while the state changes or is read. Acquired after the writers' lock."""
         self._closed = False
@@ -277,9 +277,9 @@ class KeyedStore(RuledStore):
 
     # --- reading -----------------------------------------------------------------------------------------------
 
-    def standing(self) -> StorePosition:
+    def position(self) -> StorePosition:
         """How far it has got, in whichever stream."""
-        return self._standing
+        return self._position
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
@@ -296,7 +296,7 @@ class KeyedStore(RuledStore):
 
     def _copy(self) -> Copy:
         with self._reading:
-            return Copy(list(self._state.live), list(self._state.live.values()), self._standing)
+            return Copy(list(self._state.live), list(self._state.live.values()), self._position)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ class KeyedStore(RuledStore):
         with self._reading:
             if change:
                 self._state.take(change)
-            self._standing = after
+            self._position = after
         self._tidy()
 
     def _refuse_closed(self) -> None:
@@ -353,7 +353,7 @@ class MemoryStore(KeyedStore):
     >>> updates = Updates.of([Update(Op.PUT, b"b", b"2", 0), Update(Op.PUT, b"a", b"1", 1)], start)
     >>> store = MemoryStore()
     >>> store.apply(updates.table(), since=start, upto=updates.upto)
-    >>> list(store.range()), store.get(b"c"), store.standing().cursor.next
+    >>> list(store.range()), store.get(b"c"), store.position().cursor.next
     ([(b'a', b'1'), (b'b', b'2')], None, 2)
     """
 
@@ -370,7 +370,7 @@ class MemoryStore(KeyedStore):
 
     def export_to(self, folder: Address) -> Snapshot:
         """Refused: ``InvalidInput``, or ``NotReady`` as any store within a resync."""
-        self._settled(self._standing)
+        self._settled(self._position)
         folder = as_folder(folder)
         raise InvalidInput(
             f"A store in memory has no files to seal in {folder}: use AppendLogStore or RocksStore to export."

@@ -245,7 +245,7 @@ class Supervisor:
             else:
                 self._become(phase="stopped", cursor=cursor)
                 return cursor
-        cursor = self._state.cursor if self._store is None else self._store.standing().cursor
+        cursor = self._state.cursor if self._store is None else self._store.position().cursor
         self._become(phase="stopped", cursor=cursor)
         return cursor
 

@@ -184,25 +184,25 @@ class AppliedWatch:
                 self.subscription.close()
 
     def _begin(self, resume: Resume) -> events.Event:
-        standing = StorePosition(None) if self.store is None else self.store.standing()
-        cursor = standing.cursor if resume == "stored" else resume
-        if standing.resync is not None:
+        position = StorePosition(None) if self.store is None else self.store.position()
+        cursor = position.cursor if resume == "stored" else resume
+        if position.resync is not None:
             if not self.engine.armed:
                 raise NotReady(
-                    f"The store is in the middle of a resync with stream {standing.resync}: watch with a reader, "
+                    f"The store is in the middle of a resync with stream {position.resync}: watch with a reader, "
                     "which begins it again."
                 )
-            return events.Began(standing.cursor, unsettled=True)
+            return events.Began(position.cursor, unsettled=True)
         if self.store is None:
             return events.Began(cursor)
         if cursor is not None:
-            _check_resume(cursor, standing.cursor)
+            _check_resume(cursor, position.cursor)
             return events.Began(cursor)
-        holding = standing.cursor is not None or next(self.store.range(), None) is not None
+        holding = position.cursor is not None or next(self.store.range(), None) is not None
         if holding and not self.engine.armed:
             self._warn("Everything is asked for and the store is not empty")
             return events.Expired(self._beginning())
-        return events.Began(standing.cursor if holding else None, unsettled=holding)
+        return events.Began(position.cursor if holding else None, unsettled=holding)
 
     def _beginning(self) -> Cursor | None:
         """The cursor for a store that reloads the whole stream."""
@@ -218,7 +218,7 @@ class AppliedWatch:
     def _finished(self, action: events.Finish) -> Cursor | None:
         if self.stream_error is not None:
             raise self.stream_error
-        return self.store.standing().cursor if action.doubtful and self.store is not None else action.cursor
+        return self.store.position().cursor if action.doubtful and self.store is not None else action.cursor
 
     # --- actions -----------------------------------------------------------------------------------------------
 
@@ -365,10 +365,10 @@ class AppliedWatch:
             case events.Loose(chunks):
                 store.resync(_told(store, self._join(chunks)))
             case events.EndResync(cursor):
-                standing = store.standing()
-                if standing.resync not in (None, cursor.log_id):
+                position = store.position()
+                if position.resync not in (None, cursor.log_id):
                     store.begin_resync(cursor.log_id)  # created anew meanwhile: this one was taken whole, and swept by
-                if standing != StorePosition(cursor):  # it has ended if only the answer was lost
+                if position != StorePosition(cursor):  # it has ended if only the answer was lost
                     store.end_resync(cursor)
 
     def _ghosts(self, given: frozenset[bytes] | None) -> list[Updates]:
