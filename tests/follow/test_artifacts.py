@@ -26,7 +26,7 @@ from strandline.errors import (
     TransientStorageError,
     UnsupportedVersion,
 )
-from strandline.formats.snapshot.pointer import PointerCodec
+from strandline.formats.snapshot.manifest import PointerCodec
 from strandline.model.snapshot import Artifact, Pointer, Superseded
 from strandline.model.stamp import OpId, Stamped
 from strandline.snapshots.artifacts import Artifacts, Publication

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, NotReady, StorageError
-from strandline.formats.snapshot.manifest import decode_snapshot
-from strandline.formats.snapshot.pointer import PointerCodec
+from strandline.formats.snapshot.manifest import PointerCodec, decode_snapshot
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Duration, Named, Positive, checked
 from strandline.model.cursor import SECOND, Cursor

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from strandline.errors import InvalidInput, StrandlineError
+from strandline.errors import CursorExpired, InvalidInput, StrandlineError
 from strandline.log.topic.contract import Message, Topic, TopicSubscription
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
@@ -69,7 +69,7 @@ class TopicContract(TopicOwner):
     """Every sentence of :class:`~strandline.log.topic.contract.Topic`, as a test.
 
     A subclass named ``Test...`` defines :meth:`make_topic`; for topics that can forget there is
-    :class:`~strandline.testing.forgetting.ForgettingContract`.
+    :class:`~strandline.testing.topics.ForgettingContract`.
     """
 
     @pytest.fixture
@@ -428,3 +428,54 @@ class TopicContract(TopicOwner):
             topic.publish(0, b"y")
         with pytest.raises(StrandlineError):
             topic.subscribe([(0, 0)])
+
+
+class ForgettingContract(TopicContract):
+    """The same for topics that can forget, and what they do then."""
+
+    @abstractmethod
+    def trim(self, topic: Topic, partition: int, upto: int) -> None:
+        """Let a partition forget everything below an offset, at which a publish began."""
+
+    def test_a_start_that_is_no_longer_retained_has_expired_and_assigns_nothing(self, topic: Topic) -> None:
+        self.fill(topic, 0, 6)
+        self.trim(topic, 0, 4)
+        assert topic.bounds(0) == Bounds(4, 6)
+        with pytest.raises(CursorExpired, match=r"artition 0\b"):
+            topic.subscribe([(1, 0), (0, 3)])
+        subscription, assignment = topic.subscribe([(1, 0)])
+        with pytest.raises(CursorExpired):
+            assignment.add(0, 0)
+        assert assignment.partitions() == [1]
+        assignment.add(0, 4)
+        assert by_partition(collect(subscription, 2)) == {0: numbered(4, 6)}
+
+    def test_all_of_a_partition_can_be_gone_and_its_end_stays(self, topic: Topic) -> None:
+        self.fill(topic, 0, 3)
+        self.trim(topic, 0, 3)
+        assert topic.bounds(0) == Bounds(3, 3)
+        subscription, _ = topic.subscribe([(0, 3)])
+        self.fill(topic, 0, 1)
+        assert by_partition(collect(subscription, 1)) == {0: numbered(3, 4)}
+
+    def test_one_whose_next_message_was_deleted_expires_and_the_others_go_on(self, topic: Topic) -> None:
+        self.fill(topic, 1, 2)
+        subscription, assignment = topic.subscribe([(0, 0), (1, 0), (2, 0)])
+        assert by_partition(collect(subscription, 2)) == {1: numbered(0, 2)}
+        self.fill(topic, 0, 6)
+        self.trim(topic, 0, 4)
+        self.fill(topic, 1, 2)
+        self.fill(topic, 2, 2)
+        messages: list[Message] = []
+
+        def take_on() -> None:
+            while True:
+                messages.extend(subscription.take(SOON))
+
+        with pytest.raises(CursorExpired, match=r"artition 0\b"):
+            take_on()
+        assert assignment.partitions() == [1, 2]
+        messages += collect(subscription, 4 - len(messages))
+        assert by_partition(messages) == {1: numbered(2, 4), 2: numbered(0, 2)}
+        assignment.add(0, 4)
+        assert by_partition(collect(subscription, 2)) == {0: numbered(4, 6)}

@@ -29,9 +29,8 @@ from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.kafka_stream import Track, refusal, resume
 from strandline.model.cursor import Bounds
 from strandline.storage.clock import CLOCK
-from strandline.testing.forgetting import ForgettingContract
 from strandline.testing.stores import together
-from strandline.testing.topics import SOON, TopicContract, by_partition, collect, numbered
+from strandline.testing.topics import SOON, ForgettingContract, TopicContract, by_partition, collect, numbered
 from tests.servers import KafkaServer, NoServer, free_port
 
 kafka = pytest.importorskip("confluent_kafka")

@@ -280,7 +280,7 @@ class NatsKeyValue(Closing):
                             return list(found.values()), subscription.aged
                         if not isinstance(given, Updates):
                             raise TransientStorageError(
-                                f"KeyListing the bucket {self._bucket!r} stopped before its end: list again."
+                                f"Listing the bucket {self._bucket!r} stopped before its end: list again."
                             )
                         found.update(zip(given.keys, given, strict=True))
             except Gap:
