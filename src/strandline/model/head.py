@@ -17,7 +17,7 @@ WriterId = NewType("WriterId", UUID)
 
 
 class MetadataRange(NamedTuple):
-    """What one ``produce`` call attached: it begins at this record of its batch."""
+    """Metadata of one ``produce`` call, and the first record of its batch that it belongs to."""
 
     start: int
     ingested: int
@@ -26,10 +26,10 @@ class MetadataRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MetadataRanges(Sequence[MetadataRange]):
-    """What the ``produce`` calls of one batch attached: equal to the tuple of its ranges, and kept in columns.
+    """Metadata of the ``produce`` calls of one batch, in columns; equal to the tuple of its ranges.
 
-    A range of its own for each call would be an object that the garbage collector visits for as long as the batch is
-    listed, and visiting them all took a quarter of what a call costs. Numbers and bytes it leaves alone.
+    One object per call would be visited by Python's garbage collector for as long as the batch is listed, which took a
+    quarter of the cost of a call. Numbers and bytes are not visited.
 
     >>> MetadataRanges.of([MetadataRange(0, 5, b"a"), MetadataRange(2, 6, b"b")])[1]
     MetadataRange(start=2, ingested=6, payload=b'b')
@@ -95,7 +95,7 @@ class MetadataRanges(Sequence[MetadataRange]):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One listed batch: where it is and which offsets it holds. Times are microseconds."""
+    """One listed batch: its location and offsets. Times are microseconds."""
 
     sequence: int
     location: str
@@ -116,7 +116,7 @@ class Entry:
 
     @property
     def fingerprint(self) -> int:
-        """Tells it from every other batch that could be listed at its place; objects' names are never used again."""
+        """Distinguishes it from any other batch that could be listed in its place; object names are never reused."""
         return batch_fingerprint(self.location, self.writer, self.number, self.first)
 
 
@@ -136,7 +136,7 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class WriterState:
-    """The last append of a writer that was listed, so that repeating it is recognised."""
+    """The last listed append of a writer, by which a retry is recognised."""
 
     number: int
     sequence: int
@@ -149,7 +149,7 @@ class WriterState:
 class Pin:
     """A position that a slot is about to take; it pins until the slot's own cell is written.
 
-    ``mark`` tells one pin from a later one of the same slot: only who set it may take it away.
+    ``mark`` distinguishes a pin from a later one of the same slot: only its creator may remove it.
     """
 
     position: int
@@ -158,10 +158,10 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What one trim took out of the listing: the offsets from ``since`` up to ``upto``.
+    """The offsets ``since`` up to ``upto`` that one trim removed from the listing.
 
-    ``entries`` left the head itself. Each of ``chunks``, with its level, left it too, or still straddles ``upto``:
-    of such a one only what lies within the cut is meant.
+    ``entries`` were removed from the head. Each of ``chunks``, with its level, was removed too, or straddles ``upto``:
+    then only its part below ``upto`` is meant.
     """
 
     since: int
@@ -172,7 +172,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Where a :class:`Cut` is written down whose objects may be deleted a grace period after ``at``."""
+    """Location of a stored :class:`Cut`, whose objects may be deleted a grace period after ``at``."""
 
     location: str
     size: int
@@ -181,7 +181,7 @@ class Trimmed:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Everything a log's writers agree on. ``levels[k]`` holds references to chunks of level ``k``, oldest first."""
+    """The shared state of a log's writers. ``levels[k]`` has references to chunks of level ``k``, oldest first."""
 
     log_id: UUID
     next_offset: int = 0
@@ -212,7 +212,7 @@ class Descriptor(Protocol):
 
     @property
     def sequence(self) -> int:
-        """The batch's place in the order of listing; dense."""
+        """The batch's number in listing order; dense."""
 
     @property
     def location(self) -> str:
@@ -220,12 +220,12 @@ class Descriptor(Protocol):
 
     @property
     def metadata(self) -> Sequence[MetadataRange]:
-        """What each ``produce`` call attached to its records."""
+        """Metadata of each ``produce`` call."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A batch that is listed in a queue manifest of version 1, which knows neither counts nor sizes."""
+    """A batch in a version 1 queue manifest, which has neither counts nor sizes."""
 
     sequence: int
     location: str
@@ -233,13 +233,13 @@ class QueueEntry:
 
     @property
     def fingerprint(self) -> int:
-        """Tells it from every other batch that could be listed with its sequence."""
+        """Distinguishes it from any other batch that could be listed with its sequence."""
         return batch_fingerprint(self.location, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueManifest:
-    """The whole manifest of a queue of version 1: what is listed and not acknowledged, and who may acknowledge."""
+    """The manifest of a version 1 queue: the batches not acknowledged yet, and the consumer's epoch."""
 
     entries: tuple[QueueEntry, ...] = ()
     next_sequence: int = 0
@@ -248,9 +248,9 @@ class QueueManifest:
 
 @dataclass(slots=True, eq=False)
 class LogBatch:
-    """What is never split and never reordered on its way from a log into a copy of it. Never changed, either.
+    """A batch on its way from a log to a replica; never split or reordered. Immutable by convention.
 
-    Nothing but this sentence keeps it from that: one is made for each append, and would take three times as long.
+    Not a frozen dataclass: one is created per append, and that would take three times as long.
     """
 
     first: int
@@ -259,18 +259,18 @@ class LogBatch:
     timestamp: int
     """When it was written, in milliseconds."""
     append: tuple[WriterId, int] | None
-    """Whose append it is, and its number; None if nobody numbered it."""
+    """Writer and number of the append; None without a number."""
     batches: tuple[pa.RecordBatch, ...]
     """The records, of :data:`~strandline.model.records.RECORD_SCHEMA`."""
     pages: tuple[list[bytes | memoryview], ...] | None = None
-    """The same as Arrow encodes them, each in pieces; None if nobody needed that yet."""
+    """The encoded record batches, each in parts; None until needed."""
     checksums: tuple[int, ...] | None = None
-    """The CRC32C of each of ``batches`` as Arrow encodes them; None if nobody needed that yet."""
+    """The CRC32C of each encoded record batch; None until needed."""
     next: int = field(init=False)
     """One past the offset of its last record."""
 
     def __post_init__(self) -> None:
-        # Asked for several times on its way, and small batches have a lot of it.
+        # Computed once: it is used several times per batch, and small batches are many.
         self.next = self.first + sum([batch.num_rows for batch in self.batches])
 
     @property

@@ -1,4 +1,4 @@
-"""Keyed values: what a key-value store holds, how a change of it looks, and which keys a watcher asks for."""
+"""Keyed values: entries of a key-value store, updates, and scopes of watchers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
 KeyVersion: TypeAlias = Signed
-"""An opaque token: of two versions in one stream the higher is the newer. Nothing else may be read into it."""
+"""An opaque token: of two versions in one stream the higher is the newer. It has no other meaning."""
 
 Key: TypeAlias = bytes | Prose
-"""What callers may name a key or a prefix with; text stands for its UTF-8 bytes."""
+"""A key or prefix as callers give it; text is encoded as UTF-8."""
 
 
 class Entry(NamedTuple):
@@ -99,7 +99,7 @@ class Prefix:
 
     @property
     def everything(self) -> bool:
-        """Whether no key is outside."""
+        """Whether it contains every key."""
         return self.prefixes == (b"",)
 
     def mask(self, keys: pa.Array | pa.ChunkedArray) -> Any:
@@ -115,7 +115,7 @@ Scope: TypeAlias = Prefix
 EVERYTHING: Final = Prefix(b"")
 
 UNKNOWN: Final = -1
-"""How a column of versions says None."""
+"""Stands for None in a column of versions."""
 
 _TO_OP: Final = tuple(Op)
 _OP: Final = pa.int8()
@@ -124,10 +124,10 @@ _BYTES: Final = pa.binary()
 
 @final
 class Updates(Sequence[Update]):
-    """Changes in the order of their stream, held as columns, and the cursor behind them; never changed.
+    """Changes in stream order, as columns, and the cursor after them; immutable.
 
-    ``upto`` is None for changes that no stream has numbered, such as the removals of a resync. It may lie beyond the
-    last version: what was out of scope counts as seen. Rows are made only when someone looks at them.
+    ``upto`` is None for changes without a stream position, such as the deletes of a resync. It may be past the last
+    version: changes out of scope are skipped. Rows are created on access.
     """
 
     __slots__ = ("_columns", "_table", "upto")
@@ -146,7 +146,7 @@ class Updates(Sequence[Update]):
 
     @classmethod
     def of(cls, rows: Iterable[Update], since: Cursor) -> Updates:
-        """From rows; the cursor moves behind the highest known version, or stays where it was.
+        """From rows; the cursor moves past the highest known version, or stays at ``since``.
 
         >>> from uuid import UUID
         >>> at = Cursor(UUID(int=1), 5)
@@ -160,20 +160,20 @@ class Updates(Sequence[Update]):
 
     @classmethod
     def of_table(cls, table: pa.Table, upto: Cursor) -> Updates:
-        """From records with offsets; nothing is turned into Python before someone looks."""
+        """From records with offsets; converted to Python objects on access."""
         made = cls((), (), (), (), upto)
         made._columns, made._table = None, table
         return made
 
     @classmethod
     def removals(cls, keys: Sequence[bytes]) -> Updates:
-        """Deletes of these keys, which move no cursor."""
+        """Deletes of these keys, without a cursor."""
         count = len(keys)
         return cls([Op.DELETE] * count, keys, [None] * count, [UNKNOWN] * count, None)
 
     @classmethod
     def joined(cls, parts: Sequence[Updates]) -> Updates:
-        """One after the other; the cursor is the last one that is known."""
+        """The concatenation; its cursor is the last known one."""
         if len(parts) == 1:
             return parts[0]
         if not parts:
@@ -186,9 +186,9 @@ class Updates(Sequence[Update]):
         return cls(ops, keys, values, versions, upto)
 
     def split(self, count: int) -> tuple[Updates, Updates | None]:
-        """The first so many, and the rest or None; the first reach up to the version at which the rest begin.
+        """The first ``count`` changes, and the rest or None; the first part ends where the rest begins.
 
-        The rest begin with a known version, so the first are more if need be.
+        The rest begins with a known version, so the first part may be longer.
         """
         if self.upto is None:
             raise InvalidInput("Only changes of a stream can be split: the cursor between the parts must be known.")
@@ -207,7 +207,7 @@ class Updates(Sequence[Update]):
 
     @property
     def columnar(self) -> bool:
-        """Whether it is still Arrow, untouched by Python."""
+        """Whether it is still an Arrow table."""
         return self._columns is None
 
     @property
@@ -234,9 +234,8 @@ class Updates(Sequence[Update]):
     def table(self) -> pa.Table:
         """The changes as records with offsets (:data:`~strandline.model.records.READ_SCHEMA`), for a sink.
 
-        A stream that tells no times gives the epoch. An unknown version stands at the next known one's offset, behind
-        the last of them at the last offset of the whole; so offsets never fall, and what lies below a cursor comes
-        before what does not.
+        Timestamps are the epoch. An unknown version gets the offset of the next known one, or the last offset: offsets
+        never decrease, and changes below a cursor come before the others.
         """
         if self._table is None:
             offsets = self._offsets(self.columns[3])
@@ -285,12 +284,12 @@ def _row(op: int, key: bytes, value: bytes | None, version: int) -> Update:
 
 @lru_cache(maxsize=8)
 def _blanks(count: int) -> tuple[pa.Array, pa.Array]:
-    """Timestamps of the epoch, and no headers. Batches are mostly of one size, so that these are made once."""
+    """Epoch timestamps and empty headers; cached, since most batches have one size."""
     return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(bytes(8 * count))]), no_headers(count)
 
 
 def _position_in(versions: Sequence[int], last: int) -> list[int]:
-    """Each unknown version as the known one that comes next, or the last offset if none does."""
+    """Replace each unknown version by the next known one, or by ``last``."""
     offsets = list(versions)
     following = last
     for index in range(len(offsets) - 1, -1, -1):

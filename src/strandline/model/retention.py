@@ -1,4 +1,4 @@
-"""What a log may forget: the retention policy that deletes, the slots that pin, and the limits of slots."""
+"""Retention: the policy that deletes records, the slots that pin them, and the limits of slots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from strandline.errors import InvalidInput
 from strandline.model.arguments import shown, whole
 
 DEFAULT_LAG: Final = 64 << 30
-"""How many bytes a slot may be behind in a log whose size is bounded, unless something else is said."""
+"""Default lag limit in bytes of slots in a log with bounded size."""
 
 
 _MOST: Final = 10**18 - 1
-"""A policy is written as text, and read with as many digits."""
+"""A policy is stored as text, with at most as many digits."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -29,7 +29,7 @@ class Forever:
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """A batch goes when every valid slot is past it; with no valid slot nothing goes."""
+    """A batch is deleted when every valid slot is past it; without a valid slot nothing is."""
 
     def __str__(self) -> str:
         return "consumed"
@@ -37,7 +37,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class MaxAge:
-    """A batch goes when it was listed longer than this many seconds ago and no valid slot needs it."""
+    """A batch is deleted this many seconds after it was listed, unless a valid slot needs it."""
 
     seconds: int
 
@@ -51,7 +51,7 @@ class MaxAge:
 
 @dataclass(frozen=True, slots=True)
 class MaxBytes:
-    """The oldest batches go when all together are larger than this and no valid slot needs them."""
+    """The oldest batches are deleted when the log is larger than this, unless a valid slot needs them."""
 
     bytes: int
 
@@ -115,10 +115,10 @@ def _quantity(text: str, units: dict[str, int], wanted: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotLimits:
-    """How far slots pin; 0 switches a limit off. A slot that is strictly beyond one is invalidated, with its reason.
+    """Limits of slots; 0 disables a limit. A slot strictly beyond one is invalidated, with its reason.
 
-    ``lag_bytes`` is how much is listed behind the slot's position (``horizon``), ``idle_seconds`` how long its holder
-    has not been seen (``idle-timeout``).
+    ``lag_bytes``: bytes listed after the slot's position (``horizon``). ``idle_seconds``: time since its holder was
+    last seen (``idle-timeout``).
     """
 
     lag_bytes: int = 0
@@ -133,15 +133,15 @@ NO_LIMITS: Final = SlotLimits()
 
 
 def default_limits(retention: Retention) -> SlotLimits:
-    """The limits of a log that was not told any: a lag only where something else bounds the log as well."""
+    """The default limits: a lag limit only if the retention policy bounds the log."""
     return SlotLimits(lag_bytes=DEFAULT_LAG if isinstance(retention, MaxAge | MaxBytes) else 0)
 
 
 NEWCOMER_SECONDS: Final = 600.0
-"""How long the slot of a newcomer pins unless it is claimed or its consumer is seen: then it died before it began."""
+"""Seconds after which a newcomer's slot expires unless it is claimed or touched."""
 
 TIER_SLOT: Final = "strandline-tier"
-"""The slot of a log's tierer: everything below it is in the cold tier too, so that the hot one may forget it."""
+"""The tierer's slot: everything below it is in the cold tier, and may be trimmed from the hot one."""
 
 
 class InvalidReason(StrEnum):
@@ -154,7 +154,7 @@ class InvalidReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Invalidation:
-    """A slot's end as a pin: why, and when (microseconds)."""
+    """Reason and time (microseconds) of a slot's invalidation."""
 
     reason: InvalidReason
     at: int
@@ -191,5 +191,5 @@ class SlotState:
 
     @property
     def pins(self) -> bool:
-        """Whether nothing from its position on may be deleted."""
+        """Whether the slot pins the records from its position on."""
         return self.invalid is None and not self.dropped

@@ -1,7 +1,7 @@
-"""Segments of the cold tier and the events that tell of them, as values: one that can be made can be written.
+"""Segments of the cold tier and their events, as values: every valid value can be encoded.
 
-Each is refused with :class:`InvalidInput` and the reason if it could not be written as an event, or if it
-contradicts itself. Times are milliseconds since 1970, UTC, as in the events.
+``InvalidInput`` for values that cannot be encoded as an event or are inconsistent. Times are milliseconds since 1970,
+UTC, as in the events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST_LONG: Final = (1 << 63) - 1
 
 
 class SegmentState(Enum):
-    """How far a segment is; the values are those of the events."""
+    """State of a segment; the values are those in the events."""
 
     COPY_STARTED = 0
     COPY_FINISHED = 1
@@ -32,7 +32,7 @@ class SegmentState(Enum):
 
 
 class PartitionDeleteState(Enum):
-    """How far the deletion of a whole partition is; the values are those of the events."""
+    """State of the deletion of a partition; the values are those in the events."""
 
     MARKED = 0
     STARTED = 1
@@ -44,7 +44,7 @@ class PartitionDeleteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicPartition:
-    """A partition of a log. The topic id tells logs apart, so that two are equal without regard to the name."""
+    """A partition of a log, identified by topic id and number; the name is not compared."""
 
     name: str = field(compare=False)
     topic_id: UUID
@@ -66,13 +66,13 @@ class TopicPartition:
 
     @property
     def _short(self) -> str:
-        # Names come from elsewhere: a long one, or one with line breaks, must not spoil a message.
+        # Names come from outside: a long one, or one with line breaks, must not spoil a message.
         return repr(self.name[:_NAME_SHOWN])
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentId:
-    """Names one attempt to copy a range: another attempt at the same range is another segment."""
+    """Identifies one copy of a range: another copy of the same range is another segment."""
 
     partition: TopicPartition
     id: UUID
@@ -83,25 +83,25 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMetadata:
-    """Everything that is known of a segment. As an event it adds the segment."""
+    """Metadata of a segment. As an event it adds the segment."""
 
     segment: SegmentId
     start: int
     """Its first offset."""
     end: int
-    """Its last offset, which it holds."""
+    """Its last offset, inclusive."""
     broker: int
-    """The number of the node that told the last of it."""
+    """The node that published its last event."""
     max_timestamp: int
-    """The newest time of a record in it; -1 if none has one."""
+    """Its newest record's time; -1 without one."""
     event_timestamp: int
-    """When the last of it was told."""
+    """Time of its last event."""
     terms: tuple[tuple[int, int], ...]
-    """Each term that has records in it, with the offset where that term starts: ascending, as a sorted map."""
+    """Each term with records in it, with the term's first offset, ascending."""
     size: int
     """In bytes."""
     custom_metadata: bytes | None = None
-    """What its storage wants to be given again; none is not the same as empty."""
+    """Opaque metadata of its storage; None differs from empty."""
     state: SegmentState = SegmentState.COPY_STARTED
     no_transaction_index: bool = False
     """Whether it was stored without a transaction index."""
@@ -122,7 +122,7 @@ class SegmentMetadata:
         self._check_terms()
 
     def term_at(self, offset: int) -> int:
-        """The term of a record that it holds."""
+        """The term of one of its records."""
         return max(term for term, start in self.terms if start <= max(offset, self.terms[0][1]))
 
     def _check_terms(self) -> None:
@@ -137,7 +137,7 @@ class SegmentMetadata:
                     f"Segment {self.segment} has term {term} after {term_before}: terms ascend from 0, below 2^31."
                 )
             if not offset_before <= offset <= _LARGEST_LONG:
-                # A lookup in a term ends where the next one starts: going back, it would find nothing.
+                # A lookup in a term ends where the next term starts, so starts must ascend.
                 raise InvalidInput(
                     f"Segment {self.segment} has term {term} start at {offset} and what is before it at "
                     f"{offset_before}: a later term cannot start earlier, nor any below 0 or above 2^63 - 1."
@@ -147,7 +147,7 @@ class SegmentMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentUpdate:
-    """Tells that a segment went on to another state. Broker, time and custom metadata take the place of the old."""
+    """Event: a segment's next state. Broker, time and custom metadata replace the old ones."""
 
     segment: SegmentId
     broker: int
@@ -162,7 +162,7 @@ class SegmentUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDelete:
-    """Tells how far the deletion of a whole partition is."""
+    """Event: state of the deletion of a partition."""
 
     partition: TopicPartition
     broker: int
@@ -195,14 +195,14 @@ def _check_custom(custom: bytes | None, segment: SegmentId) -> None:
 
 
 COLD_FILE: Final = "cold.json"
-"""What it is called that says where the cold tier is, beside the log."""
+"""Name of the description of the cold tier, beside the log."""
 COLD_FOLDER: Final = "cold"
-"""Where segments are, beside the log, if nobody says."""
+"""Default folder of segments, beside the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdTier:
-    """What ``cold.json`` beside a log says: where its segments are, and where their events."""
+    """The description of a log's cold tier, stored in ``cold.json`` beside the log."""
 
     log_id: UUID
     store: str
@@ -210,15 +210,15 @@ class ColdTier:
     events: str
     """The address of the topic with their events."""
     partitions: int
-    """How many partitions that topic has."""
+    """Partitions of that topic."""
     name: str = ""
     """The log's name in the events."""
     start: int = 0
-    """Nothing below may be needed from now on: what expiry announces before it looks who needs something."""
+    """Announced start: no new slot may be below it. Expiry announces it before it reads the slots."""
     gone: int = 0
-    """What was decided to go: everything below it, for good. The rest of what was announced may yet stay."""
+    """Decided start: everything below is deleted. The rest of an announcement may stay."""
     announced: int = 0
-    """How often something was announced: only who did it last may decide."""
+    """Number of announcements: only the last announcer may decide."""
 
     def __post_init__(self) -> None:
         if self.partitions < 1 or not 0 <= self.gone <= self.start or self.announced < 0:

@@ -1,4 +1,4 @@
-"""Sinks and stores: what follows a log takes data and cursor in one atomic step; a store can be read, too."""
+"""Sinks and stores: a sink stores data and cursor atomically; a store can be read, too."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from strandline.model.snapshot import Snapshot
 
 @runtime_checkable
 class Sink(Protocol):
-    """Stores records together with how far it has got. Its cursor is the only truth about that.
+    """Stores records together with its cursor, which alone tells its position.
 
-    All calls may block, and raise ``StorageError`` when storage fails: then either nothing was stored, or data and
-    cursor both were; asking :meth:`cursor` again tells which.
+    All calls may block. After a ``StorageError`` either nothing was stored, or both data and cursor were;
+    :meth:`cursor` tells which.
     """
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far this sink has applied that log; None for a newcomer. ``Diverged`` if it follows another log."""
+        """The stored cursor in that log; None for a newcomer. ``Diverged`` if the sink follows another log."""
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Store the records of offsets ``since`` up to ``upto`` and the cursor ``upto``, atomically, exactly once.
@@ -43,37 +43,34 @@ class RestorableSink(Sink, Protocol):
     """A sink that others can change, and that has earlier versions: a table."""
 
     def resume(self, log_id: UUID) -> Cursor | None:
-        """The cursor for a follower that starts; what this object knew of the sink before does not count any more.
+        """The cursor for a follower that starts; earlier knowledge of this object is discarded.
 
-        ``Diverged`` if the sink no longer holds what its cursor says.
+        ``Diverged`` if the sink's data does not match its cursor.
         """
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
-        """Put the sink back to its last version that holds what its cursor says, if it does not; the cursor there.
+        """Restore the last version of the sink whose data matches its cursor, if needed; returns the cursor.
 
-        ``serves`` says whether the log can go on from a cursor. ``Diverged`` if there is no such version.
+        ``serves``: whether the log can continue from a cursor. ``Diverged`` if there is no such version.
         """
 
 
 @runtime_checkable
 class BatchSink(Protocol):
-    """A copy of a log: takes batches as they are, with what was written down beside their records.
-
-    As with every sink, its cursor is the only truth about how far it has got.
-    """
+    """A replica's copy of a log: takes whole batches, with their metadata. Its cursor alone tells its position."""
 
     def cursor(self, log_id: UUID) -> Cursor | None:
-        """How far it has got; None for a newcomer."""
+        """The stored cursor; None for a newcomer."""
 
     def take(self, batches: Sequence[LogBatch], *, since: Cursor, upto: Cursor) -> None:
         """Durably append the batches of offsets ``since`` up to ``upto``, all of them or a first part.
 
-        What is below the copy's cursor changes nothing; what starts above it is ``Gap``.
+        Batches below the cursor are skipped; a range that starts above it is ``Gap``.
         """
 
 
 def without_key(offset: int) -> NullKey:
-    """The refusal of a record that a table of the latest values has no row for."""
+    """The error for a record without key in a table of the latest values."""
     return NullKey(
         f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow "
         "into mode='append', or stop producing records without key. Nothing was applied."
@@ -81,11 +78,10 @@ def without_key(offset: int) -> NullKey:
 
 
 def remaining(records: Any, *, since: Cursor, upto: Cursor, at: Cursor | None) -> Any:
-    """What of a range is still to be stored by a sink that is at ``at``: the exactly-once rule, as a function.
+    """The part of a range that a sink at ``at`` still has to store; None for nothing: the exactly-once rule.
 
-    ``records`` is a table; whatever else it may be is passed through where nothing of it is to be dropped. None means
-    that nothing is to be stored. A newcomer (``at`` is None) takes the range as it comes: where it begins is the
-    follower's choice.
+    ``records`` is a table; other types are passed through if nothing is dropped. A newcomer (``at`` is None) takes the
+    whole range: the follower chooses its start.
     """
     if upto.next < since.next:
         raise Gap(f"A range cannot end ({upto.next}) before it starts ({since.next}).")
@@ -105,9 +101,9 @@ def remaining(records: Any, *, since: Cursor, upto: Cursor, at: Cursor | None) -
 
 @dataclass(frozen=True, slots=True)
 class StorePosition:
-    """How far a store has got. While ``resync`` names a stream, the state is neither here nor there.
+    """Position of a store. While ``resync`` names a stream, the state belongs to no cursor.
 
-    The cursor then is the one from before; following can go on only when the resync has been done again to its end.
+    The cursor is then that from before the resync; following continues only after a resync that was finished.
     """
 
     cursor: Cursor | None
@@ -116,18 +112,17 @@ class StorePosition:
 
 @runtime_checkable
 class Store(Sink, Protocol):
-    """Keyed state on a disk or in memory, moved by one follower, read by any thread at any time.
+    """Keyed state on disk or in memory, written by one follower, read by any thread.
 
-    ``apply`` is the sink's: puts set, deletes and purges remove, a null value is the empty one, a record without key
-    is ``NullKey``. Each write is atomic: a crash leaves all of it or nothing. Whether it is durable when the call
-    returns is the store's stated choice (``sync``). While a resync is under way ``apply`` and ``cursor`` raise
-    ``NotReady`` and ``export_to`` does so too.
+    ``apply`` is the sink's: puts set, deletes and purges delete, a null value is empty, a record without key is
+    ``NullKey``. Each write is atomic. Whether it is durable when the call returns is an option of the store
+    (``sync``). During a resync ``apply``, ``cursor`` and ``export_to`` raise ``NotReady``.
 
-    After a write failed, what the store holds is what :meth:`position` says; the same write may be tried again.
+    After a failed write :meth:`position` tells what is stored; the same write may be retried.
     """
 
     def position(self) -> StorePosition:
-        """The cursor, of whichever stream, and whether a resync is under way. Never raises for another log."""
+        """The cursor, of any stream, and whether a resync is running. Never raises for another log."""
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, None if it is absent."""
@@ -135,24 +130,24 @@ class Store(Sink, Protocol):
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys that begin with the prefix, with their values, sorted by key; the state as of the call.
 
-        Streams: it takes no more memory for a large range than a small one needs, beyond the keys.
+        Streamed: beyond the keys, a large range takes no more memory than a small one.
         """
 
     def begin_resync(self, stream: UUID) -> None:
-        """Durably mark the state as being brought in step with a stream. Again is fine, of another stream too."""
+        """Durably mark that a resync with a stream is running. May be repeated, also with another stream."""
 
     def resync(self, records: pa.Table) -> None:
-        """Apply puts and removals outside the rule of offsets; the cursor stays. ``InvalidInput`` without a begin."""
+        """Apply puts and deletes without the rule of offsets; the cursor stays. ``InvalidInput`` without a resync."""
 
     def end_resync(self, cursor: Cursor) -> None:
-        """Atomically end the resync at a cursor. ``InvalidInput`` without a begin, or of another stream than begun."""
+        """Atomically end the resync at a cursor. ``InvalidInput`` without a resync, or for another stream."""
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot in a folder that must be absent or empty.
 
         Its cursor is exactly what its data holds. ``AlreadyExists`` if the folder is occupied, ``NotReady`` for a
-        store without cursor. Reads and writes go on meanwhile.
+        store without cursor. Reads and writes continue meanwhile.
         """
 
     def close(self) -> None:
-        """Let go of the files; what was written is kept. Closing twice is fine."""
+        """Close the store; stored data stays. Idempotent."""

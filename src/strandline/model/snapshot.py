@@ -18,7 +18,7 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a sealed folder's ``MANIFEST.json`` says: its data holds exactly what is below ``cursor``."""
+    """The manifest of a sealed folder: its data is the state at ``cursor``."""
 
     folder: str
     kind: str
@@ -31,7 +31,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One published snapshot: where its objects are, what it holds, and the SHA-256 of its manifest."""
+    """A published snapshot: its location, cursor and kind, and the SHA-256 of its manifest."""
 
     location: str
     cursor: Cursor
@@ -40,15 +40,15 @@ class Artifact:
     size: int
     """Bytes of all its files."""
     part: int
-    """Bytes of a file that one object holds; the last one holds the rest."""
+    """Bytes of a file per object; the last object has the rest."""
     sha256: str
     published: int
-    """When the pointer moved to it: microseconds since the epoch, by the clock of who moved it."""
+    """Publication time in microseconds since the epoch, by the publisher's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """A payload that the pointer has left, and when; kept for a while for those that are reading it."""
+    """A payload that the pointer no longer names, and since when; kept for a while for its readers."""
 
     location: str
     at: int
@@ -56,10 +56,10 @@ class Superseded:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """The one object that says which snapshot is the newest.
+    """The object that names the newest published snapshot.
 
-    Payloads carry the generation that was current when their upload began. One of a generation below
-    ``min_generation`` can never be pointed at any more, so that it may be deleted if it is not listed here.
+    A payload has the generation that was current when its upload began. The pointer can never move to a payload of a
+    generation below ``min_generation``: that may be deleted if it is not listed here.
     """
 
     generation: int = 1
