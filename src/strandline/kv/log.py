@@ -87,8 +87,6 @@ class LogKeyValue:
         """The identity that cursors carry: the log's."""
         return self._log.log_id
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def get(self, key: Key) -> bytes | None:
         """The value, None if the key is absent."""
         found = self._fold.get(as_key(key))
@@ -115,8 +113,6 @@ class LogKeyValue:
         """
         return KeyListing(frozenset(key for key, _ in self._fold.within(scope)[1]))
 
-    # --- watching ----------------------------------------------------------------------------------------------
-
     def watch(self, scope: Scope = EVERYTHING) -> LogKeyValueSubscription:
         """The current values in scope in version order, unknown versions first; then changes."""
         end, found = self._fold.within(scope)
@@ -133,8 +129,6 @@ class LogKeyValue:
         except Diverged as error:
             raise CursorExpired(str(error)) from error
         return LogKeyValueSubscription(self._log, scope, cursor, None)
-
-    # --- writing -----------------------------------------------------------------------------------------------
 
     def put(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value unconditionally; durable when this returns."""

@@ -67,8 +67,6 @@ class MemoryKeyValue:
         """The identity that cursors carry."""
         return self._stream
 
-    # --- writing -----------------------------------------------------------------------------------------------
-
     def put(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value unconditionally."""
         if type(key) is not bytes or type(value) is not bytes:
@@ -144,8 +142,6 @@ class MemoryKeyValue:
             self._changed.notify_all()
         return version
 
-    # --- retention ---------------------------------------------------------------------------------------------
-
     def trim(self, below: int) -> None:
         """Drop the changes below a version, but no current value. Cursors below it expire."""
         with self._lock:
@@ -168,8 +164,6 @@ class MemoryKeyValue:
         first, ops, keys, values = self._kept
         count = max(0, below - first)
         self._kept = _Kept(first + count, ops[count:], keys[count:], values[count:])
-
-    # --- reading -----------------------------------------------------------------------------------------------
 
     def get(self, key: Key) -> bytes | None:
         """The value, None if the key is absent."""
@@ -200,8 +194,6 @@ class MemoryKeyValue:
         with self._lock:
             live = frozenset(key for key in self._state if key in scope)
             return KeyListing(live, frozenset(key for key in self._gone if key in scope))
-
-    # --- watching ----------------------------------------------------------------------------------------------
 
     def watch(self, scope: Scope = EVERYTHING) -> MemoryKeyValueSubscription:
         """The current values in scope, then changes."""

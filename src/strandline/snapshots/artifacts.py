@@ -118,8 +118,6 @@ class Artifacts:
         path = f"{self._prefix}lease.json"
         return Lease(self._store, path, holder, seconds=seconds, clock=self._clock, chance=self._chance)
 
-    # --- publishing --------------------------------------------------------------------------------------------
-
     def publish(self, folder: Address, *, replace: bool = False, guard: Callable[[], object] | None = None) -> Cursor:
         """Upload a sealed folder and move the pointer to it; returns the published cursor.
 
@@ -238,8 +236,6 @@ class Artifacts:
             guard = None if lease is None else lease.ensure
             return Publication("published", self.publish(f"{hidden}/snapshot", replace=replace, guard=guard))
 
-    # --- fetching ----------------------------------------------------------------------------------------------
-
     def fetch(self, dest: Address) -> Snapshot:
         """Download the newest published snapshot as a sealed folder; on failure ``dest`` is unchanged.
 
@@ -311,8 +307,6 @@ class Artifacts:
                 f"{self._store.url}/{place} is damaged: the parts of {file.path} are not what was published. Publish "
                 "another snapshot."
             )
-
-    # --- trimming ----------------------------------------------------------------------------------------------
 
     def trim(self) -> list[str]:
         """Delete payloads that were superseded or abandoned a grace period ago; returns their locations.

@@ -164,8 +164,6 @@ class Consumer:
     def __repr__(self) -> str:
         return f"Consumer({self._queue.url!r}, holder={self.holder!r})"
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
         """The next batch behind the read cursor; None if none is listed within ``timeout`` seconds.
 
@@ -345,8 +343,6 @@ class Consumer:
         with self._state:
             self._progress.hand_out(descriptors)
 
-    # --- poison ------------------------------------------------------------------------------------------------
-
     def dead_letter(self, descriptor: Descriptor, reason: Prose) -> str:
         """Set aside a batch that cannot be used, durably, and count it as acknowledged in its turn; returns where.
 
@@ -381,8 +377,6 @@ class Consumer:
             self._progress.set_aside(descriptor)
             self._gauges.set_aside()
         return where
-
-    # --- acknowledging -----------------------------------------------------------------------------------------
 
     def ack(self, sequence: Signed) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.
@@ -431,8 +425,6 @@ class Consumer:
             self._progress.done(step)
             self._gauges.acknowledged(self._progress.durable - before)
 
-    # --- closing -----------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Flush and stop; a new consumer then starts right behind. The collector is stopped even if the flush fails.
 
@@ -474,8 +466,6 @@ class Consumer:
     def _check_open(self) -> None:
         if self._closed:
             raise ConsumerClosed(f"The consumer of {self._queue.url} is closed: open a new one.")
-
-    # --- gauges ------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """How many batches are listed and not durably acknowledged, as of the last access to the queue; no I/O."""

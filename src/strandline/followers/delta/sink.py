@@ -190,8 +190,6 @@ class DeltaSink:
             ) from error
         return cursor
 
-    # --- committing --------------------------------------------------------------------------------------------
-
     def _stored(self, table: DeltaTable | None, todo: pa.Table, since: Cursor, upto: Cursor) -> bool:
         """Whether the range was committed; False if someone else committed first, and nothing happened."""
         try:
@@ -361,8 +359,6 @@ class DeltaSink:
             self._disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self._disk.sync_folder(str(folder))
-
-    # --- looking at the table ----------------------------------------------------------------------------------
 
     def _open(self) -> DeltaTable | None:
         delta = _deltalake()

@@ -138,8 +138,6 @@ class AppendLogStore(KeyedStore):
     def __repr__(self) -> str:
         return f"AppendLogStore({self._folder!r})"
 
-    # --- writing -----------------------------------------------------------------------------------------------
-
     def _settle(self, content: Content) -> None:
         """Truncate a torn tail, and sync the rest before it is served: its writer may not have."""
         if content.torn:
@@ -235,8 +233,6 @@ class AppendLogStore(KeyedStore):
         except StorageError as error:
             _LOGGER.warning("%s could not be synced when it was closed (%s).", self._path, error)
 
-    # --- compaction --------------------------------------------------------------------------------------------
-
     def compact(self) -> None:
         """Atomically replace the file by one with the current state alone."""
         with self._writing:
@@ -304,8 +300,6 @@ class AppendLogStore(KeyedStore):
 
     def _new_term(self) -> int:
         return self._chance.uuid().int >> 65
-
-    # --- handing on --------------------------------------------------------------------------------------------
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""

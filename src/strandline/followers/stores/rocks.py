@@ -303,8 +303,6 @@ class RocksStore(RuledStore):
     def __repr__(self) -> str:
         return f"RocksStore({self._folder!r})"
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def position(self) -> StorePosition:
         """How far it has got, in whichever stream."""
         known = self._known
@@ -335,8 +333,6 @@ class RocksStore(RuledStore):
         self._ranges.add(found)
         return found
 
-    # --- writing -----------------------------------------------------------------------------------------------
-
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         """One batch with all of it."""
         self._refuse_closed()
@@ -359,8 +355,6 @@ class RocksStore(RuledStore):
         except Exception as error:
             raise self._failed(error, "written to") from error
         self._known = after
-
-    # --- snapshots ---------------------------------------------------------------------------------------------
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call, from a RocksDB checkpoint: large files are linked, not copied.
@@ -399,8 +393,6 @@ class RocksStore(RuledStore):
             self._disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
         self._disk.remove_folder(within)
 
-    # --- the end -----------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Sync and close the database; iterations end. Idempotent."""
         with self._writing:
@@ -419,8 +411,6 @@ class RocksStore(RuledStore):
                     # Closing flushes again and repeats old errors; the write-ahead log has everything.
                     with suppress(Exception):
                         part.close()
-
-    # --- refusals ----------------------------------------------------------------------------------------------
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -87,8 +87,6 @@ class RuledStore(Closing):
                 )
             self._write(None, StorePosition(cursor))
 
-    # --- refusals ----------------------------------------------------------------------------------------------
-
     def _settled(self, position: StorePosition) -> StorePosition:
         """The position; ``NotReady`` during a resync."""
         if position.resync is not None:
@@ -275,8 +273,6 @@ class KeyedStore(RuledStore):
     def _tidy(self) -> None:
         """Called after each write: for occasional work such as compaction."""
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     def position(self) -> StorePosition:
         """How far it has got, in whichever stream."""
         return self._position
@@ -297,8 +293,6 @@ class KeyedStore(RuledStore):
     def _copy(self) -> Copy:
         with self._reading:
             return Copy(list(self._state.live), list(self._state.live.values()), self._position)
-
-    # --- writing -----------------------------------------------------------------------------------------------
 
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         self._refuse_closed()

@@ -225,8 +225,6 @@ class Supervisor:
         self._thread: WorkerThread | None = None
         self._origin = Origin("A supervised watch", self)
 
-    # --- running -----------------------------------------------------------------------------------------------
-
     def run(self) -> Cursor | None:
         """Watch until told to stop, or until the stream ends; returns the applied cursor.
 
@@ -266,8 +264,6 @@ class Supervisor:
         _LOGGER.warning("The watch ended with an error and is restarted in %.1f s: %s", pause, error)
         self._become(phase="waiting", error=error, restarts=self._state.restarts + 1)
         self._clock.wait(self._halt, pause)
-
-    # --- from outside ------------------------------------------------------------------------------------------
 
     def halt(self) -> None:
         """Ask the watch to stop, and return at once."""

@@ -220,8 +220,6 @@ class AppliedWatch:
             raise self.stream_error
         return self.store.position().cursor if action.doubtful and self.store is not None else action.cursor
 
-    # --- actions -----------------------------------------------------------------------------------------------
-
     def _do(self, action: events.Action) -> events.Event:  # noqa: PLR0911 - one case for each action
         match action:
             case events.Receive(records=records, seconds=seconds):
@@ -385,8 +383,6 @@ class AppliedWatch:
         ghosts = [key for key in missing if deleted is None or key in deleted]
         size = self.options.batching.records
         return [Updates.removals(ghosts[at : at + size]) for at in range(0, len(ghosts), size)]
-
-    # --- exports and waiting -----------------------------------------------------------------------------------
 
     def _hear_exports(self) -> None:
         if self.options.exports is not None:

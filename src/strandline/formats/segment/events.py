@@ -98,9 +98,6 @@ def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
     return event
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
-
-
 def _add(event: SegmentMetadata) -> list[bytes]:
     told = (event.broker, event.max_timestamp, event.event_timestamp)
     parts = [_header(_ADD), _segment(event.segment), _RANGE.pack(event.start, event.end, *told)]
@@ -137,9 +134,6 @@ def _uvarint(number: int) -> bytes:
         number >>= 7
     data.append(number)
     return bytes(data)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------
 
 
 class _Reader(Unpacker):

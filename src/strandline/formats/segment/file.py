@@ -258,9 +258,6 @@ def chunks_of(group: Any, sums: Sequence[int]) -> list[ByteRange]:
     return found
 
 
-# --- the tail --------------------------------------------------------------------------------------------------
-
-
 def encode_block(sums: Sequence[Sequence[int]], listed: Sequence[int], before: int, footer: bytes) -> bytes:
     """The block of checksums: of each column of each group, and of all ``before`` the tail; ``footer`` comes behind."""
     leaves = len(sums[0])

@@ -160,8 +160,6 @@ class NatsKeyValue(Closing):
         """Close the connection; its watches end with an error. Idempotent."""
         self._connection.close()
 
-    # --- writing ------------------------------------------------------------------------------------------------
-
     def put(self, key: Key, value: bytes) -> KeyVersion:
         """Set the value unconditionally."""
         return self._publish(_valid(key), value)
@@ -218,8 +216,6 @@ class NatsKeyValue(Closing):
         if "error" in answer:
             raise refusal(answer["error"], what)
         return int(answer["seq"])
-
-    # --- reading ------------------------------------------------------------------------------------------------
 
     def _last(self, key: bytes) -> Update | None:
         """The last change of a key: a value or a marker."""
@@ -288,8 +284,6 @@ class NatsKeyValue(Closing):
         raise TransientStorageError(
             f"The bucket {self._bucket!r} drops changes faster than it can be listed: list again later."
         )
-
-    # --- watching -----------------------------------------------------------------------------------------------
 
     def watch(self, scope: Scope = EVERYTHING) -> NatsSubscription:
         """The current values in scope, then changes."""

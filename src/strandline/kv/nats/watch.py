@@ -138,8 +138,6 @@ class NatsSubscription(Closing):
         """The identity of the bucket's stream."""
         return self._identity
 
-    # --- taking -------------------------------------------------------------------------------------------------
-
     def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
         """The next changes, up to ``most``; None if none came in time."""
         if self._closed:
@@ -237,8 +235,6 @@ class NatsSubscription(Closing):
         self._told = upto
         return Updates(chunk.ops, chunk.keys, chunk.values, chunk.versions, Cursor(self._identity, upto + 1))
 
-    # --- stream state -------------------------------------------------------------------------------------------
-
     def _state(self) -> StreamState:
         """The stream's current state; ``NotFound`` if it was created again."""
         state = self._connection.state(self._stream, f"Watching {self._stream}")
@@ -285,8 +281,6 @@ class NatsSubscription(Closing):
         self._seen = self._through = max(self._seen, state.last, last)
         return self._give(_Chunk(), self._seen) if self._seen > self._told else None
 
-    # --- the end of the initial values --------------------------------------------------------------------------
-
     def _at_target(self) -> bool:
         return self._target is not None and self._through >= self._target
 
@@ -308,8 +302,6 @@ class NatsSubscription(Closing):
         self._target = None
         self._seen = self._through = self._told = max(self._seen, self._listed_at)
         return Listed(Cursor(self._identity, self._seen + 1))
-
-    # --- ending -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the watch. Idempotent."""

@@ -42,9 +42,6 @@ _KEPT_TAILS: Final = 16 << 20
 _NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-9a-f-]{36})\.parquet")
 
 
-# --- names -----------------------------------------------------------------------------------------------------
-
-
 def partition_prefix(log_id: UUID, partition: int) -> str:
     """The path prefix of all segments of a partition."""
     # By the log's id: its name may change.
@@ -82,9 +79,6 @@ def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[
         except ValueError:
             continue
         yield SegmentObject(info, log, number, start, segment)
-
-
-# --- putting and checking --------------------------------------------------------------------------------------
 
 
 def put_segment(store: ObjectStore, path: str, encoded: EncodedSegment) -> None:
@@ -208,9 +202,6 @@ def _naming(store: ObjectStore, path: str, first: int, last: int) -> Iterator[No
             f"The segment {store.url}/{path} is missing (offsets {first} to {last}): if retention has removed it since "
             "this was planned, plan again; otherwise restore it, or bootstrap the consumer past it."
         ) from error
-
-
-# --- reading ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

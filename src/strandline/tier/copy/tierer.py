@@ -110,8 +110,6 @@ class Tierer:
         self._waiting: tuple[int | None, float] | None = None
         self._origin = Origin(f"The tierer of {log!r}", self)
 
-    # --- rounds ------------------------------------------------------------------------------------------------
-
     def run_once(self, *, everything: bool = False, sweep: bool = True, stop: threading.Event | None = None) -> Round:
         """One round: clean up, truncate diverged segments, copy full segments (or ``everything``), delete expired ones.
 
@@ -172,8 +170,6 @@ class Tierer:
     def _stopping(self) -> bool:
         return self._stop is not None and self._stop.is_set()
 
-    # --- the slot ----------------------------------------------------------------------------------------------
-
     def _claimed(self) -> Slot | None:
         """The slot, held by this tierer. Claimed before anything is read, so a former holder is fenced.
 
@@ -213,8 +209,6 @@ class Tierer:
         self._slot = self._log.claim_slot(self._name, self._holder)
         return self._slot
 
-    # --- the log's history -------------------------------------------------------------------------------------
-
     def _truncate_diverged(self, slot: Slot, segments: Sequence[SegmentMetadata]) -> tuple[Slot, list[SegmentMetadata]]:
         """Truncate segments that diverge from the log; returns the slot and the deleted segments."""
         self._checked = None
@@ -246,8 +240,6 @@ class Tierer:
         segments = planning.without(known, self._ledger.remove_all(planning.left_over(known), "removed"))
         cuts = self._truncation.plan_at(segments, to)
         return self._truncation.cut(self._put_back(slot, to), cuts)
-
-    # --- copying -----------------------------------------------------------------------------------------------
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> SegmentMetadata | None:
         began = self._clock.monotonic()
@@ -309,8 +301,6 @@ class Tierer:
             size += sum(span.size for span in spans)
             cursor = behind(cursor, spans[-1])
         return found
-
-    # --- deleting the partition --------------------------------------------------------------------------------
 
     def delete_partition(self, *, force: bool = False) -> None:
         """Delete the whole cold tier for good: nothing is copied afterwards. Repeat the call to resume after a failure.

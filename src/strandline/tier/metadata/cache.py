@@ -78,8 +78,6 @@ class SegmentCache:
         self._removed: OrderedDict[SegmentId, Removed] = OrderedDict()
         self._replace_content(CacheContent())
 
-    # --- lookups -----------------------------------------------------------------------------------------------
-
     def segment_for(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:
         """The finished segment that holds the offset in this term, or None. Logarithmic in the number of segments.
 
@@ -248,8 +246,6 @@ class SegmentCache:
             return False
         return all(self._index_of(known, columns.term[stretch]).is_spare(stretch) for stretch in stretches)
 
-    # --- finding -----------------------------------------------------------------------------------------------
-
     def _known(self, key: TopicPartition) -> _Partition:
         """The partition; an empty one, which is not kept, if nothing is known of it."""
         return self._partitions.get(_key_of(key)) or _Partition(key, NONE, range(0), None)
@@ -308,8 +304,6 @@ class SegmentCache:
             starts=Starts(content.answering_starts[answering], content.answering[answering]),
             overlapping=content.overlapping[_between(content.overlapping_keys, key)],
         )
-
-    # --- events ------------------------------------------------------------------------------------------------
 
     def check(self, event: SegmentEvent) -> None:
         """Raise :class:`InvalidInput` if :meth:`apply` would refuse the event; changes nothing."""
@@ -426,8 +420,6 @@ class SegmentCache:
     def _removed_segment(self, segment: SegmentId, custom: bytes | None) -> SegmentMetadata | None:
         last = self._removed.get(segment)
         return None if last is None else last.as_metadata(segment, custom)
-
-    # --- tables ------------------------------------------------------------------------------------------------
 
     def to_tables(self) -> dict[str, pa.Table]:
         """The whole cache as tables; :meth:`from_tables` restores an equal cache."""

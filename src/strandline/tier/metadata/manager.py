@@ -143,8 +143,6 @@ class MetadataManager(Closing):
             clock=clock,
         )
 
-    # --- assignment --------------------------------------------------------------------------------------------
-
     def reconcile_assignment(self, partitions: Iterable[int]) -> None:
         """Follow exactly these metadata partitions; calls are serialised.
 
@@ -175,8 +173,6 @@ class MetadataManager(Closing):
                 self._routes.clear()
             self._routes[key] = number
         return number
-
-    # --- reads -------------------------------------------------------------------------------------------------
 
     def ask(self, partition: TopicPartition, question: Callable[[SegmentCache], T]) -> Readiness[T]:
         """Run a lookup on the cache of a partition; the answer, or why this node has none.
@@ -257,8 +253,6 @@ class MetadataManager(Closing):
             case CatchingUp() as readiness:
                 raise not_ready(readiness)
 
-    # --- writes ------------------------------------------------------------------------------------------------
-
     def add(self, segment: SegmentMetadata) -> None:
         """Publish a segment whose copy starts; the next read of this node sees it.
 
@@ -296,8 +290,6 @@ class MetadataManager(Closing):
             place = event.partition if isinstance(event, PartitionDelete) else event.segment.partition
             rows.setdefault(self.metadata_partition(place), []).append(event)
         self._publisher.publish(rows)
-
-    # --- rounds ------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One round without waiting: take, apply, retry, save if it is time. False if no event came.

@@ -169,8 +169,6 @@ class MetadataState:
         self._saved = self._positions()
         self._closed = False
 
-    # --- lookups -----------------------------------------------------------------------------------------------
-
     def ask(self, partition: int, question: Callable[[SegmentCache], T]) -> Readiness[T]:
         """The answer, or why the partition has none."""
         with self._lock:
@@ -233,8 +231,6 @@ class MetadataState:
         with self._lock:
             self._caches[partition] = SegmentCache()
             self._change(partition, next=0, target=None)
-
-    # --- events ------------------------------------------------------------------------------------------------
 
     def absorb(self, partition: int, events: Iterable[Decoded]) -> AppliedEvents:
         """Apply the next events; skips events applied before, and all events of an unassigned partition.
@@ -301,8 +297,6 @@ class MetadataState:
         self._change(partition, trouble=why)
         self._fail(self._waiters[partition], lambda number: not_ready(CatchingUp(number, why)))
 
-    # --- waiters -----------------------------------------------------------------------------------------------
-
     def expect(self, partition: int, check: Callable[[SegmentCache], None] | None = None) -> PositionWaiter:
         """Register a waiter before its target is known; refusals are remembered from now on.
 
@@ -363,8 +357,6 @@ class MetadataState:
             if not waiter.woken.is_set():
                 waiter.error = error(waiter.partition)
                 waiter.woken.set()
-
-    # --- snapshots ---------------------------------------------------------------------------------------------
 
     def _positions(self) -> list[int]:
         return [progress.next for progress in self._progress]

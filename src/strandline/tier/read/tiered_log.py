@@ -120,8 +120,6 @@ class TieredLog(Closing):
                 self._is_checked = True
             return self._reader
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
     @property
     def log_id(self) -> UUID:
         """The log's identity."""
@@ -255,13 +253,9 @@ class TieredLog(Closing):
         # The end is known to the hot tier, also while the start is not.
         return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
 
-    # --- appending ---------------------------------------------------------------------------------------------
-
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""
         return self._hot.append(batch, writer=writer, number=number, expect=expect)
-
-    # --- slots -------------------------------------------------------------------------------------------------
 
     def create_slot(self, name: str, position: int) -> SlotState:
         """Create a slot that pins all records from ``position`` on, in either tier.
