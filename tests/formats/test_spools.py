@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.compat.spool.format import (
-    RECORD_OVERHEAD,
     LegacyEnding,
     LegacyScanner,
     SpoolRecord,
@@ -21,14 +20,13 @@ from strandline.compat.spool.format import (
     SpoolScanner,
     decode_slots,
     encode_record_frame,
-    encode_slots,
     legacy_frame_at,
-    read_spool,
     runs,
 )
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.wal.frame import MAX_PAYLOAD, FrameInfo, encode_frame
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
+from tests.spools import RECORD_OVERHEAD, encode_slots, read_spool
 
 CASES = {
     case["name"]: case

@@ -14,14 +14,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.compat.spool.format import (
-    LegacyEnding,
-    decode_slots,
-    encode_record_frame,
-    encode_slots,
-    read_spool,
-    runs,
-)
+from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
 from strandline.compat.v1.format import decode_manifest, decode_queue_batch, encode_manifest
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput
 from strandline.followers.delta.history import Application, parse_commit
@@ -158,6 +151,7 @@ from tests.formats.forging import (
 )
 from tests.fuzz.mutation import damage, in_place, mutated, times, unchanged
 from tests.fuzz.targets import Target, decoding
+from tests.spools import encode_slots, read_spool
 
 # --- batches and frames ----------------------------------------------------------------------------------------
 

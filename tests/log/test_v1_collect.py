@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strandline.compat.v1.edits import list_batches
+from strandline.compat.v1.edits import list_batches, new_location
 from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.gc import Collection, QueueCollector, is_old, unlisted
 from strandline.compat.v1.log import QueueLog
-from strandline.compat.v1.names import new_location
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import CorruptData, TransientStorageError
 from strandline.model.head import QueueEntry, QueueManifest

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.compat.v1.edits import time_of
 from strandline.compat.v1.format import encode_manifest
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.compat.v1.names import time_of
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import (
     AlreadyExists,

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.compat.spool import export
 from strandline.compat.spool.export import export_spool
-from strandline.compat.spool.format import LegacyEnding, LegacyScanner, decode_slots, read_spool
+from strandline.compat.spool.format import LegacyEnding, LegacyScanner, decode_slots
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import AlreadyExists, CursorExpired, DiskFull, Fenced, InvalidInput, NotFound, StorageError
 from strandline.log.wal.log import WalLog
@@ -20,6 +20,7 @@ from strandline.model.records import Op, record_batch
 from strandline.model.retention import InvalidReason
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
+from tests.spools import read_spool
 
 FOLDER, OUT = "/data/orders", "/out/old"
 SPOOL, SLOTS = f"{OUT}.logical.wal", f"{OUT}.logical.slots.json"

@@ -31,8 +31,8 @@ from strandline.cli.common import (
     open_log,
     open_shared,
 )
+from strandline.compat.v1.edits import time_of
 from strandline.compat.v1.log import QueueLog
-from strandline.compat.v1.names import time_of
 from strandline.errors import CursorExpired
 from strandline.log.object.head.index import Chunks
 from strandline.log.object.maintain.slot_lag import SlotLag, slot_lags, trim_end

@@ -1,4 +1,4 @@
-"""Recognition of a folder's kind by file names and the first bytes of a few files, before anything is opened.
+"""Recognition of a folder's kind by file names and first bytes, and the checks before something new is created there.
 
 Does not judge damage. Openers call it first: no log is created inside another thing's folder.
 """

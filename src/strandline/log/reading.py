@@ -1,4 +1,4 @@
-"""Reading and polling of logs that send no notifications: plan, fetch, poll the end."""
+"""Reading of logs: plan, fetch ahead in parallel, and poll the end where a log sends no notifications."""
 
 from __future__ import annotations
 

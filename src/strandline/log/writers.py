@@ -1,4 +1,4 @@
-"""Rules of numbered writers, as pure functions: the same for every log that remembers them."""
+"""Numbered writers: the rules, the same for every log that remembers them, and a writer that goes by them."""
 
 from __future__ import annotations
 

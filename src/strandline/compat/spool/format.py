@@ -19,7 +19,7 @@ from zlib import crc32
 from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Parts
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD
-from strandline.formats.wal.slots import natural_of, slot_fields, slots_of
+from strandline.formats.wal.slots import natural_of, slots_of
 from strandline.model.json_values import LARGEST, has_too_many_values
 from strandline.model.retention import SlotState
 from strandline.storage.clock import CLOCK, Clock
@@ -36,8 +36,6 @@ _V1 = struct.Struct("<QQ")
 _V2 = struct.Struct("<QQI")
 _V3 = struct.Struct("<QQQI")
 _HEADERS: Final = {UNCHECKED_VERSION: _V1, TERMLESS_VERSION: _V2, RECORD_VERSION: _V3}
-RECORD_OVERHEAD: Final = _LEAD + _V3.size + _CHECKSUM.size
-"""What a frame of version 3 takes beside its payload."""
 
 
 class LegacyFrame(NamedTuple):
@@ -205,14 +203,6 @@ class SpoolRun(NamedTuple):
     payloads: list[memoryview]
 
 
-class Spool(NamedTuple):
-    """All that a spool holds, how many of its bytes that is, and what stopped the reading."""
-
-    records: list[SpoolRecord]
-    valid_bytes: int
-    stop: LegacyStop
-
-
 class SpoolScanner:
     """Reads a spool record by record, in one pass; iterate over it, then :attr:`stop` says where and why it ended.
 
@@ -241,21 +231,6 @@ class SpoolScanner:
                 term = frame.term
                 payload = memoryview(_with_term(text, term).encode())
             yield SpoolRecord(term, frame.lsn, frame.timestamp, payload)
-
-
-def read_spool(data: memoryview) -> Spool:
-    """The longest valid prefix of a spool; damage is told, not raised, and nothing is changed.
-
-    >>> frame = bytes.fromhex("52444c570105000000000000000300000000000000616263")
-    >>> spool = read_spool(memoryview(frame + b"RDLW"))
-    >>> [(record.term, record.lsn, bytes(record.payload)) for record in spool.records]
-    [(1, 5, b'abc')]
-    >>> spool.valid_bytes, spool.stop.ending.value
-    (24, 'torn')
-    """
-    scanner = SpoolScanner(data)
-    records = list(scanner)
-    return Spool(records, scanner.stop.at, scanner.stop)
 
 
 def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[SpoolRun]:
@@ -337,11 +312,6 @@ def _skip(text: str, at: int) -> int:
 
 
 # --- slots -----------------------------------------------------------------------------------------------------
-
-
-def encode_slots(slots: Iterable[SlotState]) -> bytes:
-    """``{"slots": […]}``: each slot with the names that the project uses, times in microseconds."""
-    return json.dumps({"slots": list(map(slot_fields, slots))}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:

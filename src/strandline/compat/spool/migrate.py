@@ -1,4 +1,4 @@
-"""Migration of a spool of older versions into a write-ahead log."""
+"""Migration of a spool of older versions into a write-ahead log, with new lsns where the old ones have gaps."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from strandline.compat.spool.format import (
 from strandline.errors import CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.formats.wal.folder import Kept, decode_kept, encode_wal_identity
 from strandline.formats.wal.frame import FrameScanner
-from strandline.log.retention import invalidate
-from strandline.log.slots import check_name, put_at
+from strandline.log.slots import check_name, invalidate, put_at
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, KEPT, LEAD, LOCK, NEW, data_name
 from strandline.log.wal.slots import write_kept

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from strandline.compat.v1.edits import stored_as, time_of
 from strandline.compat.v1.format import decode_manifest
-from strandline.compat.v1.names import stored_as, time_of
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.head import QueueManifest

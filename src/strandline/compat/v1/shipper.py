@@ -1,4 +1,4 @@
-"""Upload path of a version 1 queue: batches are built, uploaded, and listed within half the grace period."""
+"""Manifest cell and upload path of a version 1 queue: batches are listed within half the grace period."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from strandline.compat.v1.edits import Moment, QueueListing, list_batches, places_of
+from strandline.compat.v1.edits import Moment, QueueListing, list_batches, mark_of, new_location, places_of
 from strandline.compat.v1.format import ManifestCodec, encode_queue_batch, encode_values
-from strandline.compat.v1.names import mark_of, new_location
 from strandline.errors import AlreadyExists, Contended, InvalidInput, NotFound, OutcomeUnknown
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Receipt

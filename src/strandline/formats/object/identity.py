@@ -8,9 +8,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion, WrongKind
+from strandline.formats.wal.slots import slot_fields
 from strandline.model.json_values import (
     fingerprint_of,
-    fingerprint_text,
     natural,
     parse_object,
     read_record,
@@ -98,29 +98,7 @@ class SlotCodec:
 
     def encode(self, state: Stamped[SlotState]) -> bytes:
         """The bytes of a state."""
-        slot = state.value
-        fields: dict[str, Any] = {
-            "id": slot.name,
-            "position": slot.position,
-            "holder": slot.holder,
-            "epoch": slot.epoch,
-            "last_seen": slot.last_seen,
-            "born": slot.born,
-            **stamp_fields(state),
-        }
-        if slot.invalid is not None:
-            fields["invalid"] = {"reason": str(slot.invalid.reason), "at": slot.invalid.at}
-        if slot.expires is not None:
-            fields["expires"] = slot.expires
-        if slot.dropped:
-            fields["dropped"] = True
-        if slot.hot:
-            fields["hot"] = True
-        if slot.suspected is not None:
-            fields["suspected"] = slot.suspected
-        if slot.fingerprint is not None:
-            fields["fingerprint"] = fingerprint_text(slot.fingerprint)
-        return _json(fields)
+        return _json({**slot_fields(state.value), **stamp_fields(state)})
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[SlotState]:
         """The state in these bytes; damage is an error, never "no slot"."""

@@ -22,7 +22,7 @@ def slots_of(fields: dict[str, Any], now: int) -> list[SlotState]:
 
 
 def slot_fields(slot: SlotState) -> dict[str, Any]:
-    """A slot as an object of a slots file."""
+    """A slot as JSON: in the slots file of a write-ahead log, and in a cell of its own."""
     fields: dict[str, Any] = {
         "id": slot.name,
         "position": slot.position,
@@ -37,6 +37,10 @@ def slot_fields(slot: SlotState) -> dict[str, Any]:
         fields["expires"] = slot.expires
     if slot.dropped:
         fields["dropped"] = True
+    if slot.hot:
+        fields["hot"] = True
+    if slot.suspected is not None:
+        fields["suspected"] = slot.suspected
     if slot.fingerprint is not None:
         fields["fingerprint"] = fingerprint_text(slot.fingerprint)
     return fields

@@ -1,12 +1,14 @@
-"""The object log itself."""
+"""The object log, and its span: a range of offsets in one batch object."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
+
+import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
@@ -19,6 +21,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.formats.arrow.block import Compression
+from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import LogIdentity, decode_identity, encode_identity
 from strandline.log.contract import Handle
@@ -31,14 +34,14 @@ from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.upload import Lister, ObjectShipper
 from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
-from strandline.log.object.span import ObjectSpan
+from strandline.log.planning import clipped, known_columns
 from strandline.log.reading import HeadPoller
 from strandline.log.slot_table import SlottedLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import Entry, Head, WriterId
-from strandline.model.records import RecordSource, conform
+from strandline.model.records import RecordSource, conform, with_offsets
 from strandline.model.retention import (
     FOREVER,
     NO_LIMITS,
@@ -54,9 +57,58 @@ from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.metrics import fetching
 from strandline.storage.retry import Backoff
 from strandline.storage.store import ABSENT, Match, ObjectStore
 from strandline.storage.urls import local_folder, store_at
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSpan:
+    """Offsets ``first`` up to ``next`` of one listed batch. Picklable: it carries its store's address."""
+
+    store: ObjectStore
+    entry: Entry
+    first: int
+    next: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the batch object."""
+        return self.entry.size
+
+    @property
+    def fingerprint(self) -> int:
+        """Tells its batch from every other that could be listed there."""
+        return self.entry.fingerprint
+
+    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
+        """Read and check the whole object, and return the span's records with their offsets."""
+        with fetching() as count:
+            batches = self._read()
+            count(self.entry.count, self.entry.size)
+        numbered = clipped(with_offsets(batches, self.entry.first), self.first, self.next)
+        return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
+
+    def _read(self) -> list[pa.RecordBatch]:
+        where = f"{self.store.url}/{self.entry.location}"
+        held = f"it is listed as offsets {self.entry.first} to {self.entry.next - 1}"
+        try:
+            data = self.store.get(self.entry.location).data
+        except NotFound as error:
+            raise NotFound(
+                f"The batch object {where} is missing ({held}): restore it, or bootstrap the consumer past it."
+            ) from error
+        if len(data) != self.entry.size:  # before its end is looked at, which may then be anything
+            raise CorruptData(
+                f"{where} is damaged: it has {len(data)} bytes and was listed with {self.entry.size} ({held}). "
+                "Restore the object."
+            )
+        info, batches = decode_batch(data, where)
+        if (info.count, info.writer, info.number) != (self.entry.count, self.entry.writer, self.entry.number):
+            raise CorruptData(f"{where} holds another batch than the one listed ({held}). Restore the object.")
+        return batches
+
 
 _IDENTITY: Final = "log.json"
 

@@ -1,4 +1,4 @@
-"""The contract of a queue: claim, list, durable acknowledgement, fetch."""
+"""The contract of a queue (claim, list, durable acknowledgement, fetch), dead letters, and the check of its history."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from strandline.errors import AlreadyExists, Contended, CursorExpired, Diverged,
 from strandline.log import slots as rules
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.head.index import bytes_from, entries_from, entries_from_sequence
-from strandline.log.object.log import ObjectLog
+from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.slots import ObjectSlot
-from strandline.log.object.span import ObjectSpan
 from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head

@@ -1,4 +1,4 @@
-"""Subscription to a Kafka topic. It tracks the next offset of each partition itself, not in the client."""
+"""Settings and errors of the Kafka client, and the subscription, which tracks the next offset of each partition itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics whose partitions are logs: write-ahead logs on the local disk, or object logs that nodes share."""
+"""Topics whose partitions are logs: write-ahead logs on the local disk, or object logs that nodes share; publishers."""
 
 from __future__ import annotations
 

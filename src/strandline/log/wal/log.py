@@ -12,14 +12,12 @@ from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing, check_new
 from strandline.log.slot_table import SlottedLog, TableSlot
-from strandline.log.wal.create import create_if_absent
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
-from strandline.log.wal.read.span import some_batches
-from strandline.log.wal.read.tail import Held, Tail
+from strandline.log.wal.read.span import Held, Tail, some_batches
 from strandline.log.wal.read.watermark import Published, View
-from strandline.log.wal.recover.repair import drop_below, repair
+from strandline.log.wal.recover.repair import create_if_absent, drop_below, repair
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine
 from strandline.log.wal.recover.verify import Told, WalVerification, verify

@@ -1,4 +1,4 @@
-"""File names of a write-ahead log, and the salt that marks its frames."""
+"""File names and lock file of a write-ahead log, and the salt that marks its frames."""
 
 from __future__ import annotations
 

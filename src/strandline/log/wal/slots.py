@@ -10,8 +10,8 @@ from typing import Final, final
 
 from strandline.formats.wal.folder import Kept, encode_kept
 from strandline.log import slots as rules
-from strandline.log.retention import invalidate, judge
 from strandline.log.slot_table import SlotTable
+from strandline.log.slots import invalidate, judge
 from strandline.log.wal.names import KEPT, NEW
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, InvalidReason, SlotLimits, SlotState

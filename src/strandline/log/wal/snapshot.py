@@ -14,12 +14,12 @@ from strandline.formats.wal.frame import HEADER_SIZE, Stop, frame_head
 from strandline.formats.wal.mark import Mark
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.folders import FolderKind, contents
-from strandline.log.wal.create import describe_copy
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.log.wal.read.catalog import Catalog, damaged
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.watermark import View, read_mark
+from strandline.log.wal.recover.repair import describe_copy
 from strandline.log.wal.recover.verify import verify as look_through
 from strandline.model.cursor import Bounds, Cursor
 from strandline.storage.clock import CLOCK, Clock

@@ -11,7 +11,7 @@ from strandline.errors import StrandlineError
 from strandline.formats.segment.file import LARGEST_SEGMENT
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
-from strandline.log.object.span import ObjectSpan
+from strandline.log.object.log import ObjectSpan
 from strandline.log.planning import Fingerprinted, SpanWithTerm
 from strandline.log.reading import fetch_in_order
 from strandline.log.wal.read.span import WalSpan

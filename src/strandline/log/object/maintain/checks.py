@@ -1,4 +1,4 @@
-"""Checks of an object log's listing: pure functions over values; :mod:`.verify` reads the values."""
+"""Checks of an object log's listing, and the inventory of its batch objects; :mod:`.verify` reads the values."""
 
 from __future__ import annotations
 

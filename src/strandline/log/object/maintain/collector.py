@@ -46,8 +46,18 @@ from strandline.log.object.head.index import (
 from strandline.log.object.maintain.clocks import Clocks, look_at_clocks
 from strandline.log.object.maintain.slot_lag import policy_start
 from strandline.log.object.slots import Members, SlotKeeper
-from strandline.log.retention import invalidate, is_idle, is_suspect, judge, suspect, trim_to
-from strandline.log.slots import Copied, has_expired, proven, retained_first
+from strandline.log.slots import (
+    Copied,
+    has_expired,
+    invalidate,
+    is_idle,
+    is_suspect,
+    judge,
+    proven,
+    retained_first,
+    suspect,
+    trim_to,
+)
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState

@@ -7,9 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
-from strandline.log.retention import kept_from, trim_to
 from strandline.log.slots import floor as lowest
-from strandline.log.slots import pending_positions, put_at, trim_floor
+from strandline.log.slots import kept_from, pending_positions, put_at, trim_floor, trim_to
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Head
 from strandline.model.retention import Retention, SlotLimits, SlotState

@@ -28,7 +28,7 @@ from strandline.log.object.head.index import (
     objects_of,
     references_of,
 )
-from strandline.log.object.log import ObjectLog
+from strandline.log.object.log import ObjectLog, ObjectSpan
 from strandline.log.object.maintain.checks import (
     GenerationDifference,
     Inventory,
@@ -38,7 +38,6 @@ from strandline.log.object.maintain.checks import (
     check_head,
     check_slot,
 )
-from strandline.log.object.span import ObjectSpan
 from strandline.log.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import TIER_SLOT

@@ -1,4 +1,4 @@
-"""Upload path of an object log: drafts, batch objects, and their listing."""
+"""Shippers: how a producer builds, uploads and lists batches; that of the object log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read methods shared by the writer of a log and by readers in other processes."""
+"""Reading half of a write-ahead log, and the reader for other processes than the one that writes it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import HeadPoller
-from strandline.log.retention import kept_from
+from strandline.log.slots import kept_from
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
-from strandline.log.wal.read.span import WalSpan
-from strandline.log.wal.read.tail import Held
+from strandline.log.wal.read.span import Held, WalSpan
 from strandline.log.wal.read.watermark import LOOKS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.addresses import Address, as_folder

@@ -23,7 +23,6 @@ from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, e
 from strandline.formats.wal.index import decode_index, encode_entry, index_lead, new_chain
 from strandline.formats.wal.mark import Mark, encode_mark
 from strandline.log.slots import put_at
-from strandline.log.wal.create import describe_copy
 from strandline.log.wal.names import (
     DATA,
     INDEX,
@@ -39,7 +38,7 @@ from strandline.log.wal.names import (
 )
 from strandline.log.wal.read.catalog import damaged
 from strandline.log.wal.read.scan import Hole, walk
-from strandline.log.wal.recover.repair import rebuild_index, remove_files, repair
+from strandline.log.wal.recover.repair import describe_copy, rebuild_index, remove_files, repair
 from strandline.log.wal.recover.scan_tail import Examined, TailScan, examine, read_identity, read_kept, read_lead
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.write.journal import JournalPosition, encode_lead

@@ -1,4 +1,4 @@
-"""Commit groups: appends that share one sync and one outcome."""
+"""Appends, checked and encoded in the caller's thread, and commit groups: appends that share one sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal: writes groups as frames to the active file, syncs them, and rolls to a new file."""
+"""Journal: makes frames of groups, writes them to the active file, syncs them, and rolls to a new file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import Index, IndexEntry, encode_entry, index_lead, new_chain
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.tail import Held, Records
+from strandline.log.wal.read.span import Held, Records
 from strandline.log.wal.write.groups import Item, ValueRun, Whole
 from strandline.log.writers import MAX_WRITERS, forget_silent
 from strandline.model.cursor import SECOND
