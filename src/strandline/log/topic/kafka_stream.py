@@ -1,4 +1,4 @@
-"""Settings and errors of the Kafka client, and the subscription, which tracks the next offset of each partition itself."""
+"""Settings and errors of the Kafka client, and the subscription, which tracks the next offsets itself."""
 
 from __future__ import annotations
 
