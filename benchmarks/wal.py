@@ -274,21 +274,26 @@ def _costs(folder: str, records: int) -> dict[str, float]:
         read = seconds(lambda: wal.read_since(wal.current - 100))
         tail = WalReader(folder)
         elsewhere = seconds(lambda: list(tail.read(tail.start().at(records - 100))))
-        pruned = seconds(lambda: wal.prune_through(wal.oldest + _PRUNED))
-    return {"opening": opened, "read_since(end - 100)": read, "the same, elsewhere": elsewhere, "prune_through": pruned}
+        trimmed = seconds(lambda: wal.prune_through(wal.oldest + _PRUNED))
+    return {
+        "opening": opened,
+        "read_since(end - 100)": read,
+        "the same, elsewhere": elsewhere,
+        "prune_through": trimmed,
+    }
 
 
 def _dropping(folder: str) -> Result:
-    """What it costs to prune a quarter of the long log, whole files of it."""
+    """What it costs to trim a quarter of the long log, whole files of it."""
     with WriteAheadLog.open(folder) as wal:
         before = len(os.listdir(folder))
         took = seconds(lambda: wal.prune_through(wal.oldest + _LONG // 4))
         files = (before - len(os.listdir(folder))) // 2
-    return Result("wal: pruning a quarter of the long log", took * 1e3, "ms", "", f"{files} files of 64 MiB dropped")
+    return Result("wal: trimming a quarter of the long log", took * 1e3, "ms", "", f"{files} files of 64 MiB dropped")
 
 
 def length() -> list[Result]:
-    """What opening, reading the end and pruning a little cost in a long log and in a short one."""
+    """What opening, reading the end and trimming a little cost in a long log and in a short one."""
     with scratch() as folder:
         sizes = {"long": _LONG, "short": _SHORT}
         for name, records in sizes.items():

@@ -81,7 +81,7 @@ def _blind(world: World) -> None:
             machine.line.turn_up()
 
 
-def _prune(world: World) -> None:
+def _trim(world: World) -> None:
     """What was read is forgotten on a primary, whether replicas still need it or not."""
     leading = [machine for machine in world.ready() if machine.running.is_primary]
     if not leading:
@@ -94,12 +94,12 @@ def _prune(world: World) -> None:
         return
     world.checker.take(found)  # nobody can look at it later
 
-    def prune() -> int:
+    def trim() -> int:
         if world.dice.random() < 0.5:
             return primary.log.trim(upto, beyond_slots=True)
         return primary.trim(upto)
 
-    world.note(f"{machine.name} pruned up to {_tried(world, machine, prune)} of {upto}")
+    world.note(f"{machine.name} trimmed up to {_tried(world, machine, trim)} of {upto}")
 
 
 def _rebuild(world: World) -> None:
@@ -172,7 +172,7 @@ _HAPPENINGS: Final[dict[Happening, float]] = {
     _cut: 1.0,
     _mend: 1.5,
     _blind: 0.7,
-    _prune: 0.7,
+    _trim: 0.7,
     _rebuild: 0.5,
     _jump: 0.3,
     _late: 2.0,

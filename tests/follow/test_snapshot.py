@@ -459,7 +459,7 @@ class TestNumbered:
         assert trim(str(folder), keep=1) == []
         assert len(list(folder.iterdir())) == 4
 
-    def test_pruning_keeps_the_newest_valid_ones(self, store, tmp_path):
+    def test_trimming_keeps_the_newest_valid_ones(self, store, tmp_path):
         folder = tmp_path / "many"
         for offset in (10, 20, 30, 40, 50):
             self.take(store, folder, offset)
@@ -471,7 +471,7 @@ class TestNumbered:
         with pytest.raises(InvalidInput, match="keep at least 1"):
             trim(str(folder), keep=0)
 
-    def test_a_death_while_pruning_leaves_no_half_of_a_snapshot(self, store, tmp_path):
+    def test_a_death_while_trimming_leaves_no_half_of_a_snapshot(self, store, tmp_path):
         folder = tmp_path / "many"
         for offset in (10, 20):
             self.take(store, folder, offset)

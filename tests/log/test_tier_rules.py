@@ -238,7 +238,9 @@ def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
     assert set(told()) == {"slow", TIER_SLOT}
 
 
-def test_a_write_ahead_log_is_pruned_past_consumers_up_to_the_tierer_s_slot_and_they_stay_valid(tmp_path: Path) -> None:
+def test_a_write_ahead_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_they_stay(
+    tmp_path: Path,
+) -> None:
     limits = SlotLimits(lag_bytes=1 << 30, idle_seconds=10**9)
     with WalLog.open(str(tmp_path), background=False, tail_bytes=0, roll_bytes=0) as log:
         for number in range(10):
@@ -267,7 +269,7 @@ def test_a_write_ahead_log_is_pruned_past_consumers_up_to_the_tierer_s_slot_and_
         assert all(state.invalid is not None for state in log.slots())
 
 
-def test_a_write_ahead_log_without_a_tierer_is_pruned_as_ever(tmp_path: Path) -> None:
+def test_a_write_ahead_log_without_a_tierer_is_trimmed_as_ever(tmp_path: Path) -> None:
     with WalLog.open(str(tmp_path), background=False) as log:
         append(log, *[b"x"] * 10, number=0)
         log.create_slot("slow", 2)

@@ -100,7 +100,7 @@ def test_no_log_is_created_with_a_policy_that_is_none(tmp_path, wrong):
 
 
 @pytest.mark.parametrize("number", [True, 1.5, math.nan, math.inf, "1"], ids=repr)
-def test_a_write_ahead_log_is_pruned_up_to_a_whole_number(tmp_path, number):
+def test_a_write_ahead_log_is_trimmed_up_to_a_whole_number(tmp_path, number):
     with sl.compat.WriteAheadLog.open(tmp_path / "log") as wal:
         wal.append_many([b"1", b"2"])
         with pytest.raises(sl.errors.InvalidInput, match="whole number"):

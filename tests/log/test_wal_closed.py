@@ -66,7 +66,7 @@ def test_what_was_noted_is_written_when_it_is_closed_and_can_still_be_read(tmp_p
         assert again.log.floor() == 1
 
 
-def test_closing_waits_for_a_prune_that_is_under_way(tmp_path: Path):
+def test_closing_waits_for_a_trim_that_is_under_way(tmp_path: Path):
     disk = GatedDisk()
     with Threads() as threads, disk.open_log(tmp_path / "log", roll_bytes=0) as wal:
         wal.append(b"first")
@@ -103,7 +103,7 @@ def test_whatever_goes_on_beside_closing_changes_nothing_once_it_is_closed(tmp_p
                     change()
                 raise AssertionError("it was never closed")
 
-        def prune(wal: WriteAheadLog = wal) -> None:
+        def trim(wal: WriteAheadLog = wal) -> None:
             wal.append(b"x")
             wal.prune_through(wal.current)
 
@@ -114,7 +114,7 @@ def test_whatever_goes_on_beside_closing_changes_nothing_once_it_is_closed(tmp_p
             wal.log.reset_slot("old", wal.current)
 
         with Threads() as threads:
-            threads.start(until_closed, prune)
+            threads.start(until_closed, trim)
             threads.start(until_closed, reset if number % 2 else advance)
             while not (wal.wait(number, 0.1) or threads.stop.is_set()):
                 pass

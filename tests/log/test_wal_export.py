@@ -316,7 +316,7 @@ def test_whoever_is_late_does_not_replace_what_another_has_made():
     assert made(disk) == {SPOOL, SLOTS}
 
 
-def test_a_log_that_is_pruned_meanwhile_is_told_so_and_leaves_nothing(disk, monkeypatch):
+def test_a_log_that_is_trimmed_meanwhile_is_told_so_and_leaves_nothing(disk, monkeypatch):
     monkeypatch.setattr("strandline.log.reading._PLANNED", 1)
     monkeypatch.setattr(export, "_PARTS", 1)
     with WalLog.open(FOLDER, roll_bytes=0, tail_bytes=0, background=False, disk=disk, clock=ManualClock()) as log:

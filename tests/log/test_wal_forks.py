@@ -70,7 +70,7 @@ def test_a_child_that_was_forked_amid_a_commit_is_refused_and_changes_nothing(tm
         assert wal.append(b"third") == 3
 
 
-def test_a_child_that_was_forked_amid_a_prune_is_refused_and_changes_nothing(tmp_path: Path):
+def test_a_child_that_was_forked_amid_a_trim_is_refused_and_changes_nothing(tmp_path: Path):
     disk = GatedDisk()
     with Threads() as threads, disk.open_log(tmp_path / "log", roll_bytes=0) as wal:
         wal.append_many([b"first", b"second"])
@@ -243,7 +243,7 @@ def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
             while not threads.stop.is_set():
                 wal.append(b"x" * 50)
 
-        def prune() -> None:
+        def trim() -> None:
             while not threads.stop.is_set():
                 wal.log.reset_slot("old", wal.current)
                 wal.prune_through(wal.current)
@@ -259,7 +259,7 @@ def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
                 handle.result()
             wal.close()
 
-        for work in (append, append, prune, read):
+        for work in (append, append, trim, read):
             threads.start(work)
         for _ in range(15):
             handle = wal.submit(b"y")

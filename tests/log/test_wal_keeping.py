@@ -1,4 +1,4 @@
-"""What the write-ahead log keeps and forgets: pruning, slots, and what is found on opening."""
+"""What the write-ahead log keeps and forgets: trimming, slots, and what is found on opening."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lsns(found):
 
 
 class TestPruning:
-    def test_pruning_returns_what_it_reached_and_remembers_the_start_exactly(self, tmp_path):
+    def test_trimming_returns_what_it_reached_and_remembers_the_start_exactly(self, tmp_path):
         with WriteAheadLog.open(tmp_path) as wal:
             wal.append_many([b"%d" % number for number in range(10)])
             assert wal.prune_through(4) == 4
@@ -64,7 +64,7 @@ class TestPruning:
             assert int(first[:20]) <= 15
             assert not [path for path in tmp_path.glob("*.index") if not path.with_suffix(".log").exists()]
 
-    def test_the_end_never_moves_back_not_even_when_everything_is_pruned(self, tmp_path):
+    def test_the_end_never_moves_back_not_even_when_everything_is_trimmed(self, tmp_path):
         with WriteAheadLog.open(tmp_path) as wal:
             wal.append_many([b"a", b"b", b"c"])
             assert wal.prune_through(99) == 3
@@ -76,7 +76,7 @@ class TestPruning:
         with WriteAheadLog.open(tmp_path) as wal:
             assert wal.append(b"d") == 4
 
-    def test_what_a_slot_needs_is_not_pruned_unless_that_is_asked_for(self, tmp_path):
+    def test_what_a_slot_needs_is_not_trimmed_unless_that_is_asked_for(self, tmp_path):
         with WriteAheadLog.open(tmp_path) as wal:
             wal.append_many([b"%d" % number for number in range(10)])
             wal.log.create_slot("billing", 4)
@@ -88,13 +88,13 @@ class TestPruning:
         with WriteAheadLog.open(tmp_path) as wal:
             assert wal.log.slots() == [slot]
 
-    def test_a_plan_made_before_a_prune_finds_its_file_gone_and_a_new_one_says_expired(self, tmp_path):
+    def test_a_plan_made_before_a_trim_finds_its_file_gone_and_a_new_one_says_expired(self, tmp_path):
         with WalLog.open(str(tmp_path), roll_bytes=0, tail_bytes=0, background=False) as log:
             for number in range(4):
                 log.append_value(b"%d" % number).result()
             spans = log.plan(log.start())
             log.trim(3)
-            with pytest.raises(NotFound, match="pruned"):
+            with pytest.raises(NotFound, match="trimmed"):
                 spans[0].fetch()
             with pytest.raises(CursorExpired):
                 list(log.read(Cursor(log.log_id, 0)))
@@ -135,7 +135,7 @@ class TestSlots:
         change(log)
         assert WalReader(str(tmp_path)).slots() == log.slots()
 
-    def test_positions_are_written_before_a_prune_and_on_closing(self, recorded, tmp_path):
+    def test_positions_are_written_before_a_trim_and_on_closing(self, recorded, tmp_path):
         log, _ = recorded
         slot = log.claim_slot("billing", "me")
         slot.advance(Cursor(log.log_id, 4))

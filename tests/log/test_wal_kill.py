@@ -33,7 +33,7 @@ class Story:
     """By lsn."""
     found: dict[int, Said] = field(default_factory=dict)
     pinned: int = 0
-    pruned: int = 0
+    trimmed: int = 0
     kills: int = 0
 
     def hear(self, life: int, note: Note) -> int:
@@ -51,8 +51,8 @@ class Story:
             case What.PINNED:
                 self.pinned = max(self.pinned, note.one)
             case What.PRUNED:
-                assert note.one <= self.pinned, "what the slot needs was pruned"
-                self.pruned = max(self.pruned, note.one)
+                assert note.one <= self.pinned, "what the slot needs was trimmed"
+                self.trimmed = max(self.trimmed, note.one)
         return 0
 
     def look(self, *, whole: bool = False) -> None:
@@ -61,7 +61,7 @@ class Story:
         bounds = reader.bounds()
         assert bounds.next >= max(self.acknowledged, default=0), "the end is below what was acknowledged"
         assert bounds.next >= max(self.found, default=0), "the end is below what could be read before"
-        assert self.pruned <= bounds.first <= self.pinned, "the log begins where nobody said"
+        assert self.trimmed <= bounds.first <= self.pinned, "the log begins where nobody said"
         # What was read before is read once more at the end, and not each time.
         since = bounds.first if whole else max(bounds.first, max(self.found, default=0))
         following = since + 1
@@ -94,7 +94,7 @@ class Story:
             assert came[-1] <= last[who] + (BATCH if who[1] % 8 == 7 else 1), f"{who} went on without an answer"
 
 
-def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, prunes: bool = False) -> Story:
+def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, trims: bool = False) -> Story:
     """Start an appender on the same folder again and again, and kill it when it was told enough, or while it opens."""
     chance = random.Random(seed)
     story = Story(str(tmp_path / "log"))
@@ -104,10 +104,10 @@ def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, prunes: bool = Fals
         for life in range(kills):
             # Some die before they have opened it, and most while they append, at any moment of a group.
             enough = 0 if life and life % 4 == 3 else chance.randrange(1, 500)
-            pid = nest.start(Life(life, story.folder, prunes=prunes))
+            pid = nest.start(Life(life, story.folder, trims=trims))
             told = 0
-            # The last one of those that prune lives until it has: otherwise a busy machine may leave that out.
-            while told < enough or (prunes and life == kills - 1 and not story.pruned):
+            # The last one of those that trim lives until it has: otherwise a busy machine may leave that out.
+            while told < enough or (trims and life == kills - 1 and not story.trimmed):
                 told += story.hear(life, nest.read())
             os.kill(pid, signal.SIGKILL)
             for note in nest.rest():
@@ -120,8 +120,8 @@ def kill_in_a_loop(tmp_path: Path, *, kills: int, seed: int, prunes: bool = Fals
         end = WalReader(story.folder).bounds().next
         seen = follower.finish(end, PATIENCE)
     story.look(whole=True)
-    story.check_order(whole=not prunes)
-    check_seen(story, seen, whole=not prunes)
+    story.check_order(whole=not trims)
+    check_seen(story, seen, whole=not trims)
     # Who opens it may find one more group: durable, and neither published nor acknowledged when its appender died.
     assert seen[-1][0] + seen[-1][1] == end
     return story
@@ -155,16 +155,16 @@ def test_whatever_was_acknowledged_survives_that_its_appender_is_killed_again_an
 
 
 @pytest.mark.matrix
-def test_whatever_was_acknowledged_and_is_retained_survives_kills_beside_pruning(tmp_path: Path):
-    story = kill_in_a_loop(tmp_path, kills=5, seed=2, prunes=True)
-    assert story.pruned > 0
+def test_whatever_was_acknowledged_and_is_retained_survives_kills_beside_trimming(tmp_path: Path):
+    story = kill_in_a_loop(tmp_path, kills=5, seed=2, trims=True)
+    assert story.trimmed > 0
     assert [slot.name for slot in WalReader(story.folder).slots()] == [SLOT]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prunes", [False, True])
-def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path, prunes: bool):
-    story = kill_in_a_loop(tmp_path, kills=100, seed=3, prunes=prunes)
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path, trims: bool):
+    story = kill_in_a_loop(tmp_path, kills=100, seed=3, trims=trims)
     assert story.kills == 100
     assert len(story.acknowledged) > 10_000
 

@@ -153,7 +153,7 @@ class TestAppending:
                 with pytest.raises(CursorExpired):
                     wal.read_since(0)
 
-    def test_a_pruned_log_goes_on_where_it_was(self, wal):
+    def test_a_trimmed_log_goes_on_where_it_was(self, wal):
         wal.append_many([b"a", b"b"])
         wal.prune_through(2)
         with pytest.raises(ExpectationFailed, match="the next one is 3"):

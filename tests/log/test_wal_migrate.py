@@ -323,7 +323,7 @@ def test_slots_come_along_and_pin():
     assert disk.read(SLOTS) == MIXED_SLOTS
 
 
-def test_a_slot_that_needs_what_was_pruned_before_is_invalid_and_told(caplog):
+def test_a_slot_that_needs_what_was_trimmed_before_is_invalid_and_told(caplog):
     with open_on(on_disk(MIXED, MIXED_SLOTS)) as wal:
         behind = wal.log.slots()[0]
         assert (behind.invalid.reason, behind.invalid.at) == (InvalidReason.WAL_REMOVED, ManualClock().now())

@@ -245,15 +245,15 @@ class WalMachine(RuleBasedStateMachine):
     # --- forgetting --------------------------------------------------------------------------------------------
 
     @rule(where=fractions, beyond=st.booleans())
-    def prune(self, where: float, beyond: bool) -> None:
+    def trim(self, where: float, beyond: bool) -> None:
         model = self.model
         lsn = model.next + 5 if beyond else model.start + round(where * (model.next - model.start))
-        assert self.wal.prune_through(lsn) == self.pruned_to(lsn)
-        if self.pruned_to(lsn) > model.start:
-            model.start = self.pruned_to(lsn)
+        assert self.wal.prune_through(lsn) == self.trimmed_to(lsn)
+        if self.trimmed_to(lsn) > model.start:
+            model.start = self.trimmed_to(lsn)
             model.write_slots()
 
-    def pruned_to(self, lsn: int) -> int:
+    def trimmed_to(self, lsn: int) -> int:
         floor = self.model.floor()
         reach = min(lsn, self.model.next)
         return max(self.model.start, reach if floor is None else min(reach, floor))
@@ -523,9 +523,9 @@ class WalMachine(RuleBasedStateMachine):
         self.come_back()
 
     @rule(call=st.integers(0, 16), moment=moments, mode=st.sampled_from(CrashMode), where=fractions)
-    def crash_while_pruning(self, call: int, moment: Any, mode: CrashMode, where: float) -> None:
+    def crash_while_trimming(self, call: int, moment: Any, mode: CrashMode, where: float) -> None:
         lsn = self.place(where, 0)
-        reach = self.pruned_to(lsn)
+        reach = self.trimmed_to(lsn)
         done = self.interrupt(call, moment, mode, lambda: self.wal.prune_through(lsn))
         self.pending.clear()
         self.wal = self.open()

@@ -25,7 +25,7 @@ from tests.log.wal_tools import SOON, GatedDisk, Threads, UnsyncedDisk, Witness,
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
 
-# --- prune beside append beside read -----------------------------------------------------------------------------
+# --- trim beside append beside read -----------------------------------------------------------------------------
 
 
 AHEAD = 2000
@@ -33,7 +33,7 @@ AHEAD = 2000
 
 
 class Traffic:
-    """Appenders, readers, a consumer with a slot, and someone who prunes, all on one log."""
+    """Appenders, readers, a consumer with a slot, and someone who trims, all on one log."""
 
     def __init__(self, wal: WriteAheadLog, *, rounds: int, seed: int) -> None:
         self.wal = wal
@@ -41,7 +41,7 @@ class Traffic:
         self.seed = seed
         self.lsns: dict[int, list[int]] = defaultdict(list)
         self.skips = 0
-        self.pruned = 0
+        self.trimmed = 0
         self.done = threading.Event()
         self.moved = threading.Event()
         self.caught_up = threading.Event()
@@ -56,7 +56,7 @@ class Traffic:
             threads.start(self.append_batches, 3)
             readers = [self.plan_and_fetch, self.read_since, self.consume, self.consume_late]
             reading = [threads.start(reader, index) for index, reader in enumerate(readers)]
-            self.prune()
+            self.trim()
             self.done.set()
             for thread in reading:
                 thread.join(SOON)
@@ -84,20 +84,20 @@ class Traffic:
                 said(who, counter) for counter in range(count, count + chance.randrange(1, 9))
             )
 
-    def prune(self) -> None:
+    def trim(self) -> None:
         """Forget up to a place that the consumer has passed; now and then try to take more than it allows."""
-        chance = random.Random(f"{self.seed} prune")
+        chance = random.Random(f"{self.seed} trim")
         for number in range(self.rounds):
             if self.is_over():
                 return
-            if number % 4 == 0:  # there is something to prune then
+            if number % 4 == 0:  # there is something to trim then
                 assert self.moved.wait(SOON), "the consumer stands still"
                 self.moved.clear()
             before, position = self.wal.oldest - 1, self.slot.state().position
             reached = self.wal.prune_through(sys.maxsize if number % 3 == 0 else chance.randint(before, position))
             assert before <= reached <= self.slot.state().position
             assert self.wal.oldest == reached + 1
-            self.pruned += reached > before
+            self.trimmed += reached > before
 
     # --- readers -----------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class Traffic:
             except CursorExpired:
                 witness.skip(self.wal)
             except NotFound:
-                # Planned, and pruned before it was fetched: looking again says that it has expired.
+                # Planned, and trimmed before it was fetched: looking again says that it has expired.
                 assert fetches, "read_since knows no plans"
                 with pytest.raises(CursorExpired):
                     self.wal.log.plan(Cursor(self.wal.log.log_id, witness.next))
@@ -165,19 +165,19 @@ class Traffic:
     some([(0, 0, 40), (0, 3000, 120), (6000, 2000, 160), (32 << 20, 3000, 60)], 2),
     ids=["a-file-each", "no-tail", "small-tail", "all-in-memory"],
 )
-def test_pruning_beside_appending_and_reading_loses_nothing(
+def test_trimming_beside_appending_and_reading_loses_nothing(
     tmp_path: Path, tail_bytes: int, roll_bytes: int, rounds: int
 ):
     check_traffic(tmp_path, UnsyncedDisk(), rounds=rounds, seed=1, tail_bytes=tail_bytes, roll_bytes=roll_bytes)
 
 
-def test_pruning_beside_appending_and_reading_loses_nothing_on_a_disk_that_syncs(tmp_path: Path):
+def test_trimming_beside_appending_and_reading_loses_nothing_on_a_disk_that_syncs(tmp_path: Path):
     check_traffic(tmp_path, DISK, rounds=20, seed=2, tail_bytes=4000, roll_bytes=3000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_pruning_beside_appending_and_reading_loses_nothing_for_long(tmp_path: Path, seed: int):
+def test_trimming_beside_appending_and_reading_loses_nothing_for_long(tmp_path: Path, seed: int):
     options = {"tail_bytes": [0, 3000, 20_000][seed % 3], "roll_bytes": [0, 1000, 9000][seed % 3]}
     check_traffic(tmp_path, UnsyncedDisk(), rounds=1500, seed=seed, **options)
 
@@ -189,7 +189,7 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
         start, end = wal.oldest - 1, wal.current
     assert sorted(lsn for lsns in traffic.lsns.values() for lsn in lsns) == list(range(1, end + 1))
     assert all(lsns == sorted(lsns) for lsns in traffic.lsns.values())
-    assert traffic.pruned >= rounds // 20, "hardly anything was pruned"
+    assert traffic.trimmed >= rounds // 20, "hardly anything was trimmed"
     with WriteAheadLog.open(tmp_path / "log", disk=disk, create=False) as wal:
         assert (wal.oldest - 1, wal.current) == (start, end)
         witness = Witness(start)
@@ -199,13 +199,13 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
         assert witness.next == end
 
 
-def test_a_slot_that_is_created_or_reset_beside_pruning_never_stands_below_the_start(tmp_path: Path):
+def test_a_slot_that_is_created_or_reset_beside_trimming_never_stands_below_the_start(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
         wal.log.create_slot("reset", 0)
         done = threading.Event()
 
         def check(position: int) -> None:
-            # The slot pins its place from now on: whatever is pruned beside that, it can be read.
+            # The slot pins its place from now on: whatever is trimmed beside that, it can be read.
             assert wal.oldest - 1 <= position, "a slot was granted a place that is gone"
             wal.read_since(position, 1)
 

@@ -122,7 +122,7 @@ class TestLimits:
         assert log._slots._invalidate_judged([(judged, InvalidReason.HORIZON)]) == []
         assert log.floor() == 19
 
-    def test_pruning_enforces_them_first(self, log):
+    def test_trimming_enforces_them_first(self, log):
         log.create_slot("far", 2)
         log.create_slot("near", 15)
         assert log.trim(20) == 2

@@ -147,7 +147,7 @@ class TestRewinding:
         assert rewind(str(folder), 5, quarantine=str(tmp_path / "other")).count == 0
         assert not (tmp_path / "other").exists()
 
-    def test_a_pruned_log_is_cut_back_to_its_start_and_not_below(self, folder, tmp_path):
+    def test_a_trimmed_log_is_cut_back_to_its_start_and_not_below(self, folder, tmp_path):
         with opened(folder) as log:
             log.trim(7)
         for to in (-1, 0, 6, END + 1):

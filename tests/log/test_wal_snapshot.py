@@ -66,7 +66,7 @@ class TestCopies:
         assert verify(str(tmp_path / "copy")) == end
         assert sorted(values(WalReader(str(tmp_path / "copy")))) == [0, 1, 2, 3, 4]
 
-    def test_a_pruned_log_is_copied_from_where_it_begins(self, tmp_path):
+    def test_a_trimmed_log_is_copied_from_where_it_begins(self, tmp_path):
         with opened(tmp_path / "log") as log:
             grow(log, 20)
             log.trim(11)
@@ -138,19 +138,19 @@ class Interrupted(_PassingDisk):
 
 
 class TestBesideOthers:
-    def test_what_is_pruned_meanwhile_is_missing_only_at_the_beginning(self, tmp_path):
+    def test_what_is_trimmed_meanwhile_is_missing_only_at_the_beginning(self, tmp_path):
         for number in range(1, 40):
             with opened(tmp_path / f"log-{number}") as log:
                 grow(log, 20, term=1)
                 seen = []
 
-                def prune(path, log=log, seen=seen, number=number):
+                def trim(path, log=log, seen=seen, number=number):
                     seen.append(path)
                     if len(seen) == number:
                         log.trim(13)
 
                 target = empty(tmp_path / f"copy-{number}")
-                cursor = fill(log, target, disk=Interrupted(prune))
+                cursor = fill(log, target, disk=Interrupted(trim))
                 assert cursor == verify(target) == log.end()
                 reader = WalReader(target)
                 assert reader.bounds() in (Bounds(0, 20), Bounds(13, 20))
@@ -161,18 +161,18 @@ class TestBesideOthers:
                     return
         raise AssertionError("there are more reads than expected")
 
-    def test_when_everything_is_pruned_meanwhile_a_later_end_is_copied(self, tmp_path):
+    def test_when_everything_is_trimmed_meanwhile_a_later_end_is_copied(self, tmp_path):
         with opened(tmp_path / "log") as log:
             grow(log, 20, term=1)
             todo = [1]
 
-            def prune_and_grow(_path):
+            def trim_and_grow(_path):
                 if todo:
                     todo.pop()
                     log.trim(99)
                     grow(log, 3, term=2)
 
-            cursor = fill(log, empty(tmp_path / "copy"), disk=Interrupted(prune_and_grow))
+            cursor = fill(log, empty(tmp_path / "copy"), disk=Interrupted(trim_and_grow))
             assert cursor == verify(str(tmp_path / "copy")) == log.end()
             assert sorted(values(WalReader(str(tmp_path / "copy")))) == [20, 21, 22]
 
@@ -196,7 +196,7 @@ class TestBesideOthers:
                 stop.set()
                 thread.join()
 
-    def test_a_file_that_is_missing_and_was_not_pruned_is_an_error(self, tmp_path):
+    def test_a_file_that_is_missing_and_was_not_trimmed_is_an_error(self, tmp_path):
         with opened(tmp_path / "log") as log:
             grow(log, 20)
             (tmp_path / "log" / data_name(firsts_in(DISK.scan(log.folder))[1])).unlink()

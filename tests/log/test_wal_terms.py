@@ -66,7 +66,7 @@ class TestTerms:
         ends = {term: log.end_of_term(term) for term in range(8)}
         assert ends == {0: 0, 1: 3, 2: 7, 3: 7, 4: 7, 5: 9, 6: 10, 7: 10}
 
-    def test_what_was_pruned_has_no_term_but_the_last_of_it_where_a_file_begins(self, tmp_path):
+    def test_what_was_trimmed_has_no_term_but_the_last_of_it_where_a_file_begins(self, tmp_path):
         with opened(tmp_path) as log:
             grow(log)
             log.trim(5)

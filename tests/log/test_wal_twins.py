@@ -98,7 +98,7 @@ def test_a_twin_that_serves_the_tail_without_syncing_it_is_caught(monkeypatch):
 
 
 @pytest.mark.matrix
-def test_a_twin_that_prunes_before_the_slots_are_written_is_caught(monkeypatch):
+def test_a_twin_that_trims_before_the_slots_are_written_is_caught(monkeypatch):
     def lazily(self, start, *, beyond_slots):
         reached = min(start, self.floor() if self.floor() is not None else start)
         self._start, self._dirty = max(self._start, reached), True
@@ -191,8 +191,8 @@ def test_a_twin_that_gives_the_offset_before_the_lock_is_caught(tmp_path, monkey
         append_at_once(tmp_path / "twin", monkeypatch, early)
 
 
-def prune_beside_an_append(folder):
-    """Everything that is durable is pruned while one more record is being synced; that one stays."""
+def trim_beside_an_append(folder):
+    """Everything that is durable is trimmed while one more record is being synced; that one stays."""
     disk = HeldSyncs(DISK)
     log = WalLog.open(str(folder), disk=disk)
     with ThreadPoolExecutor(2) as pool:
@@ -201,11 +201,11 @@ def prune_beside_an_append(folder):
         disk.hold()
         appended = pool.submit(lambda: log.append_value(payload(3)).result(SOON))
         assert disk.waiting.wait(SOON)
-        pruned = pool.submit(log.trim, 3)
+        trimmed = pool.submit(log.trim, 3)
         with contextlib.suppress(TimeoutError):
-            pruned.result(0.3)  # as far as it gets by itself: not through the sync, unless it takes no lock
+            trimmed.result(0.3)  # as far as it gets by itself: not through the sync, unless it takes no lock
         disk.release()
-        assert pruned.result(SOON) == 3
+        assert trimmed.result(SOON) == 3
         assert appended.result(SOON).first == 3
     log.close()
     with WalLog.open(str(folder)) as log:
@@ -213,11 +213,11 @@ def prune_beside_an_append(folder):
 
 
 @pytest.mark.matrix
-def test_a_twin_that_prunes_without_the_lock_is_caught(tmp_path, monkeypatch):
-    prune_beside_an_append(tmp_path / "honest")
+def test_a_twin_that_trims_without_the_lock_is_caught(tmp_path, monkeypatch):
+    trim_beside_an_append(tmp_path / "honest")
     monkeypatch.setattr(GroupCommitter, "exclusively", lambda _: contextlib.nullcontext())
     with pytest.raises((AssertionError, StrandlineError)):
-        prune_beside_an_append(tmp_path / "twin")
+        trim_beside_an_append(tmp_path / "twin")
 
 
 def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):

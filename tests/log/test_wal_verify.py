@@ -48,7 +48,7 @@ def fill(log: WalLog, groups: int = 4, frames: int = 70) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed log with four files, two slots, and something pruned; nobody changes it."""
+    """A closed log with four files, two slots, and something trimmed; nobody changes it."""
     folder = tmp_path_factory.mktemp("wal") / "log"
     with WalLog.open(str(folder), roll_bytes=60_000, background=False) as log:
         fill(log)
@@ -455,7 +455,7 @@ def writer(folder: Path) -> Iterator[WalLog]:
         yield log
 
 
-def test_what_is_appended_and_pruned_meanwhile_is_neither_judged_nor_missed(folder: Path, writer: WalLog) -> None:
+def test_what_is_appended_and_trimmed_meanwhile_is_neither_judged_nor_missed(folder: Path, writer: WalLog) -> None:
     def step(path: str) -> None:
         if path.endswith(".log"):
             fill(writer, groups=1, frames=5)
@@ -467,7 +467,7 @@ def test_what_is_appended_and_pruned_meanwhile_is_neither_judged_nor_missed(fold
     assert look(folder).damage == []
 
 
-def test_everything_may_be_pruned_between_any_two_reads(whole: Path, tmp_path: Path) -> None:
+def test_everything_may_be_trimmed_between_any_two_reads(whole: Path, tmp_path: Path) -> None:
     reads = 0
 
     def count(_: str) -> None:
@@ -481,13 +481,13 @@ def test_everything_may_be_pruned_between_any_two_reads(whole: Path, tmp_path: P
         with WalLog.open(str(folder), background=False) as log:
             left = at
 
-            def prune(_: str, log: WalLog = log) -> None:
+            def trim(_: str, log: WalLog = log) -> None:
                 nonlocal left
                 if left == 0:
                     log.trim(560, beyond_slots=True)
                 left -= 1
 
-            assert verify(str(folder), disk=Meddled(prune), clock=CLOCK).damage == [], at
+            assert verify(str(folder), disk=Meddled(trim), clock=CLOCK).damage == [], at
         shutil.rmtree(folder)
 
 

@@ -57,7 +57,7 @@ def values(log: Any) -> dict[int, bytes]:
 
 
 def workload(disk: SimulatedDisk, notes: list[Note]) -> None:
-    """Append one by one, in groups and in batches, roll, pin, acknowledge and prune; from wherever the log stands."""
+    """Append one by one, in groups and in batches, roll, pin, acknowledge and trim; from wherever the log stands."""
     work = Work(open_on(disk), notes)
     while (end := work.log.bounds().next) < END:
         upto, step = next((upto, step) for upto, step in STEPS if end < upto)
@@ -97,14 +97,14 @@ class Work:
         self._promised("holder", "me")
         self.group(count)
 
-    def move_and_prune(self, count: int) -> None:
+    def move_and_trim(self, count: int) -> None:
         slot = self.log.claim_slot("reader", "me")
         slot.advance(Cursor(self.log.log_id, 6))
         assert self.log.trim(10) == max(6, self.log.bounds().first)
         self._promised("start", 6)
         self.group(count)
 
-    def prune_all(self, count: int) -> None:
+    def trim_all(self, count: int) -> None:
         if self.log.slots():
             self.log.drop_slot("reader")
         self._promised("dropped", value=True)
@@ -119,8 +119,8 @@ STEPS: list[tuple[int, Callable[[Work, int], None]]] = [
     (BATCH, Work.single),
     (BATCH_END, Work.numbered),
     (10, Work.pin),
-    (13, Work.move_and_prune),
-    (15, Work.prune_all),
+    (13, Work.move_and_trim),
+    (15, Work.trim_all),
     (END, Work.single),
 ]
 """What is done below each offset."""
@@ -141,7 +141,7 @@ def check(disk: SimulatedDisk, notes: list[Note]) -> None:
             log.plan(Cursor(log.log_id, expired))
         except CursorExpired:
             continue
-        raise AssertionError(f"offset {expired} is pruned, and was not said to be expired")
+        raise AssertionError(f"offset {expired} is trimmed, and was not said to be expired")
     _check_slots(log, told)
     if bounds.next >= BATCH_END:
         again = log.append(records(b"x"), writer=WRITER, number=0)
@@ -158,7 +158,7 @@ def _check_slots(log: WalLog, told: _Told) -> None:
     if told.has("slot") and not told.has("dropped") and log.bounds().next < 13:
         assert [slot.name for slot in slots] == ["reader"], "a slot that was created is gone"
         assert 2 <= slots[0].position <= 6
-        assert slots[0].position >= log.bounds().first, "what a valid slot needs was pruned"
+        assert slots[0].position >= log.bounds().first, "what a valid slot needs was trimmed"
         if told.has("holder"):
             assert slots[0].holder == "me", "a claim that was answered is gone"
 

@@ -48,7 +48,7 @@ class What(IntEnum):
     PINNED = 4
     """The position to which the slot is about to be moved."""
     PRUNED = 5
-    """What pruning reached."""
+    """What trimming reached."""
     ENDED = 6
     """The status with which the appender ended."""
 
@@ -68,7 +68,7 @@ class Life:
     folder: str
     threads: int = 64
     roll_bytes: int = 64 << 10
-    prunes: bool = False
+    trims: bool = False
 
 
 class Said(NamedTuple):
@@ -171,12 +171,12 @@ def tell(what: What, *numbers: int) -> None:
 
 
 def live(life: Life) -> None:
-    """Append from many threads for ever. Some of them append batches; one prunes, if it is to."""
+    """Append from many threads for ever. Some of them append batches; one trims, if it is to."""
     wal = WriteAheadLog.open(life.folder, roll_bytes=life.roll_bytes)
     tell(What.OPENED, wal.current, wal.oldest)
     work = [lambda thread=thread: append(wal, life, thread) for thread in range(life.threads)]
-    if life.prunes:
-        work.append(lambda: prune(wal))
+    if life.trims:
+        work.append(lambda: trim(wal))
     for task in work:
         threading.Thread(target=run, args=(task,), daemon=True).start()
     threading.Event().wait()
@@ -203,7 +203,7 @@ def append(wal: WriteAheadLog, life: Life, thread: int) -> None:
             counter += 1
 
 
-def prune(wal: WriteAheadLog) -> None:
+def trim(wal: WriteAheadLog) -> None:
     """Follow the end with a slot, a little behind it, and forget all that the slot allows."""
     if not wal.log.slots():
         wal.log.create_slot(SLOT, wal.oldest - 1)
@@ -248,7 +248,7 @@ def follow(folder: str, notes: str) -> None:
                     cursor = cursor.at(span.next)
             except (CursorExpired, NotFound):
                 start = reader.start()
-                assert start.next > cursor.next, "nothing that was asked for is pruned"
+                assert start.next > cursor.next, "nothing that was asked for is trimmed"
                 cursor = start
             except NotReady:
                 continue

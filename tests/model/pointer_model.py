@@ -1,6 +1,6 @@
-"""A model of exporters that race the pointer to the newest snapshot, and prune: over its production edits.
+"""A model of exporters that race the pointer to the newest snapshot, and trim: over its production edits.
 
-Clocks decide nothing here: every payload counts as old, so that a pruner deletes whatever the pointer lets it.
+Clocks decide nothing here: every payload counts as old, so that a trim deletes whatever the pointer lets it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NOW = 1
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A snapshot to publish, and perhaps to prune after. Equal ones have equal names: identical consumers do that."""
+    """A snapshot to publish, and perhaps to trim after. Equal ones have equal names: identical consumers do that."""
 
     offset: int
     log: int = 1
     content: str = "a"
     replacing: bool = False
-    prunes: bool = True
+    trims: bool = True
 
     @property
     def cursor(self) -> Cursor:
@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """An exporter that prunes afterwards, as all do, or one that only prunes (``job`` is None): what it does next."""
+    """An exporter that trims afterwards, as all do, or one that only trims (``job`` is None): what it does next."""
 
     name: str
     job: Job | None
@@ -123,7 +123,7 @@ class PointerModel:
             pointer = self.rules.point(pointer, process.artifact, replacing=process.job.replacing)
         except StalePayload:
             return "is refused", Process(process.name, process.job), place
-        after = Process(process.name, process.job, "prune" if process.job.prunes else "done")
+        after = Process(process.name, process.job, "trim" if process.job.trims else "done")
         return f"points at {process.job.offset}", after, self._moved(place, pointer)
 
     def _moved(self, place: Place, pointer: Pointer) -> Place:
@@ -135,8 +135,8 @@ class PointerModel:
             broken = "The pointer forgot what it had given up."
         return replace(place, pointer=pointer, broken=place.broken or broken)
 
-    def _prune(self, place: Place, process: Process) -> tuple[str, Process, Place]:
-        return "looks at the pointer, to prune", replace(process, step="list", seen=place.pointer), place
+    def _trim(self, place: Place, process: Process) -> tuple[str, Process, Place]:
+        return "looks at the pointer, to trim", replace(process, step="list", seen=place.pointer), place
 
     def _list(self, place: Place, process: Process) -> tuple[str, Process, Place]:
         return "lists the payloads", replace(process, step="give_up", listed=_payloads(place)), place
@@ -180,7 +180,7 @@ class PointerModel:
         return None
 
     def final(self, place: Place) -> str | None:
-        """All are done: the newest is published, and one more pruner leaves that and nothing else."""
+        """All are done: the newest is published, and one more trim leaves that and nothing else."""
         current = place.pointer.current
         newest = max((job.offset for job in self.jobs if job is not None and not job.replacing), default=None)
         if newest is not None and (current is None or current.cursor.next < newest):

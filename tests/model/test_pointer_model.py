@@ -1,4 +1,4 @@
-"""Exporters that race the pointer to the newest snapshot and prune, in every order: over its production edits."""
+"""Exporters that race the pointer to the newest snapshot and trim, in every order: over its production edits."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def test_two_identical_exporters_may_upload_over_each_other():
 
 
 def test_a_slow_twin_of_what_was_superseded_does_not_bring_it_back():
-    assert explored(Job(2), Job(2, prunes=False), Job(3, prunes=False)).states > 500
+    assert explored(Job(2), Job(2, trims=False), Job(3, trims=False)).states > 500
 
 
 def test_of_two_different_snapshots_at_one_cursor_the_first_stays():
     assert explored(Job(2, content="a"), Job(2, content="b")).states > 100
 
 
-def test_a_pruner_of_its_own_at_every_step_deletes_nothing_that_is_or_will_be_named():
-    assert explored(Job(2, prunes=False), Job(3, prunes=False), None).states > 1_000
+def test_a_trim_of_its_own_at_every_step_deletes_nothing_that_is_or_will_be_named():
+    assert explored(Job(2, trims=False), Job(3, trims=False), None).states > 1_000
 
 
 def test_a_log_that_replaces_another_is_whole_too():
@@ -49,7 +49,7 @@ def test_a_log_that_replaces_another_is_whole_too():
 
 def test_a_slow_twin_of_what_another_log_replaced_is_whole_too():
     ours = Job(2, log=1, replacing=True)
-    assert explored(ours, Job(5, log=2, replacing=True, prunes=False), replace(ours, prunes=False)).states > 1_000
+    assert explored(ours, Job(5, log=2, replacing=True, trims=False), replace(ours, trims=False)).states > 1_000
 
 
 @pytest.mark.slow
@@ -95,12 +95,12 @@ BROKEN = {
         "The pointer went back|forgot what it had given up",
         "points at",
     ),
-    "what the pointer names is pruned": (
+    "what the pointer names is trimmed": (
         {"rules": twin(plan_sweep=sweep_what_is_named)},
         "which is not whole",
         "deletes part",
     ),
-    "what was not given up is pruned": (
+    "what was not given up is trimmed": (
         {"rules": twin(plan_sweep=sweep_without_giving_up, abandoned=lambda *_, **__: None)},
         "which is not whole",
         "points at",

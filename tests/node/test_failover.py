@@ -205,7 +205,7 @@ def test_a_node_that_led_pins_nothing_for_others_when_it_follows(trio):
     assert trio.nodes["a"].copy.log.slots() == []
 
 
-def test_replicas_at_the_start_of_a_pruned_log_go_on_after_a_failover_without_a_bootstrap(trio):
+def test_replicas_at_the_start_of_a_trimmed_log_go_on_after_a_failover_without_a_bootstrap(trio):
     for number in range(5):
         trio.append(b"%d" % number)
     trio.settled("b", "c")

@@ -228,7 +228,7 @@ class TestTelling:
         assert primary.log.bounds().first == 20
         cluster.close()
 
-    def test_what_it_has_told_of_can_be_pruned_at_once(self, primary):
+    def test_what_it_has_told_of_can_be_trimmed_at_once(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.acknowledge_nowait(ONE, ReplicaProgress(7, 7))
@@ -357,14 +357,14 @@ class TestResuming:
 
 
 class TestKeeping:
-    def test_pruning_what_was_archived_stops_at_the_floor_and_says_where(self, primary):
+    def test_trimming_what_was_archived_stops_at_the_floor_and_says_where(self, primary):
         primary.register(ONE)
         fill(primary)
         primary.acknowledge(ONE, ReplicaProgress(6, 4))
         assert primary.trim(9) == 4
         assert primary.log.bounds() == Bounds(4, 10)
 
-    def test_a_limit_is_enforced_before_a_prune(self, tmp_path):
+    def test_a_limit_is_enforced_before_a_trim(self, tmp_path):
         cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=1))
         primary.register(ONE)
         fill(primary)

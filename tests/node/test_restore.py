@@ -88,7 +88,7 @@ class TestAReplica:
         assert values(pair, "b") == OLD + NEW
         assert primary.commit_watermark(1) == 20
 
-    def test_whose_missing_records_are_pruned_bootstraps(self, pair):
+    def test_whose_missing_records_are_trimmed_bootstraps(self, pair):
         fill(pair, OLD)
         pair.stop("b")
         copied(pair, "b")

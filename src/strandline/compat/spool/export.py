@@ -66,7 +66,7 @@ def export_spool(
     payload that is a change record of another term.
 
     ``AlreadyExists`` if there is such a spool, ``Fenced`` if another process writes it, ``CursorExpired`` if the log
-    was pruned meanwhile; ``InvalidInput`` for what a spool cannot hold, naming the offset: records that are more than a
+    was trimmed meanwhile; ``InvalidInput`` with the offset for what a spool cannot hold: records that are more than a
     value, and the end of a log that was used and retains nothing. Nothing is left behind then.
     """
     named = PurePath(as_folder(path).removesuffix(SPOOL))

@@ -204,7 +204,7 @@ class WriteAheadLog(Closing):
                 for batch in span.fetch(_READ):
                     records += _records(span.frame.term, batch)
         except NotFound:
-            self.log.plan(cursor, Limit(batches=1))  # if it was pruned since it was planned, this says so
+            self.log.plan(cursor, Limit(batches=1))  # if it was trimmed since it was planned, this says so
             raise
         return records
 
@@ -219,7 +219,7 @@ class WriteAheadLog(Closing):
     def prune_through(self, lsn: int) -> int:
         """Durably forget everything up to and with this lsn, but nothing that a slot needs; returns what it reached.
 
-        Whole files go. The end stays where it is, even if everything is pruned.
+        Whole files go. The end stays where it is, even if everything is trimmed.
         """
         return self.log.trim(lsn)
 

@@ -184,7 +184,7 @@ def migrate_spool(
 
     What the log holds is the longest valid prefix of the spool; that there is more is logged as a warning. An empty
     spool becomes an empty log, which goes on behind the highest slot: whoever has applied so much had seen it in
-    records that were pruned since. A slot that needs what is no longer there is invalid in the log (``wal-removed``).
+    records that were trimmed since. A slot that needs what is no longer there is invalid in the log (``wal-removed``).
 
     With ``renumber`` records whose lsns leave gaps or go back get new ones, in the order of the file, and keep the old
     ones in the header ``spool-lsn``; slots are moved along, to where no consumer misses a record. Each gap is logged as

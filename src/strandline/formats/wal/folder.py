@@ -83,7 +83,7 @@ def decode_kept(data: bytes, where: str, *, now: int) -> Kept:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise CorruptData(
             f"{where} is damaged: {str(error)[:200]}. It says where the log begins and which slots pin it, so that "
-            "nothing is served or pruned without it: restore the file from a backup, or let 'strandline wal repair "
+            "nothing is served or trimmed without it: restore the file from a backup, or let 'strandline wal repair "
             "--forget-slots' make one without slots, and create them again."
         ) from error
 

@@ -182,7 +182,7 @@ def _files(
             try:
                 data = disk.read(f"{folder}/{index_name(first)}")
             except NotFound:
-                data = b""  # pruned meanwhile
+                data = b""  # trimmed meanwhile
             checkpoints = len(decode_index(data, new_chain(log_id or _NOBODY, first)).entries)
         yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
 
@@ -208,7 +208,7 @@ def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
             for piece in walk(path, disk.size(path), salt=salt, disk=disk):
                 yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
         except NotFound:
-            continue  # pruned meanwhile
+            continue  # trimmed meanwhile
 
 
 def _hole(file: str, hole: Hole) -> FrameRow:

@@ -53,9 +53,9 @@ def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, di
     """Write all that is durable at one moment into an empty folder, as a log of its own; returns the cursor behind it.
 
     The copy is a write-ahead log with the same identity, that remembers the same writers, and has no slots. Appends,
-    new files and pruning may go on: what is pruned meanwhile may be missing at its beginning, and only there. ``upto``
+    new files and trims may go on: what is trimmed meanwhile may be missing at its beginning, and only there. ``upto``
     is an end that the log once had (:meth:`~strandline.log.wal.log.WalLog.end`), for a copy that holds nothing behind
-    it: ``CursorExpired`` if the log has pruned that, ``Diverged`` if it was never there.
+    it: ``CursorExpired`` if the log has trimmed that, ``Diverged`` if it was never there.
 
     Every file is synced; the folder is not. It is on the log's disk unless another is given. ``NotFound`` if it is not
     there, ``AlreadyExists`` unless it is empty.
@@ -66,7 +66,7 @@ def fill(log: WalLog | WalReader, folder: str, *, upto: Cursor | None = None, di
         raise AlreadyExists(f"{folder} is not empty: name an empty folder for a copy of the log in {log.folder}.")
     copy = _WalCopy(log, folder, disk)
     while (cursor := copy.attempt(upto)) is None:
-        copy.clear()  # all that this was to hold was pruned meanwhile
+        copy.clear()  # all that this was to hold was trimmed meanwhile
     return cursor
 
 
@@ -85,14 +85,14 @@ class _WalCopy:
     _copied: list[int] = field(default_factory=list)
 
     def attempt(self, upto: Cursor | None) -> Cursor | None:
-        """Copy the log up to its end of now, or up to ``upto``; None if everything below that was pruned meanwhile."""
+        """Copy the log up to its end of now, or up to ``upto``; None if everything below that was trimmed meanwhile."""
         view = self._log.view()
         end = None
         while end is None:
             with contextlib.suppress(NotFound):
                 end = self._end(view, upto)
             if end is None:
-                view = self._after_pruning(view.bounds.first)
+                view = self._after_trim(view.bounds.first)
         start = view.bounds.first
         for first, following in pairwise([*end.firsts, end.next]):
             if following <= start and first != end.first:
@@ -100,8 +100,8 @@ class _WalCopy:
             try:
                 self._copy_file(first, end.size if first == end.first else None)
             except NotFound:
-                # It was pruned: what was copied before it goes, too, and what comes behind it is there still.
-                start = self._after_pruning(start).bounds.first
+                # It was trimmed: what was copied before it goes, too, and what comes behind it is there still.
+                start = self._after_trim(start).bounds.first
                 if start >= end.next:
                     return None
                 if following > start:
@@ -110,8 +110,8 @@ class _WalCopy:
         self._finish(start, end)
         return Cursor(self._log.log_id, end.next, end.term)
 
-    def _after_pruning(self, start: int) -> View:
-        """The log as it is now that a file was missing; ``NotFound`` if nobody has pruned it."""
+    def _after_trim(self, start: int) -> View:
+        """The log as it is now that a file was missing; ``NotFound`` if nobody has trimmed it."""
         view = self._log.view()
         if view.bounds.first == start:
             _check_destination(self._log, self._folder, self._disk)  # it may have been that one
@@ -203,7 +203,7 @@ def _check(upto: Cursor, log_id: UUID, bounds: Bounds) -> None:
 
 
 def _expired(upto: Cursor, start: int) -> CursorExpired:
-    return CursorExpired(f"The log was pruned up to {start} while it was copied up to {upto.next}: copy it again.")
+    return CursorExpired(f"The log was trimmed up to {start} while it was copied up to {upto.next}: copy it again.")
 
 
 def verify(folder: str, *, disk: Disk = DISK, clock: Clock = CLOCK) -> Cursor:

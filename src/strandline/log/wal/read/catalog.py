@@ -80,7 +80,7 @@ class Catalog:
 
     def add(self, first: int) -> None:
         """There is a new last file."""
-        with self._lock:  # who appends adds files while who prunes forgets others
+        with self._lock:  # who appends adds files while who trims forgets others
             self.firsts = (*self.firsts, first)
 
     def forget(self, firsts: Collection[int]) -> None:

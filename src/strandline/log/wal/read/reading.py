@@ -98,7 +98,7 @@ class WalReading(LogReading, ABC):
         try:
             return self._plan(since, view.bounds, limit)
         except NotFound:
-            view = self._checked(since)  # if it was pruned since, this says so
+            view = self._checked(since)  # if it was trimmed since, this says so
             return self._plan(since, view.bounds, limit)
 
     def _checked(self, since: Cursor) -> View:
@@ -175,7 +175,7 @@ class WalReading(LogReading, ABC):
         return self._catalog.written_since(time // 1000, first, end, now=(now + TOLERANCE) // 1000)
 
     def _look(self, look: Callable[[View], R]) -> R:
-        """What a look at what is retained finds; it looks again if what it misses was pruned meanwhile."""
+        """What a look at what is retained finds; it looks again if what it misses was trimmed meanwhile."""
         while True:
             view = self.view()
             try:

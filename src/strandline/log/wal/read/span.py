@@ -207,8 +207,8 @@ class WalSpan:
             return memoryview(self.disk.read(self.frame.path, position, size))
         except NotFound as error:
             raise NotFound(
-                f"{self.frame.path} is gone (offsets {self.frame.first} to {self.frame.next - 1}): it was pruned since "
-                "this was planned, or has to be restored."
+                f"{self.frame.path} is gone (offsets {self.frame.first} to {self.frame.next - 1}): it was trimmed "
+                "since this was planned, or has to be restored."
             ) from error
 
     def follows(self, other: WalSpan) -> bool:

@@ -50,7 +50,7 @@ def verify(folder: str, *, disk: Disk, clock: Clock, told: Told | None = None) -
     """Verify a whole log. Changes nothing, takes no lock, needs little memory.
 
     Damage to what was acknowledged is *damage*; what opening the log would put right by itself is a *note*. The log may
-    be used meanwhile: only what was durable when this began is judged, and what is pruned meanwhile is not missed.
+    be used meanwhile: only what was durable when this began is judged, and what is trimmed meanwhile is not missed.
     ``NotALog`` if there is something else in the folder, or nothing of a log; ``UnsupportedVersion`` if a newer version
     made it.
     """
@@ -168,11 +168,11 @@ class _Verifier:
     def _files(self, log_id: UUID, start: int, mark: Mark | None, firsts: list[int]) -> int:
         """Look at all files of frames; returns where the log ends by them."""
         if not firsts:
-            if not self._is_pruned(log_id, 0 if mark is None else mark.next):
+            if not self._is_trimmed(log_id, 0 if mark is None else mark.next):
                 text = f"{self._folder} has no files of frames, although there is a log: restore them."
                 self._damaged(FindingKind.CONTINUITY, self._folder, text)
             return 0
-        if firsts[0] > start and not self._is_pruned(log_id, firsts[0]):
+        if firsts[0] > start and not self._is_trimmed(log_id, firsts[0]):
             text = f"The log begins at offset {start}, and its first file at {firsts[0]}: restore the files before it."
             self._damaged(FindingKind.CONTINUITY, f"{self._folder}/{names.data_name(firsts[0])}", text)
         term, end = 0, 0
@@ -188,7 +188,7 @@ class _Verifier:
             except NotFound:
                 if not self._may_be_gone(log_id, first, following, mark):
                     self._damaged(
-                        FindingKind.CONTINUITY, path, f"{path} is gone, and was not pruned: restore the file."
+                        FindingKind.CONTINUITY, path, f"{path} is gone, and was not trimmed: restore the file."
                     )
                 continue
             term, end = facts.term, facts.next
@@ -255,12 +255,12 @@ class _Verifier:
             self._note(FindingKind.TIMES, facts.path, text)
 
     def _may_be_gone(self, log_id: UUID, first: int, following: int | None, mark: Mark | None) -> bool:
-        """Whether a file that was there may have gone since: pruned, or never finished and removed on opening."""
+        """Whether a file that was there may have gone since: trimmed, or never finished and removed on opening."""
         if following is not None:
-            return self._is_pruned(log_id, following)
-        return mark is None or (mark.next <= first and mark.active != first) or self._is_pruned(log_id, mark.next)
+            return self._is_trimmed(log_id, following)
+        return mark is None or (mark.next <= first and mark.active != first) or self._is_trimmed(log_id, mark.next)
 
-    def _is_pruned(self, log_id: UUID, upto: int) -> bool:
+    def _is_trimmed(self, log_id: UUID, upto: int) -> bool:
         """Whether the log, as it is now, has let go of everything below an offset."""
         try:
             kept = read_kept(self._folder, log_id, disk=self._disk, clock=self._clock)

@@ -264,7 +264,7 @@ class Journal:
             try:
                 return file.check_in_place()
             except NotFound:
-                if self._file is file:  # otherwise it was left for the next one, and pruned, in between
+                if self._file is file:  # otherwise it was left for the next one, and trimmed, in between
                     raise
 
     def settle(self, written: Written) -> None:
