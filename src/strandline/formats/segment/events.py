@@ -43,31 +43,14 @@ _STATE = struct.Struct(">b")
 
 
 def encode_event(event: SegmentEvent) -> bytes:
-    """The bytes of an event; every value that could be made has some."""
+    """The bytes of an event; every valid event can be encoded."""
     match event:
         case SegmentMetadata():
             return b"".join(_add(event))
-        case SegmentUpdate():
-            return b"".join(
-                (
-                    _header(_UPDATE),
-                    _segment(event.segment),
-                    _TOLD.pack(event.broker, event.event_timestamp),
-                    _nullable(event.custom_metadata),
-                    _STATE.pack(event.state.value),
-                    _NO_TAGS,
-                )
-            )
-        case PartitionDelete():
-            return b"".join(
-                (
-                    _header(_DELETE),
-                    _partition(event.partition),
-                    _TOLD.pack(event.broker, event.event_timestamp),
-                    _STATE.pack(event.state.value),
-                    _NO_TAGS,
-                )
-            )
+        case SegmentUpdate(segment=segment, custom_metadata=custom):
+            return _header(_UPDATE) + _segment(segment) + _told(event) + _nullable(custom) + _state(event) + _NO_TAGS
+        case PartitionDelete(partition=partition):
+            return _header(_DELETE) + _partition(partition) + _told(event) + _state(event) + _NO_TAGS
 
 
 def decode_event(data: bytes | memoryview, where: str) -> SegmentEvent:
@@ -104,10 +87,18 @@ def _add(event: SegmentMetadata) -> list[bytes]:
     parts.append(_uvarint(len(event.terms) + 1))
     for term in event.terms:
         parts += (_TERM.pack(*term), _NO_TAGS)
-    parts += (_SIZE.pack(event.size), _nullable(event.custom_metadata), _STATE.pack(event.state.value))
+    parts += (_SIZE.pack(event.size), _nullable(event.custom_metadata), _state(event))
     # One tagged field: its number, its length, true. Being false, the default, it is left out.
     parts.append(bytes((1, _NO_TRANSACTION_INDEX, 1, 1)) if event.no_transaction_index else _NO_TAGS)
     return parts
+
+
+def _told(event: SegmentUpdate | PartitionDelete) -> bytes:
+    return _TOLD.pack(event.broker, event.event_timestamp)
+
+
+def _state(event: SegmentEvent) -> bytes:
+    return _STATE.pack(event.state.value)
 
 
 def _header(key: int) -> bytes:
