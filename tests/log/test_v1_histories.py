@@ -93,11 +93,11 @@ class ManifestFirst(QueueCollector):
         manifest = self._read_manifest()
         if manifest is None:
             return Collection()
-        objects = list(self._store.list(f"{self._folder}/"))
-        now = self._clock.now()
-        for item in unlisted(objects, manifest, self._folder, self._path):
-            if is_old(item, now, self._grace):
-                self._store.delete(item.path)
+        objects = list(self.store.list(f"{self.folder}/"))
+        now = self.clock.now()
+        for item in unlisted(objects, manifest, self.folder, self.manifest):
+            if is_old(item, now, self.grace):
+                self.store.delete(item.path)
         return Collection()
 
 

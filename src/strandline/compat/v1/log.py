@@ -145,7 +145,7 @@ def open_queue(
     return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
 
 
-@bound_to_process(keep=("url",))
+@bound_to_process()
 @checked
 class QueueLog(LogReading):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
@@ -167,6 +167,7 @@ class QueueLog(LogReading):
     ) -> None:
         """Use :func:`open_queue`."""
         self.store = store
+        self.url = store.url
         self.clock = clock
         self._waiter = HeadPoller()
         self.manifest_path = checked_path(manifest, "manifest")
@@ -196,11 +197,6 @@ class QueueLog(LogReading):
         """
         place = self.url.replace("s3a://", "s3://", 1)  # two names of one scheme
         return uuid5(_NAMESPACE, f"{place}/{self.manifest_path}")
-
-    @property
-    def url(self) -> str:
-        """Where the queue is."""
-        return self.store.url
 
     def manifest(self) -> QueueManifest:
         """The manifest as it is now."""

@@ -17,6 +17,8 @@ class V1Queue:
 
     def __init__(self, log: QueueLog) -> None:
         self._log = log
+        self.url = log.url
+        self.slot = SLOT
         self._cell = log.new_cell()
         self._collector = log.collector(remember=True)
         self._fetcher = QueueFetcher(log.store)
@@ -25,16 +27,6 @@ class V1Queue:
 
     def __repr__(self) -> str:
         return f"V1Queue({self._log!r})"
-
-    @property
-    def url(self) -> str:
-        """Where the queue is."""
-        return self._log.url
-
-    @property
-    def slot(self) -> str:
-        """The name of its one slot."""
-        return SLOT
 
     def claim(self, holder: str, last_acked: int | None) -> int:
         """Become the only consumer; returns the sequence that is to be acknowledged next.

@@ -38,11 +38,7 @@ class ManifestCell:
         self._chance = chance
         self._codec = ManifestCodec()
         self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, clock=clock, chance=chance)
-
-    @property
-    def where(self) -> str:
-        """The object's full name, for messages."""
-        return self._cell.where
+        self.where = self._cell.where
 
     def read(self) -> QueueManifest:
         """The manifest now."""

@@ -179,7 +179,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
     return identity
 
 
-@bound_to_process(keep=("log_id", "url"))
+@bound_to_process(keep=("log_id",))
 @checked
 class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
@@ -189,6 +189,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     ) -> None:
         """Use :func:`open_log`."""
         self.store = store
+        self.url = store.url
         self.identity = identity
         """What ``log.json`` says."""
         self.clock = clock
@@ -213,11 +214,6 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
     def log_id(self) -> UUID:
         """The log's identity."""
         return self.identity.log_id
-
-    @property
-    def url(self) -> str:
-        """Where the log is."""
-        return self.store.url
 
     def head(self) -> Head:
         """The head as it is now."""

@@ -58,7 +58,8 @@ class OwnQueue:
         self._log = log
         self._store = log.store
         self._clock = log.clock
-        self._name = rules.check_name(slot)
+        self.url = log.url
+        self.slot = rules.check_name(slot)
         self._start = start
         self._chunks = log.chunks
         self._claimed: ObjectSlot | None = None
@@ -69,17 +70,7 @@ class OwnQueue:
         self._before = Writes(0, 0)  # of former claims
 
     def __repr__(self) -> str:
-        return f"OwnQueue({self._log!r}, {self._name!r})"
-
-    @property
-    def url(self) -> str:
-        """Where the log is."""
-        return self._log.url
-
-    @property
-    def slot(self) -> str:
-        """The slot's name."""
-        return self._name
+        return f"OwnQueue({self._log!r}, {self.slot!r})"
 
     def claim(self, holder: str, last_acked: int | None) -> int:
         """Become the only consumer of the slot, which is created if there is none.
@@ -90,7 +81,7 @@ class OwnQueue:
         """
         self._create_if_missing(last_acked)
         for _ in range(_CLAIMS):
-            slot = self._log.claim_slot(self._name, holder, hot=True)
+            slot = self._log.claim_slot(self.slot, holder, hot=True)
             self._take(slot)
             head = self._log.head()
             state = self._own_state()
@@ -98,7 +89,7 @@ class OwnQueue:
             wanted = first if last_acked is None else last_acked + 1
             if wanted < first:
                 # Back is a new promise: it has to be pinned before it counts, and that fences us, too.
-                self._log.reset_slot(self._name, self._offset_behind(head, wanted - 1))
+                self._log.reset_slot(self.slot, self._offset_behind(head, wanted - 1))
                 continue
             self._position, self._acknowledged = state.position, wanted
             if wanted > first:
@@ -111,23 +102,23 @@ class OwnQueue:
         """Look before claiming, so that whoever asks for something impossible fences nobody."""
         head = self._log.head()
         behind = None if last_acked is None else self._offset_behind(head, last_acked)
-        if self._name in head.slots:
+        if self.slot in head.slots:
             try:
-                self._check_valid(self._log.slot(self._name))
+                self._check_valid(self._log.slot(self.slot))
             except NotFound:
                 pass  # someone died while creating it
             else:
                 return
         try:
-            self._log.create_newcomer_slot(self._name, self._log.position_of(self._start) if behind is None else behind)
+            self._log.create_newcomer_slot(self.slot, self._log.position_of(self._start) if behind is None else behind)
         except AlreadyExists:
-            self._check_valid(self._log.slot(self._name))  # someone was faster
+            self._check_valid(self._log.slot(self.slot))  # someone was faster
 
     def _check_valid(self, state: SlotState) -> None:
         if state.invalid is not None:
             raise SlotInvalid(
                 f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: what it needs may be gone. "
-                f"Choose where to go on and call log.reset_slot({self._name!r}, position), or use 'strandline "
+                f"Choose where to go on and call log.reset_slot({self.slot!r}, position), or use 'strandline "
                 "slots reset'."
             )
 
@@ -145,7 +136,7 @@ class OwnQueue:
 
     @property
     def _where(self) -> str:
-        return f"Slot {self._name!r} of {self.url}"
+        return f"Slot {self.slot!r} of {self.url}"
 
     def _own_state(self) -> SlotState:
         """The slot, if it is still ours and valid; ``Fenced`` or ``SlotInvalid`` otherwise.
@@ -154,7 +145,7 @@ class OwnQueue:
         """
         slot, known = self._slot, self._position  # before the slot is read: another thread may be acknowledging
         # Not through the claimed slot's own cell, which another thread may be using to acknowledge.
-        state = self._log.slot(self._name)
+        state = self._log.slot(self.slot)
         rules.check_held(state, holder=slot.holder, epoch=slot.epoch)
         if state.position < known:
             raise Diverged(
@@ -170,7 +161,7 @@ class OwnQueue:
         if state.position < head.floor:
             raise SlotInvalid(
                 f"{self._where} stands at {state.position}, and the log begins at {head.floor} (wal-removed): choose "
-                f"where to go on and call log.reset_slot({self._name!r}, position), or use 'strandline slots reset'."
+                f"where to go on and call log.reset_slot({self.slot!r}, position), or use 'strandline slots reset'."
             )
         for entry in entries_from(head, state.position, self._chunks):
             return entry.sequence
@@ -253,7 +244,7 @@ class OwnQueue:
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
         """Keep the batch below ``dead-letter/<slot>/``; ``Fenced`` or ``SlotInvalid`` if it is no longer ours."""
         self._own_state()  # a batch may be missing because someone newer is past it: that is no poison
-        folder, now = f"dead-letter/{self._name}", self._clock.now()
+        folder, now = f"dead-letter/{self.slot}", self._clock.now()
         return keep_letter(self._store, folder, self.fetcher(), descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
@@ -266,7 +257,7 @@ class OwnQueue:
     def heartbeat(self) -> SlotHeartbeat:
         """What says in time that the consumer is alive, also while it is busy; not begun yet."""
         # A cell of its own: another thread may be using the claimed slot's to acknowledge.
-        slot = replace(self._slot, cell=self._log.slot_cell(self._name))
+        slot = replace(self._slot, cell=self._log.slot_cell(self.slot))
         return SlotHeartbeat(slot, self._log, clock=self._clock)
 
     def writes(self) -> Writes:

@@ -90,7 +90,7 @@ class _Sender:
         self.producer.flush(_SLACK)  # what was purged is reported here
 
 
-@bound_to_process(keep=("partition_count",))
+@bound_to_process()
 @final
 class KafkaTopic(Closing):
     """A topic of a Kafka broker. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
@@ -128,7 +128,7 @@ class KafkaTopic(Closing):
         self._kafka = client()
         self._name = name
         self._bootstrap = bootstrap
-        self._partition_count = check_count(partition_count)
+        self.partition_count = check_count(partition_count)
         self._config = check_config(config or {})
         self._largest = int(self._config.get("message.max.bytes", LARGEST))
         self._timeout = timeout
@@ -150,11 +150,6 @@ class KafkaTopic(Closing):
             self._topic_id = self._identified()
         return self._topic_id
 
-    @property
-    def partition_count(self) -> int:
-        """How many partitions there are."""
-        return self._partition_count
-
     def _made(self, kind: Any, settings: Mapping[str, Any]) -> Any:
         """A client of the library; ``InvalidInput`` if it does not take its settings."""
         try:
@@ -171,9 +166,9 @@ class KafkaTopic(Closing):
                 )
             self._create(replication_factor)
             found = self._appeared()
-        if found != self._partition_count:
+        if found != self.partition_count:
             raise InvalidInput(
-                f"Topic {self._name} at {self._bootstrap} has {found} partitions and {self._partition_count} are "
+                f"Topic {self._name} at {self._bootstrap} has {found} partitions and {self.partition_count} are "
                 f"configured: configure {found}, or use another topic."
             )
 
@@ -193,7 +188,7 @@ class KafkaTopic(Closing):
     def _create(self, replication_factor: int) -> None:
         admin = self._made(self._kafka.admin.AdminClient, common_settings(self._bootstrap, self._config))
         wanted = self._kafka.admin.NewTopic(
-            self._name, self._partition_count, replication_factor=replication_factor, config=CREATED_WITH
+            self._name, self.partition_count, replication_factor=replication_factor, config=CREATED_WITH
         )
         seconds = self._timeout
         made = admin.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[self._name]
@@ -241,7 +236,7 @@ class KafkaTopic(Closing):
 
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """The same for many, in their order, waiting once; others may publish in between."""
-        check_partition(partition, self._partition_count)
+        check_partition(partition, self.partition_count)
         for payload in values:
             if len(payload) > self._largest:
                 raise InvalidInput(
@@ -287,7 +282,7 @@ class KafkaTopic(Closing):
 
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark, as the partition's leader tells them now."""
-        check_partition(partition, self._partition_count)
+        check_partition(partition, self.partition_count)
         return self._bounds(partition, self._timeout)
 
     def _bounds(self, partition: int, timeout: float) -> Bounds:
@@ -318,7 +313,7 @@ class KafkaTopic(Closing):
                 raise LogClosed(f"The topic {self._name} is closed: there is nothing to follow.")
             subscription = KafkaSubscription(
                 self._name,
-                self._partition_count,
+                self.partition_count,
                 self._made(self._kafka.Consumer, consumer_settings(self._bootstrap, self._config)),
                 bounds=self._bounds,
                 timeout=self._timeout,

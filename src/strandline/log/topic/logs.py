@@ -197,7 +197,7 @@ _TAIL_BYTES: Final = 4 << 20
 IN_MEMORY: Final = Pieces(batches=1024, workers=1)
 
 
-@bound_to_process(keep=("partition_count",))
+@bound_to_process()
 class LogTopic(Closing):
     """A topic of one log for each partition. Satisfies :class:`~strandline.log.topic.contract.Topic`; safe in threads.
 
@@ -223,7 +223,9 @@ class LogTopic(Closing):
         called once when the topic is closed.
         """
         check_count(len(logs))
-        self._logs = tuple(logs)
+        self.logs = tuple(logs)
+        """The log of each partition, for what is done with logs: retention, verification. Publish through the topic."""
+        self.partition_count = len(self.logs)
         self._publishers: tuple[TopicPublisher, ...] = (
             tuple(BatchingPublisher(log, clock=clock, chance=chance) for log in logs)
             if publishers is None
@@ -236,22 +238,12 @@ class LogTopic(Closing):
         self._lock = threading.Lock()
         self._subscriptions: frozenset[LogTopicSubscription] = frozenset()
         self._closed = False
-        self._origin = Origin(f"The topic of {self._logs[0]!r}", self)
-
-    @property
-    def partition_count(self) -> int:
-        """How many partitions there are."""
-        return len(self._logs)
+        self._origin = Origin(f"The topic of {self.logs[0]!r}", self)
 
     @property
     def topic_id(self) -> UUID:
         """Tells it from every other topic: made of the ids of its logs."""
-        return uuid5(NO_TOPIC, "/".join(str(log.log_id) for log in self._logs))
-
-    @property
-    def logs(self) -> tuple[Log, ...]:
-        """The log of each partition, for what is done with logs: retention, verification. Publish through the topic."""
-        return self._logs
+        return uuid5(NO_TOPIC, "/".join(str(log.log_id) for log in self.logs))
 
     def publish(self, partition: int, payload: bytes) -> int:
         """Append a message and return its offset when it is durable."""
@@ -260,13 +252,13 @@ class LogTopic(Closing):
     def publish_all(self, partition: int, values: Sequence[bytes]) -> list[int]:
         """Append messages as one batch, all or none, and return their offsets when they are durable."""
         if not values:
-            check_partition(partition, len(self._logs))
+            check_partition(partition, self.partition_count)
             return []
         first = self._append(partition, values)
         return list(range(first, first + len(values)))
 
     def _append(self, partition: int, values: Sequence[bytes]) -> int:
-        publisher = self._publishers[check_partition(partition, len(self._logs))]
+        publisher = self._publishers[check_partition(partition, self.partition_count)]
         if self._closed:
             raise LogClosed("The topic is closed: nothing was published; open it again.")
         try:
@@ -280,12 +272,12 @@ class LogTopic(Closing):
 
     def bounds(self, partition: int) -> Bounds:
         """The first retained offset and the high-water mark."""
-        return self._logs[check_partition(partition, len(self._logs))].bounds()
+        return self.logs[check_partition(partition, self.partition_count)].bounds()
 
     def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogTopicSubscription, LogTopicSubscription]:
         """Follow partitions, each from an offset on."""
         subscription = LogTopicSubscription(
-            self._logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
+            self.logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
         )
         with self._lock:
             if self._closed:

@@ -68,8 +68,10 @@ class GroupCommitter(Generic[W]):
         self._tidy = tidy
         self._end = end
         self._now_ns = clock.now_ns
-        self._next = next_offset
-        self._term = term
+        self.next = next_offset
+        """The offset of the next record, durable or not yet."""
+        self.term = term
+        """The term of the next record."""
         self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
         self._max_pending = max(1, max_pending)  # an empty queue always has room
         self._lock = threading.Lock()
@@ -84,7 +86,8 @@ class GroupCommitter(Generic[W]):
         self._source = Source(self._pump)
         self._group = CommitGroup(self._source)
         self._refusal: Callable[[], Exception] | None = None
-        self._failed = False
+        self.failed = False
+        """Whether a write failed, so that nothing more is appended."""
         self._told = False
         """Whether anybody was told of the failure."""
         self._wake = threading.Lock()
@@ -97,16 +100,6 @@ class GroupCommitter(Generic[W]):
         if background:
             self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
             self._thread.start()
-
-    @property
-    def term(self) -> int:
-        """The term of the next record."""
-        return self._term
-
-    @property
-    def next(self) -> int:
-        """The offset of the next record, durable or not yet."""
-        return self._next
 
     def add(self, value: bytes) -> tuple[CommitGroup, int]:
         """Queue one value; returns the group that it is in, and its offset.
@@ -124,8 +117,8 @@ class GroupCommitter(Generic[W]):
             run.values.append(value)
             run.timestamps.append(timestamp)
             group.size += len(value) + _OVERHEAD
-            first = self._next
-            self._next = first + 1
+            first = self.next
+            self.next = first + 1
             if self._asleep:
                 self._asleep = False
                 self._wake.release()
@@ -140,8 +133,8 @@ class GroupCommitter(Generic[W]):
             run.values.append(value)
             run.timestamps.append(timestamp)
             group.size += len(value) + _OVERHEAD
-            first = self._next
-            self._next = first + 1
+            first = self.next
+            self.next = first + 1
             self._stir()
         return group, first
 
@@ -156,7 +149,7 @@ class GroupCommitter(Generic[W]):
         group = self._group
         run = group.run
         if run is None:
-            run = group.run = ValueRun(self._next, self._term)
+            run = group.run = ValueRun(self.next, self.term)
             group.items.append(run)
         return group, run
 
@@ -194,11 +187,11 @@ class GroupCommitter(Generic[W]):
                 self._check(term, expect)  # others may have appended meanwhile
                 if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                     return repeated
-            group, first = self._group, self._next
-            group.items.append(Whole(first, self._term, count, batches, pages, size, writer, timestamp, checksums))
+            group, first = self._group, self.next
+            group.items.append(Whole(first, self.term, count, batches, pages, size, writer, timestamp, checksums))
             group.run = None
             group.size += size
-            self._next = first + count
+            self.next = first + count
             if writer is not None:
                 self._remember(*writer, first, count, group)
             self._stir()
@@ -206,20 +199,20 @@ class GroupCommitter(Generic[W]):
 
     def _check(self, term: int | None, expect: int | None) -> None:
         """Refuse what does not follow; then the term holds for this record and for those after it."""
-        if expect is not None and expect != self._next:
+        if expect is not None and expect != self.next:
             error = ExpectationFailed(
-                f"The append expected the log to end at {expect}, and it ends at {self._next}; nothing was appended."
+                f"The append expected the log to end at {expect}, and it ends at {self.next}; nothing was appended."
             )
-            error.end = self._next
+            error.end = self.next
             raise error
         if term is not None:
-            if term < self._term:
+            if term < self.term:
                 raise Fenced(
-                    f"The append is of term {term}, and the log is in term {self._term}: terms never go down, and "
+                    f"The append is of term {term}, and the log is in term {self.term}: terms never go down, and "
                     "whoever wrote this must stop."
                 )
-            if term > self._term:
-                self._term, self._group.run = term, None
+            if term > self.term:
+                self.term, self._group.run = term, None
 
     def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
         state, group = self._writers.get(writer, (None, _DONE))
@@ -270,7 +263,7 @@ class GroupCommitter(Generic[W]):
     def _take(self) -> CommitGroup | None:
         with self._lock:
             group = self._group
-            if not group.items or self._failed:
+            if not group.items or self.failed:
                 return None
             self._group = CommitGroup(self._source)
             if self._crowd:
@@ -341,7 +334,7 @@ class GroupCommitter(Generic[W]):
         """Sleep until there is something to do; whether nothing more will come."""
         with self._lock:
             # Both under the lock: an append between the two looks would be left behind by who closes then.
-            if self._group.items and not self._failed:
+            if self._group.items and not self.failed:
                 return False
             if self._closing:
                 return True
@@ -374,13 +367,13 @@ class GroupCommitter(Generic[W]):
 
     def raise_untold(self) -> None:
         """Raise the failure if nobody was told of it: appends that nobody waited for may not be durable."""
-        if self._failed and not self._told and self._refusal is not None:
+        if self.failed and not self._told and self._refusal is not None:
             raise self._refusal()
 
     def _refuse(self, refusal: Callable[[], Exception]) -> None:
         with self._lock:
-            if not self._failed:
-                self._failed, self._refusal = True, refusal
+            if not self.failed:
+                self.failed, self._refusal = True, refusal
             group, self._group = self._group, CommitGroup(self._source)
             self._room.notify_all()
         group.settle(self._refusal)
@@ -388,11 +381,6 @@ class GroupCommitter(Generic[W]):
     def _abandon(self) -> None:
         """Leave nobody waiting when the thread ends in a way that it should not."""
         self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
-
-    @property
-    def failed(self) -> bool:
-        """Whether a write failed, so that nothing more is appended."""
-        return self._failed
 
     def close(self, refusal: Callable[[], Exception]) -> None:
         """Refuse all that comes later, and commit what is queued, unless that fails."""
@@ -420,7 +408,7 @@ class GroupCommitter(Generic[W]):
         with self._lock:
             if self._group.items:
                 raise ExpectationFailed("Others have appended meanwhile; nothing was appended.")
-            self._next = offset
+            self.next = offset
 
     @property
     def running(self) -> bool:
