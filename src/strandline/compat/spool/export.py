@@ -109,9 +109,6 @@ def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:
             raise AlreadyExists(f"{beside} exists already and has other slots: move it away, or name another file.")
 
 
-# --- records ---------------------------------------------------------------------------------------------------
-
-
 def _write(
     log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, told: Callable[[int], None] | None
 ) -> int:
@@ -170,9 +167,6 @@ def _refuse_more_than_values(batch: pa.RecordBatch) -> None:
         f"Offset {at} (lsn {at + 1}) cannot be exported: a spool keeps values and nothing else, and this record has a "
         "key, headers, another operation than put, or no value."
     )
-
-
-# --- slots -----------------------------------------------------------------------------------------------------
 
 
 def _slots(log: WalLog | WalReader) -> tuple[list[SlotState], bytes]:

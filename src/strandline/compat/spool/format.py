@@ -256,9 +256,6 @@ def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> I
         yield run
 
 
-# --- change records --------------------------------------------------------------------------------------------
-
-
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
@@ -309,9 +306,6 @@ def _with_term(text: str, term: int) -> str:
 def _skip(text: str, at: int) -> int:
     blank = _BLANK.match(text, at)
     return at if blank is None else blank.end()
-
-
-# --- slots -----------------------------------------------------------------------------------------------------
 
 
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:

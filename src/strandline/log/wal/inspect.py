@@ -196,9 +196,6 @@ def _slots(kept: Kept) -> list[WalSlotRow]:
     ]
 
 
-# --- frames ------------------------------------------------------------------------------------------------------
-
-
 def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
     """Every frame of every file, in order, each byte of it checked."""
     salt = salt_of(_NOBODY if found.log_id is None else UUID(found.log_id))

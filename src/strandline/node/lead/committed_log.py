@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, final
 from uuid import UUID
 
-import pyarrow as pa
-
-from strandline.log.reading import read_between
+from strandline.log.contract import LogReading
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -29,7 +27,7 @@ class ReadableLog(NamedTuple):
 
 
 @final
-class CommittedLog:
+class CommittedLog(LogReading):
     """The reading half of a node's log. It ends at the commit watermark, and outlives changes of role and copy.
 
     A stream need not begin again when the node is promoted or bootstraps. A reader that has been further, on a primary
@@ -78,12 +76,3 @@ class CommittedLog:
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
         return self._source().wait(past.next, timeout)
-
-    def read(
-        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Batches with offsets, in order, from ``since`` (all that is retained) up to ``upto`` (the end as of now).
-
-        ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
-        """
-        return read_between(self, since, upto, columns)

@@ -125,9 +125,6 @@ def _remember(head: Head, writer: WriterId, state: WriterState) -> tuple[dict[Wr
     return writers, max(head.writers_floor, forget_silent(writers))
 
 
-# --- spilling --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Spill:
     """Items that leave the head for a chunk of their own, and the reference that takes their place."""
@@ -197,9 +194,6 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
         levels[spill.level] = (*levels[spill.level], spill.reference)
         head = replace(head, levels=tuple(levels))
     return head
-
-
-# --- slots -----------------------------------------------------------------------------------------------------
 
 
 def pin_slot(head: Head, name: str, position: int, retained_from: int | None = None) -> Head:
@@ -294,9 +288,6 @@ def cut_size(cut: Cut) -> int:
     """About how many bytes a cut lets go of: all of them, but for chunks of which it takes only a part."""
     whole = sum(reference.size for _, reference in cut.chunks if reference.next <= cut.upto)
     return whole + sum(entry.size for entry in cut.entries)
-
-
-# --- generations -------------------------------------------------------------------------------------------------
 
 
 def begin_collection(head: Head, now: int, *, listed: int = 0) -> Head:

@@ -95,9 +95,6 @@ def _keep(cache: dict[ChunkRef, K], reference: ChunkRef, found: K) -> None:
     cache[reference] = found
 
 
-# --- searching ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Order:
     """Something that grows along the log, of an entry and of the last entry below a reference."""
@@ -144,9 +141,6 @@ def _below(references: tuple[ChunkRef, ...], level: int, value: int, order: _Ord
         else:
             entries = chunks.entries(reference)
             yield from entries[bisect_left(entries, value, key=order.entry) :]
-
-
-# --- sizes -------------------------------------------------------------------------------------------------------
 
 
 def bytes_from(head: Head, offset: int, chunks: Chunks) -> int:
@@ -197,9 +191,6 @@ def _start_within(reference: ChunkRef, level: int, size: int, chunks: Chunks) ->
     return start
 
 
-# --- from the newest back, and single chunks ----------------------------------------------------------------------
-
-
 def newest_first(references: Listed, entries: Iterable[Entry], since: int, chunks: Chunks) -> Iterator[Entry]:
     """The entries from offset ``since`` on, in ``entries`` and below ``references``, from the newest back.
 
@@ -227,9 +218,6 @@ def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks:
             children = [(above - 1, child) for child in chunks.references(reference, above)]
             return is_listed(chunk, level, sequence, children, chunks)
     return False
-
-
-# --- what a cut took out ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

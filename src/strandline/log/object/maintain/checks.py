@@ -23,9 +23,6 @@ _OLDER_WRITERS: Final = 1 << 16
 """How many writers are remembered beyond those that the head would know; more than that ago, nothing is compared."""
 
 
-# --- the head and its chunks -------------------------------------------------------------------------------------
-
-
 def check_head(head: Head) -> Iterator[str]:
     """What is wrong with the head by itself."""
     if head.floor > head.next_offset:
@@ -74,9 +71,6 @@ def _times(items: Sequence[Entry] | Sequence[ChunkRef]) -> tuple[int, int]:
         first.listed if isinstance(first, Entry) else first.listed_first,
         last.listed if isinstance(last, Entry) else last.listed_last,
     )
-
-
-# --- one entry after the other -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -172,9 +166,6 @@ class Writers:
                     f"it remembers number {known.number} of writer {writer} as its last, and that is {last.number} at "
                     f"offset {last.first}"
                 )
-
-
-# --- slots -------------------------------------------------------------------------------------------------------
 
 
 def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Iterator[tuple[Severity, str]]:

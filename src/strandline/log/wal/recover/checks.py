@@ -59,9 +59,6 @@ class FileFacts:
     """What is wrong with its index; None if nothing is."""
 
 
-# --- one file ----------------------------------------------------------------------------------------------------
-
-
 class FileCheck:
     """Checks the frames of a file in order: each must continue the one before. Pure."""
 
@@ -227,9 +224,6 @@ class IndexCheck:
 def _reason(error: CorruptData) -> str:
     """What is wrong, without the place that the finding names itself."""
     return str(error).partition(" is damaged: ")[2].rstrip(".") or str(error).rstrip(".")
-
-
-# --- the log -----------------------------------------------------------------------------------------------------
 
 
 def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:

@@ -109,9 +109,6 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK, clock: C
         return Rewound(folder, quarantine, Cursor(log_id, to, decided.term), end)
 
 
-# --- finding the place -----------------------------------------------------------------------------------------
-
-
 class _RewindCut(NamedTuple):
     """Where a log is cut: behind which frame of which file, and which frame comes there."""
 
@@ -165,9 +162,6 @@ def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk
         data, chain = encode_entry(entry, chain)
         size += len(data)
     return size
-
-
-# --- keeping what is cut ---------------------------------------------------------------------------------------
 
 
 def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> None:
@@ -235,9 +229,6 @@ def _is_same(one: str, other: str, *, disk: Disk) -> bool:
         for name, size in names
         for at in range(0, size, _STROKE)
     )
-
-
-# --- doing it --------------------------------------------------------------------------------------------------
 
 
 def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> Rewinding:
