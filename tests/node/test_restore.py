@@ -207,6 +207,18 @@ class TestAPrimary:
         assert values(pair, "a") == values(pair, "b") == OLD + NEW
         assert len(list((pair.folder / "a/quarantine").iterdir())) == 1
 
+    def test_that_went_on_in_the_same_term_commits_nothing_by_a_replica_of_the_other_history(self, unleased):
+        self.older(unleased)
+        unleased.kill("b")
+        node = restored(unleased, "a", lead=True)
+        handles = [unleased.append(b"other %d" % number) for number in range(15)]  # past the end of the replica
+        replica = unleased.start("b")
+        unleased.until(lambda: replica.condition == "diverged")
+        unleased.until(lambda: node.status().divergences == 1)
+        assert node.primary.committed <= len(OLD)
+        assert not any(handle.done() and isinstance(handle.result(0).outcome, Reached) for handle in handles)
+        assert values(unleased, "b") == OLD + NEW
+
     def test_restarted_again_and_again_still_knows_which_terms_were_its_own(self, pair):
         self.older(pair)
         pair.kill("b")

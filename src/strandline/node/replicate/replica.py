@@ -231,7 +231,8 @@ class ReplicaRole:
         self._learn_committed(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
-        self._adopt(topology.term, topology.term_start, copy.bounds().next)
+        if self._compared is None:
+            self._adopt(topology.term, topology.term_start, copy.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
@@ -249,11 +250,10 @@ class ReplicaRole:
         return is_same
 
     def _raise_watermark(self, upto: int) -> None:
-        """Raise the watermark to the primary's, but not past a record that has yet to be compared."""
-        known = upto if self._compared is None else min(upto, self._compared)
-        if known > self._committed:
+        """Raise the watermark to the primary's, but not before the last record was compared."""
+        if self._compared is None and upto > self._committed:
             self._mark_unsettled()
-            self._committed = known
+            self._committed = upto
 
     def _mark_unsettled(self) -> None:
         """Store, before readers see more than the stored watermark, that it may be too low."""
@@ -378,10 +378,10 @@ class ReplicaRole:
     def _progress(self, durable: int) -> ReplicaProgress:
         """The acknowledgement of a durable end; stores first that the copy adopts the primary's term, if it does."""
         heartbeat = None if self._feed is None else self._feed.heartbeat
-        if heartbeat is not None and heartbeat.term == self._term:
-            self._adopt(heartbeat.term, heartbeat.term_start, durable)
         if self._compared is not None:
-            durable = min(durable, self._compared)
+            durable = 0  # if the last record differs, others may too: the primary's folder may be an older copy
+        elif heartbeat is not None and heartbeat.term == self._term:
+            self._adopt(heartbeat.term, heartbeat.term_start, durable)
         return ReplicaProgress(durable, durable, self._apply_errors, self._node_folder.state.divergences)
 
     def _end(self) -> int:
