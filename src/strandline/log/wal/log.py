@@ -24,7 +24,7 @@ from strandline.log.wal.recover.verify import Told, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, Item, WalHandle, check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.journal import IndexWriter, Journal, Written
+from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings, Written
 from strandline.log.writers import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
@@ -57,26 +57,13 @@ class WalLog(WalReading, SlottedLog, Closing):
     :class:`~strandline.log.wal.read.reading.WalReader`.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        found: Examined,
-        *,
-        roll_bytes: int,
-        tail_bytes: int,
-        pending_bytes: int,
-        background: bool,
-        durable: Callable[[int], object] | None,
-        boot: UUID,
-        disk: Disk,
-        clock: Clock,
-        chance: Chance,
-    ) -> None:
+    def __init__(self, folder: str, found: Examined, settings: WalSettings) -> None:
         """Use :meth:`open`."""
+        disk, clock = settings.disk, settings.clock
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
         self.clock = clock
         self._steady = SteadyTime(clock, folder)
-        self._durable = durable
+        self._durable = settings.durable
         self._held = contextlib.ExitStack()
         advice = "write it in that process alone, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
@@ -85,27 +72,17 @@ class WalLog(WalReading, SlottedLog, Closing):
         """What kept the log from being let go of in good order."""
         self._trimming = threading.Lock()
         """Held by who removes files or lets the log begin elsewhere, and to close it: it is over for good then."""
-        self._tail = Tail(tail_bytes)
+        self._tail = Tail(settings.tail_bytes)
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
         for frame, writers in found.behind:
             for writer, state in writers.items():
                 index.saw(writer, state)
             index.passed(frame)
-        self._journal = Journal(
-            folder,
-            found.log_id,
-            place,
-            index,
-            roll_bytes=roll_bytes,
-            rolled=self._catalog.add,
-            disk=disk,
-            clock=clock,
-            chance=chance,
-        )
+        self._journal = Journal(folder, found, index, self._catalog.add, settings)
         if found.kept.start > place.next:  # it was told to begin elsewhere, and had no time to
             self._journal.begin_file(found.kept.start)
-        mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, boot)
+        mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
         self._published = Published.open(folder, mark, disk=disk)
         self._slots = WalSlots(
             folder,
@@ -125,12 +102,8 @@ class WalLog(WalReading, SlottedLog, Closing):
             finish=self._finish,
             tidy=self._journal.write_index,
             end=self._end,
-            next_offset=place.next,
-            term=place.term,
-            writers=place.writers,
-            background=background,
-            max_pending=pending_bytes,
-            clock=clock,
+            place=place,
+            settings=settings,
         )
 
     @classmethod
@@ -175,19 +148,11 @@ class WalLog(WalReading, SlottedLog, Closing):
             if not create:
                 sync_name(folder, disk=disk)  # whoever put the log there may have died before
             repair(folder, found, disk=disk)
-            log = cls(
-                folder,
-                found,
-                roll_bytes=roll_bytes,
-                tail_bytes=tail_bytes,
-                pending_bytes=pending_bytes,
-                background=background,
-                durable=durable,
-                boot=boot_id() if boot is None else boot,
-                disk=disk,
-                clock=clock,
-                chance=chance,
+            here = boot_id() if boot is None else boot
+            settings = WalSettings(
+                roll_bytes, tail_bytes, pending_bytes, background, durable, here, disk, clock, chance
             )
+            log = cls(folder, found, settings)
             log._held = held.pop_all()
         call_in_child(log, WalLog._after_fork)
         return log

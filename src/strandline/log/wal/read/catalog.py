@@ -121,7 +121,7 @@ class Catalog:
         firsts = self.firsts
         at = bisect_right(firsts, since) - 1
         if at < 0:
-            # Pruned since the caller looked: what comes next must not be taken for what was asked.
+            # Trimmed since the caller looked: what comes next must not be taken for what was asked.
             raise NotFound(f"{self.folder} has no file with offset {since}.")
         for first, following in pairwise((*firsts[at:], end)):
             if since >= end:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
@@ -19,9 +19,9 @@ from strandline.log.wal.write.groups import (
     settled_group,
     value_of,
 )
+from strandline.log.wal.write.journal import JournalPosition, WalSettings
 from strandline.log.writers import check_number, forget_silent
 from strandline.model.head import WriterId, WriterState
-from strandline.storage.clock import Clock
 
 W = TypeVar("W")
 
@@ -49,14 +49,10 @@ class GroupCommitter(Generic[W]):
         finish: Callable[[W], None],
         tidy: Callable[[], None],
         end: Callable[[], None],
-        next_offset: int,
-        term: int,
-        writers: Mapping[WriterId, WriterState],
-        background: bool,
-        max_pending: int,
-        clock: Clock,
+        place: JournalPosition,
+        settings: WalSettings,
     ) -> None:
-        """Go on at this offset.
+        """Go on at this place.
 
         ``write`` puts a group behind the one before, ``finish`` makes it durable and readable, ``tidy`` does what can
         wait until others are being woken; each raises if it cannot. ``end`` is called by the thread when it was closed
@@ -67,13 +63,13 @@ class GroupCommitter(Generic[W]):
         self._finish = finish
         self._tidy = tidy
         self._end = end
-        self._now_ns = clock.now_ns
-        self.next = next_offset
+        self._now_ns = settings.clock.now_ns
+        self.next = place.next
         """The offset of the next record, durable or not yet."""
-        self.term = term
+        self.term = place.term
         """The term of the next record."""
-        self._writers = {writer: (state, _DONE) for writer, state in writers.items()}
-        self._max_pending = max(1, max_pending)  # an empty queue always has room
+        self._writers = {writer: (state, _DONE) for writer, state in place.writers.items()}
+        self._max_pending = max(1, settings.pending_bytes)  # an empty queue always has room
         self._lock = threading.Lock()
         """Orders appends: held while an offset is given and its record queued."""
         self._room = threading.Condition(self._lock)
@@ -82,7 +78,7 @@ class GroupCommitter(Generic[W]):
         self._committing = threading.Lock()
         """Held while the files are written."""
         self._turnstile = threading.Lock()
-        self._pump = None if background else self.commit_all
+        self._pump = None if settings.background else self.commit_all
         self._source = Source(self._pump)
         self._group = CommitGroup(self._source)
         self._refusal: Callable[[], Exception] | None = None
@@ -97,7 +93,7 @@ class GroupCommitter(Generic[W]):
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         """Set by the thread as the last thing it does. A join that a signal interrupts takes it for stopped."""
-        if background:
+        if settings.background:
             self._thread = threading.Thread(target=self._run, name=f"strandline-wal {name}", daemon=True)
             self._thread.start()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -94,6 +94,9 @@ def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
     return True
 
 
+if TYPE_CHECKING:
+    from strandline.log.wal.recover.scan_tail import Examined
+
 _LOGGER: Final = logging.getLogger(__name__)
 _PLAIN: Final = Compression.NONE
 
@@ -103,6 +106,21 @@ _MOST_STEP: Final = 4096
 INDEX_FRAMES: Final = 64
 INDEX_BYTES: Final = 1 << 20
 """A checkpoint stands in the index at most so many frames and so many bytes behind the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalSettings:
+    """How a log is written; see :meth:`~strandline.log.wal.log.WalLog.open`."""
+
+    roll_bytes: int
+    tail_bytes: int
+    pending_bytes: int
+    background: bool
+    durable: Callable[[int], object] | None
+    boot: UUID
+    disk: Disk
+    clock: Clock
+    chance: Chance
 
 
 @dataclass(slots=True)
@@ -188,33 +206,24 @@ class Journal:
     """
 
     def __init__(
-        self,
-        folder: str,
-        log_id: UUID,
-        place: JournalPosition,
-        index: IndexWriter,
-        *,
-        roll_bytes: int,
-        rolled: Callable[[int], None],
-        disk: Disk,
-        clock: Clock,
-        chance: Chance,
+        self, folder: str, found: Examined, index: IndexWriter, rolled: Callable[[int], None], settings: WalSettings
     ) -> None:
-        """Go on at this place. ``rolled`` is told of each new file when it is durable."""
+        """Go on where the log was found to end. ``rolled`` is told of each new file when it is durable."""
+        place = found.place
         self._folder = folder
-        self._log_id = log_id
-        self._salt = salt_of(log_id)
-        self._roll_bytes = roll_bytes
+        self._log_id = found.log_id
+        self._salt = salt_of(found.log_id)
+        self._roll_bytes = settings.roll_bytes
         self._rolled = rolled
-        self._disk = disk
-        self._clock = clock
+        self._disk = settings.disk
+        self._clock = settings.clock
         self._index = index
         self._new = False
         """Whether the name of the file is not durable yet."""
         self.place = place
-        self._times = FrameTimes(folder, clock, chance)
+        self._times = FrameTimes(folder, settings.clock, settings.chance)
         self._path = f"{folder}/{data_name(place.first)}"
-        self._file = disk.open_append(self._path)
+        self._file = self._disk.open_append(self._path)
 
     def write(self, items: Sequence[Item]) -> Written:
         """Write a group, one frame for each item; durable only after :meth:`finish`."""
