@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -156,6 +157,16 @@ class TestPrimary:
                 assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
             with pytest.raises(NotReady, match="b is a replica of a, which leads"):
                 Primary.open(tmp_path / "b", name="b", create=False, timeout=WAIT, **lease)
+
+    def test_one_that_was_put_back_from_an_older_copy_says_how_it_leads_again(self, tmp_path):
+        lease = {"lease": f"file://{tmp_path}/lease", "poll_seconds": 0.2}
+        Primary.open(tmp_path / "a", name="a", **lease).close()
+        shutil.copytree(tmp_path / "a", tmp_path / "copy")
+        Primary.open(tmp_path / "a", name="a", **lease).close()  # of the next term, which the copy does not know
+        with pytest.raises(NotReady, match="led last; find out which, or open this one as a replica and promote it"):
+            Primary.open(tmp_path / "copy", name="a", timeout=1, **lease)
+        with Replica.open(tmp_path / "copy", name="a", **lease) as again:
+            assert again.promote().append_values([b"v"]).outcome == NotRequired()
 
 
 class TestReplica:

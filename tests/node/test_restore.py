@@ -218,6 +218,15 @@ class TestAPrimary:
         assert node.primary.committed <= len(OLD)
         assert not any(handle.done() and isinstance(handle.result(0).outcome, Reached) for handle in handles)
         assert values(unleased, "b") == OLD + NEW
+        # The replica is right. Terms do not tell where the two part: the other one takes a new copy.
+        unleased.stop("a")
+        replica.promote(force=True)
+        unleased.names = "ba"  # the first one is whom the others follow
+        former = unleased.start("a")
+        unleased.until(lambda: former.condition == "diverged")
+        former.rebootstrap()
+        unleased.settled("a", leader="b")
+        assert values(unleased, "a") == OLD + NEW
 
     def test_restarted_again_and_again_still_knows_which_terms_were_its_own(self, pair):
         self.older(pair)

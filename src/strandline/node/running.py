@@ -322,5 +322,9 @@ def leading(running: RunningNode, timeout: float) -> None:
             return
         primary = running.node.node_folder.state.primary
         raise NotReady(f"{running.name} is a replica of {primary}, which leads: open it as a replica, or promote it.")
-    why = running.trouble or running.node.hindrance or "another node holds the lease, or led last"
+    why = (
+        running.trouble
+        or running.node.hindrance
+        or ("another node holds the lease, or led last; find out which, or open this one as a replica and promote it")
+    )
     raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")
