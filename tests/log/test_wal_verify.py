@@ -20,9 +20,9 @@ from strandline.formats.wal.index import decode_index, encode_entry, index_lead,
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in, salt_of
-from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.recover.manual_repair import plan_repair, repair_log
 from strandline.log.wal.recover.repair import rebuild_index
+from strandline.log.wal.recover.scan_tail import Hole, walk
 from strandline.log.wal.recover.verify import WalVerification, verify
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch

@@ -129,18 +129,15 @@ def plan_entries(entries: Iterable[E], since: int, limit: Limit) -> list[tuple[E
     return planned
 
 
-S = TypeVar("S", bound=StoredRange)
-
-
-class Gathering(Generic[S]):
+class Gathering(Generic[E]):
     """A plan that is put together from several: in order, within one limit, but at least one span."""
 
     def __init__(self, limit: Limit) -> None:
-        self.spans: list[S] = []
+        self.spans: list[E] = []
         self._limit = limit
         self._records = self._size = 0
 
-    def add(self, spans: Iterable[S]) -> bool:
+    def add(self, spans: Iterable[E]) -> bool:
         """Take as many as fit; whether all did."""
         for span in spans:
             records, size = self._records + span.next - span.first, self._size + span.size

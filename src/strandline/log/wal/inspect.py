@@ -17,9 +17,8 @@ from strandline.formats.wal.frame import Frame
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
-from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.read.watermark import LOOKS, read_mark
-from strandline.log.wal.recover.scan_tail import examine_files, read_identity, read_kept
+from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_identity, read_kept, walk
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 

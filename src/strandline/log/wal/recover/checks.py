@@ -15,7 +15,7 @@ from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.slots import retained_first
 from strandline.log.wal.names import LEAD, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.scan import Hole
+from strandline.log.wal.recover.scan_tail import Hole
 from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.model.head import WriterId, WriterState
 

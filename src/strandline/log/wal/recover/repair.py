@@ -29,8 +29,7 @@ from strandline.log.wal.names import (
     torn_name,
 )
 from strandline.log.wal.read.catalog import Located, damaged
-from strandline.log.wal.read.scan import Hole, located, walk
-from strandline.log.wal.recover.scan_tail import Examined, Torn
+from strandline.log.wal.recover.scan_tail import Examined, Hole, Torn, located, walk
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
 from strandline.model.head import WriterId, WriterState

@@ -37,9 +37,17 @@ from strandline.log.wal.names import (
     salt_of,
 )
 from strandline.log.wal.read.catalog import damaged
-from strandline.log.wal.read.scan import Hole, walk
 from strandline.log.wal.recover.repair import describe_copy, rebuild_index, remove_files, repair
-from strandline.log.wal.recover.scan_tail import Examined, TailScan, examine, read_identity, read_kept, read_lead
+from strandline.log.wal.recover.scan_tail import (
+    Examined,
+    Hole,
+    TailScan,
+    examine,
+    read_identity,
+    read_kept,
+    read_lead,
+    walk,
+)
 from strandline.log.wal.slots import write_kept
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers import forget_silent

@@ -17,10 +17,9 @@ from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal import names
-from strandline.log.wal.read.scan import WINDOW, walk
 from strandline.log.wal.read.watermark import LOOKS, read_mark
 from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_kept, judge_last
-from strandline.log.wal.recover.scan_tail import read_identity, read_kept
+from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_kept, walk
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
