@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -463,6 +464,18 @@ class TestCommitting:
         primary.acknowledge(ONE, ReplicaProgress(1, 1))
         assert reading.wait(reading.start(), 0)
         assert [batch.num_rows for batch in reading.read()] == [1]
+        cluster.close()
+
+    def test_a_time_is_looked_for_among_committed_records_only(self, tmp_path):
+        cluster, primary = led(tmp_path, policy="ack_n(1)")
+        primary.register(ONE)
+        primary.submit(records(b"x"))._handle.result()
+        reading = CommittedLog(primary.readable)
+        later = datetime.now(UTC) + timedelta(days=365)
+        assert reading.position_of(later) == 0, "nothing is committed"
+        primary.acknowledge(ONE, ReplicaProgress(1, 1))
+        assert reading.position_of(later) == 1
+        assert reading.position_of(datetime(2000, 1, 1, tzinfo=UTC)) == 0
         cluster.close()
 
     def test_a_replica_without_what_was_before_the_term_counts_for_nothing(self, alone):

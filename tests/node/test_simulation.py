@@ -12,8 +12,9 @@ import pytest
 
 from strandline.model.cursor import Cursor
 from strandline.node.elect import election
-from strandline.node.lead.commits import CommitHandle, Leadership
+from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.feed import LogFeed
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
 from strandline.node.messages import Caller

@@ -11,10 +11,11 @@ from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, Stra
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.snapshot import KIND
 from strandline.model.cursor import Cursor
-from strandline.node.elect.election import Candidacy, own_term
+from strandline.node.elect.candidacy import Candidacy
+from strandline.node.elect.election import own_term
 from strandline.node.lead.bootstrap_snapshots import Export
-from strandline.node.lead.commits import Leadership
 from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream

@@ -1,4 +1,4 @@
-"""Commits of a primary: its leadership, the appends that wait for a commit policy, and their handles."""
+"""Commits of a primary: the appends that wait for a commit policy, and their handles."""
 
 from __future__ import annotations
 
@@ -11,54 +11,19 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import final
 
-from strandline.errors import Fenced
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import CommitPolicy, Local
 from strandline.node.messages import Commit, NotRequired, Outcome, Reached, TimedOut
 from strandline.storage.clock import Clock
-from strandline.storage.lease import Lease
 from strandline.storage.metrics import COMMITS
 
 _TICKETS = itertools.count()
 _COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
 _DOUBT = "the records are durable here and nobody knows whether they survive; append them again by writer and number"
-
-
-@final
-class Leadership:
-    """Held while this node is the primary of its term. Ends by itself when the lease expires, and never resumes.
-
-    No I/O: a lease counts its time from before it was requested, so that no other node holds it at the same time.
-    """
-
-    def __init__(self, term: int, lease: Lease | None = None) -> None:
-        """Leadership in this term under this lease; without a lease only a higher term ends it."""
-        self.term = term
-        self._lease = lease
-        self._ended: str | None = None
-
-    def end(self, why: str) -> None:
-        """End it for good."""
-        if self._ended is None:
-            self._ended = why
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this node leads at this moment."""
-        return self._ended is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
-
-    def check(self, what: str) -> None:
-        """``Fenced`` unless this node leads now; ``what`` says what became of the write."""
-        if self._ended is not None:
-            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Ask the new primary.")
-        if not self.is_held:
-            raise Fenced(
-                f"This node's lease of term {self.term} has run out, so that another node may be the primary: {what}. "
-                "Find the primary, and ask there."
-            )
 
 
 @dataclass(slots=True, eq=False)

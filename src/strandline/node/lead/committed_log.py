@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import NamedTuple, final
 from uuid import UUID
 
@@ -61,9 +62,16 @@ class CommittedLog(LogReading):
         return self._source().log.cursor_at(offset)
 
     def position_of(self, start: Start) -> int:
-        """The offset at which a new consumer begins; ``now`` is the end that readers see."""
+        """The offset at which a new consumer begins; neither ``now`` nor a time is past the end that readers see.
+
+        What is not committed may yet be replaced by records of other times.
+        """
         source = self._source()
-        return source.bounds().next if start == "now" else source.log.position_of(start)
+        end = source.bounds().next
+        if start == "now":
+            return end
+        found = source.log.position_of(start)
+        return min(found, end) if isinstance(start, datetime) else found
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[WalSpan]:
         """The spans to fetch after a cursor; raises as the log does."""

@@ -14,9 +14,10 @@ from strandline.model.head import WriterId
 from strandline.model.node import Heartbeat, Peer
 from strandline.model.records import RecordSource
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
-from strandline.node.lead.commits import CommitHandle, Commits, Leadership
+from strandline.node.lead.commits import CommitHandle, Commits
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
+from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import (
     CommitPolicy,
     DurableOffsets,
