@@ -173,13 +173,13 @@ def test_a_twin_that_gives_the_offset_before_the_lock_is_caught(tmp_path, monkey
 
     def early(meeting):
         def add_early(self, value):
-            first = self._next
+            first = self.next
             meeting.wait(SOON)
             with self._lock:
                 group = self._group
-                run = ValueRun(first, self._term, [value], [0])
+                run = ValueRun(first, self.term, [value], [0])
                 group.items.append(run)
-                self._next = first + 1
+                self.next = first + 1
                 if self._asleep:
                     self._asleep = False
                     self._wake.release()
@@ -241,7 +241,7 @@ def test_a_twin_that_goes_on_after_a_failed_sync_is_caught(monkeypatch):
         try:
             self._finish(self._write(group.items))
         except StorageError:
-            self._next = group.items[0].first
+            self.next = group.items[0].first
             group.settle(lambda: StorageError("the sync failed"))
             return False
         return True

@@ -112,10 +112,14 @@ class Node(Closing):
             if create and not node_folder.state.generation:
                 create_log(node_folder, lease)
             node = cls(node_folder, options, connect=connect, lease=lease, background=background)
+        except BaseException:
+            node_folder.close()
+            raise
+        try:
             if lead and lease is None:
                 node._lead_unleased()
         except BaseException:
-            node_folder.close()
+            node.close()  # its log, too: another process may be waiting for it
             raise
         return node
 
