@@ -59,8 +59,10 @@ def caught(*signs: str, kind: PlaceKind = OwnPlace) -> bool:
 def test_a_consumer_that_acknowledges_without_looking_at_its_epoch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = rules.advance
 
-    def advance_anyway(state: SlotState, *, epoch: int, to: int, **others: Any) -> SlotState:
-        return honest(state, epoch=state.epoch if to else epoch, to=to, **others)
+    def advance_anyway(state: SlotState, *, holder: str, epoch: int, to: int, **others: Any) -> SlotState:
+        if to:
+            holder, epoch = state.holder or holder, state.epoch
+        return honest(state, holder=holder, epoch=epoch, to=to, **others)
 
     monkeypatch.setattr(rules, "advance", advance_anyway)
     assert caught("went well after")
