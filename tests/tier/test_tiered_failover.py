@@ -32,6 +32,7 @@ def copies(tmp_path: Path) -> dict[str, Path]:
         with Replica.open(tmp_path / "b", former.url, name="b") as replica:
             shared = former.append_values([b"shared %d" % number for number in range(5)])
             replica.reading(after=shared.bookmark, timeout=WAIT)
+            assert replica.running.wait_until(lambda: former.commit_watermark(1) == 5, WAIT), "it has acknowledged them"
         former.append_values([b"of a %d" % number for number in range(5, 10)])
         with pytest.raises(Unsupported, match="belongs to the node"):
             sl.tier.attach(former.running.node.primary.log)
