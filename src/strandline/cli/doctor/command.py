@@ -1,4 +1,4 @@
-"""The command ``strandline doctor``."""
+"""``strandline doctor``: checks the machine, the store and the log."""
 
 from __future__ import annotations
 

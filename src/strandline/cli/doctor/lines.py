@@ -1,4 +1,4 @@
-"""What the doctor says: one line for each thing that was looked at."""
+"""Lines of the doctor's report: one for each check."""
 
 from __future__ import annotations
 

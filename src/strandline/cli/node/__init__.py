@@ -1,4 +1,4 @@
-"""``strandline node`` and ``strandline promote``: running, looking at and looking after the nodes of a log."""
+"""``strandline node`` and ``strandline promote``: run, query and administer the nodes of a log."""
 
 from __future__ import annotations
 

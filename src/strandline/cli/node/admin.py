@@ -1,4 +1,4 @@
-"""``strandline promote`` and the commands of ``strandline node`` that look at a node, or have it do something."""
+"""``strandline promote`` and the commands of ``strandline node`` that query or change a running node."""
 
 from __future__ import annotations
 

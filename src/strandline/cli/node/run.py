@@ -1,4 +1,4 @@
-"""``strandline node run``: be a node until told to stop."""
+"""``strandline node run``: runs a node until it receives SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
