@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.node.messages import Caller, Reached
@@ -250,3 +250,22 @@ def test_two_that_are_promoted_without_a_lease_do_not_both_lead(tmp_path):
     assert first.promote().term > 1
     assert not second.is_primary
     cluster.close()
+
+
+def test_a_replica_that_is_promoted_while_it_bootstraps_again_keeps_nothing_of_that(trio):
+    def lost(name: str) -> None:
+        trio.cut |= {name}
+        raise TransientStorageError(f"{name} was lost")
+
+    trio.append(*[b"one" * 1000] * 10)
+    trio.settled("b", "c")
+    trio.before["chunks"] = lost
+    trio.nodes["b"].rebootstrap()
+    incoming = trio.folder / "b" / "incoming"
+    trio.until(incoming.exists)
+    trio.kill("a")
+    trio.clock.advance(TERM)
+    trio.nodes["b"].promote()
+    assert not incoming.exists()
+    trio.settled("c", leader="b")
+    assert len(trio.content("c")) == 10

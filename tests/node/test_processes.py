@@ -14,6 +14,7 @@ import pytest
 
 from strandline.errors import Fenced, NotReady, StrandlineError, TransientStorageError
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.read.reading import WalReader
 from strandline.model.head import WriterId
 from strandline.node.messages import Commit, Reached, TimedOut
 from tests.node.processes import ClusterOfProcesses, Nest
@@ -194,6 +195,29 @@ class TestBootstrap:
         sent = line.passed["down"] - before
         assert sent < self.SIZE - had + self.SPOILED + self.BATCH + MIB
         assert cluster.node_state("b").generation == 1
+
+    @pytest.mark.parametrize(
+        "held", [pytest.param(0, marks=pytest.mark.matrix), HELD, pytest.param(SIZE, marks=pytest.mark.matrix)]
+    )
+    @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.matrix)])
+    def test_outlives_a_restart_of_the_primary_and_leaves_no_snapshot_behind(self, pair, held, end):
+        cluster, recorder = pair
+        line = cluster.lines["a"]
+        line.hold("down", after=held)  # of the first answer nothing, most of the snapshot, or almost all of it
+        cluster.start("b")
+        cluster.until(lambda: line.is_holding("down"), "so much of the snapshot is on its way")
+        getattr(cluster, end)("a")
+        line.hang_up()
+        cluster.start("a")
+        cluster.leader()
+        writer = new_writer()
+        for number in range(3):  # what the snapshot does not have
+            recorder.acknowledge(writer, number, append(cluster.clients["a"], writer, number, count=4))
+        line.heal()
+        check(cluster, recorder)
+        assert [path.name for path in (cluster.folder / "a/snapshots").glob("*")] == []
+        assert not (cluster.folder / "b/incoming").exists()
+        assert [slot.name for slot in WalReader(cluster.data("a")).slots()] == ["b"]
 
     @pytest.mark.matrix
     def test_a_piece_that_does_not_arrive_as_it_was_sent_is_brought_over_again(self, pair):

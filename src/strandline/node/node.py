@@ -19,7 +19,7 @@ from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
-from strandline.node.node_folder import NodeFolder
+from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import LogCopy, create_log, export_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
@@ -415,6 +415,8 @@ class Node(Closing):
             seen=term, adopted=term, led=term, led_since=led_since, committed=committed, settled=False, trouble=None,
             primary=self.name, policy=str(self.options.commit_policy),
         )  # fmt: skip
+        # A bootstrap that was under way: this node has the log now, and the files would stay for as long as it leads.
+        self.node_folder.disk.remove_folder(self.node_folder.path(INCOMING))
         exports: dict[str, Export] = {KIND: lambda folder: export_log(self.log, folder, node_folder=self.node_folder)}
         leadership = Leadership(term, lease)
         primary = PrimaryRole(self.node_folder, copy.lead(), leadership, self.options, exports=exports, settled=settled)
