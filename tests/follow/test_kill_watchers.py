@@ -1,4 +1,4 @@
-"""``kill -9`` of a real watcher at random moments: after each restart its fold equals the source."""
+"""``kill -9`` of a real watcher or follower at random moments: after each restart its fold equals the source."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import strandline as sl
 from strandline.kv.log import LogKeyValue
 from strandline.kv.nats.bucket import NatsKeyValue
+from strandline.model.records import Op, record_batch
 from tests.follow.watchers import digest
 
 KILLS = [8, pytest.param(50, marks=pytest.mark.slow)]
@@ -58,17 +59,23 @@ class Nursery:
 
     def kill(self) -> None:
         if self._watcher is not None:
-            os.kill(self._watcher, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
-                while True:  # its lock on the store goes with it
-                    os.kill(self._watcher, 0)
-                    time.sleep(LOOK_EVERY)
+                os.kill(self._watcher, signal.SIGKILL)
+            while self._is_alive():  # its lock on the store goes with it
+                time.sleep(LOOK_EVERY)
             self._watcher = None
+
+    def _is_alive(self) -> bool:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._watcher, 0)
+            return True
+        return False
 
     def wait_for(self, cursor: int) -> str:
         """The digest that the watcher noted when it came so far."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
+            ended = not self._is_alive()  # before the look: what it noted last counts
             lines = [
                 line for line in self.notes.read_text().splitlines(keepends=True)[self._read :] if line[-1] == "\n"
             ]
@@ -77,6 +84,8 @@ class Nursery:
                 if int(at) == cursor:
                     self._read += len(lines)
                     return state
+            if ended:
+                break
             time.sleep(LOOK_EVERY)
         self._errors.seek(0)
         raise AssertionError(f"the watcher did not come to {cursor}: {self._errors.read()[-2000:]}")
@@ -97,7 +106,7 @@ def end_of(kv) -> int:
 
 def survive(folder: Path, kv, job: dict[str, object], *, kills: int, seed: int) -> None:
     dice = random.Random(seed)
-    prefixes = tuple(prefix.encode() for prefix in job["scope"])
+    prefixes = tuple(prefix.encode() for prefix in job["scope"] or [""])
     with Nursery(folder, job) as nursery:
         for _ in range(kills):
             nursery.start()
@@ -125,6 +134,45 @@ def test_over_the_own_log(tmp_path, scope, kills):
     log = sl.open(str(tmp_path / "log"), create=True)
     job = {"kind": "log", "address": log.url, "scope": scope}
     survive(tmp_path, LogKeyValue(log), job, kills=kills, seed=1)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scope", [pytest.param(["a.", "c.1"], marks=pytest.mark.matrix), []], ids=["watched", "followed"]
+)
+def test_over_the_write_ahead_log_of_another_process(tmp_path, scope, kills):
+    with sl.compat.WriteAheadLog.open(tmp_path / "wal") as wal:
+        job = {"kind": "wal", "address": str(tmp_path / "wal"), "scope": scope}
+        survive(tmp_path, LogKeyValue(wal.log), job, kills=kills, seed=3)
+
+
+class OnPrimary(LogKeyValue):
+    """Keyed values in the log of a node, which are written by its own append."""
+
+    def __init__(self, primary: sl.node.Primary) -> None:
+        super().__init__(primary.reading())
+        self._primary = primary
+
+    def put(self, key: str, value: bytes) -> int:
+        return self._write(key, value)
+
+    def delete(self, key: str) -> int:
+        return self._write(key, None)
+
+    def _write(self, key: str, value: bytes | None) -> int:
+        op = Op.DELETE if value is None else Op.PUT
+        batch = record_batch(timestamps=[0], ops=[op], keys=[key.encode()], values=[value])
+        return self._primary.append(batch).ensure().first
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scope", [["a.", "c.1"], pytest.param([], marks=pytest.mark.matrix)], ids=["watched", "followed"]
+)
+def test_over_a_replica_that_is_killed_with_it(tmp_path, scope, kills):
+    with sl.node.Primary.open(tmp_path / "primary", poll_seconds=0.1) as primary:
+        job = {"kind": "replica", "address": primary.url, "scope": scope}
+        survive(tmp_path, OnPrimary(primary), job, kills=kills, seed=4)
 
 
 @pytest.mark.matrix

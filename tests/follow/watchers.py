@@ -1,8 +1,9 @@
 """A program that starts watchers to be killed: ``python -m tests.follow.watchers`` forks one for each line it reads.
 
 It imports everything once and uses nothing, so that a watcher is there in milliseconds. Each line is JSON: the kind of
-key-value store, its address, the store's folder and the prefixes to watch. The answer is the new process's number. A
-watcher adds a line to its notes whenever its cursor has moved: the cursor, and a digest of all that its store holds.
+key-value store, its address, the store's folder and the prefixes to watch; without prefixes it follows the log instead.
+The answer is the new process's number. A watcher adds a line to its notes whenever its cursor has moved: the cursor,
+and a digest of all that its store holds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
 
 import strandline as sl
 from strandline.followers.stores.append_log import AppendLogStore
@@ -21,6 +27,8 @@ from strandline.followers.watch.api import watch_applied
 from strandline.kv.log import LogKeyValue
 from strandline.kv.nats.bucket import NatsKeyValue
 from strandline.model.keyed import Prefix
+
+PATIENCE = 120.0
 
 
 def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
@@ -31,16 +39,41 @@ def digest(pairs: Iterable[tuple[bytes, bytes]]) -> str:
     return hashed.hexdigest()
 
 
-def open_kv(kind: str, address: str) -> Any:
-    if kind == "log":
-        return LogKeyValue(sl.open(address))
-    url, _, name = address.rpartition("/")
+def open_log(job: dict[str, Any]) -> Any:
+    """The log: an object log, another process's write-ahead log, or a replica in this process of a node elsewhere."""
+    match job["kind"]:
+        case "wal":
+            return sl.log.WalReader(job["address"])
+        case "replica":
+            replica = sl.node.Replica.open(f"{job['store']}-node", job["address"], timeout=5.0, poll_seconds=0.1)
+            return replica.reading(max_staleness=PATIENCE, timeout=PATIENCE)
+    return sl.open(job["address"])
+
+
+def open_kv(job: dict[str, Any]) -> Any:
+    if job["kind"] != "nats":
+        return LogKeyValue(open_log(job))
+    url, _, name = job["address"].rpartition("/")
     return NatsKeyValue.connect(url, name)
 
 
+@dataclass
+class Noted:
+    """A store that notes how far it is after each batch."""
+
+    store: AppendLogStore
+    note: Callable[[sl.Cursor], None]
+
+    def cursor(self, log_id: UUID) -> sl.Cursor | None:
+        return self.store.cursor(log_id)
+
+    def apply(self, records: pa.Table, *, since: sl.Cursor, upto: sl.Cursor) -> None:
+        self.store.apply(records, since=since, upto=upto)
+        self.note(upto)
+
+
 def watch(job: dict[str, Any]) -> None:
-    """Watch until killed."""
-    kv = open_kv(job["kind"], job["address"])
+    """Watch or follow until killed."""
     store = AppendLogStore.open(job["store"], sync=False, compact_after=2_000)
     with open(job["notes"], "a", buffering=1) as notes:
 
@@ -50,6 +83,9 @@ def watch(job: dict[str, Any]) -> None:
         position = store.position()
         if position.cursor is not None and position.resync is None:
             note(position.cursor)
+        if not job["scope"]:
+            sl.follow(open_log(job), Noted(store, note))
+        kv = open_kv(job)
         watch_applied(kv, ignore, scope=Prefix(*job["scope"]), reader=kv, store=store, on_applied=note)
 
 
@@ -64,7 +100,10 @@ def main() -> None:
         if not child:
             try:
                 watch(json.loads(line))
+            except BaseException:  # noqa: BLE001 - told, before it ends
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(1)  # a watcher of these ends only by being killed
         print(child, flush=True)
 
