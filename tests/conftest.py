@@ -26,8 +26,11 @@ pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUIT
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes, or takes to be made, says more of the machine than of the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes, or takes to be made, says more of the machine than of the code. CI tries more of them.
+EXAMPLES = 100 if os.environ.get("CI") else 30
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=EXAMPLES
+)
 settings.load_profile("any machine")
 
 

@@ -58,6 +58,7 @@ def interleaved(shape: Shape, seed: int) -> list[Change]:
 # --- the generator ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_the_changes_are_the_same_in_every_process() -> None:
     code = (
         "import hashlib; from strandline.cli.demo.changes import *;"

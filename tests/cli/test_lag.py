@@ -110,6 +110,7 @@ def test_a_log_without_slots_says_so(run: Run, log: str) -> None:
     assert "no slots" in run("lag", log).stdout
 
 
+@pytest.mark.matrix
 def test_watching_looks_again_until_ctrl_c(start: Start, log: str) -> None:
     opened = sl.open(log, create=True)
     process = start("lag", log, "--watch", "0.1", "--json")

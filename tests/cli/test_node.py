@@ -105,6 +105,7 @@ def nodes(tmp_path: Path, start: Start) -> Nodes:
     return nodes
 
 
+@pytest.mark.matrix
 def test_three_nodes_commit_and_show_who_is_where_and_one_takes_over_when_the_primary_is_killed(nodes, run: Run):
     with RemoteLog(nodes.urls["a"]) as log:
         assert isinstance(log.append(table(b"1", b"2"), timeout=WAIT).outcome, Reached)

@@ -211,6 +211,7 @@ def test_ctrl_c_while_producing_keeps_what_was_read_and_says_so(start: Start, lo
     assert err == ""
 
 
+@pytest.mark.matrix
 def test_a_reader_that_goes_away_is_no_error(start: Start, log: str) -> None:
     fill(log, 20_000)
     process = start("tail", log, "--since", "beginning")
@@ -233,6 +234,7 @@ def test_tail_begins_with_what_was_listed_at_a_time_or_later(run: Run, log: str)
     assert run("tail", log, "--json", "--since", "2999-01-01T00:00:00Z").stdout == ""
 
 
+@pytest.mark.matrix
 def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Start, log: str) -> None:
     opened = sl.open(log, create=True, retention="consumed")
     fill(log, 5)

@@ -129,6 +129,7 @@ def test_a_path_with_control_characters_is_named_escaped(run, tmp_path):
     assert r"a\x1b[2Jb" in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_traceback_is_escaped(tmp_path):
     command = [sys.executable, "-m", "strandline.cli", "wal", "verify", str(tmp_path / "a\x1b[2Jb"), "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

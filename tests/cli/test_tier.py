@@ -177,6 +177,7 @@ def test_snapshots_of_the_events_are_kept_where_it_is_told(run: Run, cold: sl.lo
     assert any((tmp_path / "mine").iterdir())
 
 
+@pytest.mark.matrix
 def test_ctrl_c_ends_a_run_between_segments_with_nothing_half_way(run: Run, start: Start, log: str) -> None:
     opened = fill(log, 150)
     run("tier", "attach", log)
@@ -217,6 +218,7 @@ def test_serving_copies_says_so_and_ends_cleanly_when_it_is_told_to(
     assert len(fields(run, "segments", "list", log, "--state", "copy-finished")["segments"]) == 3
 
 
+@pytest.mark.matrix
 def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_its_own(
     run: Run, start: Start, log: str
 ) -> None:

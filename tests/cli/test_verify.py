@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from strandline.cli import verify
 from strandline.cli.verify import summary
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -71,6 +73,7 @@ def test_of_many_findings_of_a_kind_the_first_are_shown_and_all_are_counted() ->
     assert (report.count(Severity.WASTE), report.count(Severity.NOTE), report.is_clean) == (1000, 1, True)
 
 
+@pytest.mark.matrix
 def test_on_a_terminal_there_is_progress_and_it_leaves_the_result_alone(
     on_terminal: Callable[..., tuple[int, str]], log: str
 ) -> None:

@@ -381,6 +381,7 @@ def test_where_there_is_nothing_the_error_is_one_sentence(run: Run, tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.matrix
 def test_ctrl_c_ends_quietly(start: Start, folder: Path) -> None:
     (folder / "slots.json").unlink()
     os.mkfifo(folder / "slots.json")

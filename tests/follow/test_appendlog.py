@@ -114,6 +114,7 @@ def test_a_last_frame_torn_at_any_byte_is_cut_and_what_comes_next_is_kept(monkey
         assert content(again) == states[3][0]
 
 
+@pytest.mark.matrix
 def test_a_last_frame_of_which_any_part_is_zeros_is_cut():
     data, states, starts = three_writes()
     for at in range(starts[2], len(data), 7):

@@ -786,6 +786,7 @@ class TestRaces:
 
         monkeypatch.setattr(artifacts, "_ahead", lambda work, items, _: (work(item) for item in items))
 
+    @pytest.mark.matrix
     def test_the_pointer_never_goes_back_and_names_only_what_is_whole(self, snapshots, tmp_path):
         for seed in range(60):
             self.play(seed, tmp_path, snapshots)

@@ -131,6 +131,7 @@ entries = st.builds(
 writers = st.builds(WriterState, number=numbers, sequence=numbers, first=numbers, count=counts, listed=time)
 
 
+@pytest.mark.matrix
 @settings(max_examples=100, deadline=None)
 @given(
     tail=st.lists(entries, max_size=5),

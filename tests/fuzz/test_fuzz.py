@@ -14,7 +14,7 @@ from tests.fuzz.registry import GROUPS, find, named
 from tests.fuzz.runner import ROOT, fuzz
 from tests.fuzz.targets import case
 
-CASES = {"formats": 60, "places": 6, "flight": 15, "commands": 6}
+CASES = {"formats": 40, "places": 4, "flight": 10, "commands": 3}
 """Of each target of a group."""
 FEW = {"command-processes": 2}
 """Of targets that take long."""
@@ -41,12 +41,14 @@ def test_hostile_input_for_ten_minutes(group: str) -> None:
     assert not report.finds, "\n".join(map(str, report.finds))
 
 
+@pytest.mark.matrix
 def test_what_is_damaged_is_mostly_met_behind_the_checksum() -> None:
     report = fuzz(["batch-zstd", "head", "segment", "slot"], seed=2, cases=150, seconds=1800, quiet=True)
     for name, seen in report.outcomes.items():
         assert {"fine", "CorruptData"} <= seen.keys() <= {"fine", "CorruptData", "UnsupportedVersion"}, name
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("name", "what"),
     [
@@ -88,6 +90,7 @@ def test_a_find_is_repeated_from_its_seed_and_from_its_file() -> None:
     found.kept.unlink()
 
 
+@pytest.mark.matrix
 def test_commands_are_tried_on_forged_places_of_the_kind_that_they_are_for() -> None:
     cases = [json.loads(case(find("command-line"), seed)) for seed in range(400)]
     meant = [told for told in cases if told["forged"]]

@@ -211,6 +211,7 @@ class TestSpilling:
             (number, b"%d" % number) for number in range(60, 70)
         ]
 
+    @pytest.mark.matrix
     def test_producers_that_list_one_batch_each_keep_the_head_small_too(self) -> None:
         log = open_log(PlainStore(), create=True)
         for number in range(150):

@@ -275,7 +275,7 @@ print("the end", flush=True)
 """
 
 
-@pytest.mark.parametrize("state", ["idle", "busy", "stuck in an upload"])
+@pytest.mark.parametrize("state", ["idle", pytest.param("busy", marks=pytest.mark.matrix), "stuck in an upload"])
 def test_a_program_that_ends_without_closing_is_warned_and_does_not_hang(tmp_path: Path, state: str) -> None:
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, str(tmp_path), state]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -285,6 +285,7 @@ def test_a_program_that_ends_without_closing_is_warned_and_does_not_hang(tmp_pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_handles_of_a_program_that_ends_are_failed_for_those_who_still_wait(tmp_path: Path) -> None:
     program = """
 import atexit, sys

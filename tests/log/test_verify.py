@@ -523,6 +523,7 @@ class Chaos:
         log.trim()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", some(range(8), 1))
 def test_a_log_that_was_used_collected_and_crashed_at_random_is_never_damaged(seed: int):
     chaos = Chaos(seed)

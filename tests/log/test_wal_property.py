@@ -587,7 +587,7 @@ def _open_on(disk: SimulatedDisk) -> WriteAheadLog:
 
 
 QUICK = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -231,6 +231,7 @@ def test_a_slot_that_is_created_or_reset_beside_trimming_never_stands_below_the_
         done.set()
 
 
+@pytest.mark.matrix
 def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path):
     catalog, count = Catalog(str(tmp_path), UUID(int=1), (), disk=DISK), 4000
     begun = threading.Semaphore(0)
@@ -252,6 +253,7 @@ def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path
 # --- waiting -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_whoever_waits_is_woken_by_the_append_that_it_waits_for(tmp_path: Path):
     rounds, waiters = 1500, 3
     with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:

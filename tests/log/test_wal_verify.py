@@ -136,7 +136,7 @@ def test_where_there_is_no_log_that_is_an_error_and_no_finding(tmp_path: Path) -
 # --- damage ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.matrix), 3])
 def test_whatever_byte_of_a_file_is_changed_it_is_found_with_its_place(folder: Path, number: int) -> None:
     path = files(folder)[number]
     data = path.read_bytes()

@@ -43,6 +43,7 @@ def test_a_trim_of_its_own_at_every_step_deletes_nothing_that_is_or_will_be_name
     assert explored(Job(2, trims=False), Job(3, trims=False), None).states > 1_000
 
 
+@pytest.mark.matrix
 def test_a_log_that_replaces_another_is_whole_too():
     assert explored(Job(2, log=1, replacing=True), Job(5, log=2, replacing=True), crashes=1).states > 1_000
 

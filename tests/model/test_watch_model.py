@@ -55,6 +55,7 @@ def test_with_batches_that_wait_behind_failed_ones_nothing_jumps_the_hole():
     assert explored(budget=budget, history=ONE, followed=1, script=(PUT_2, DELETE_1, PUT_1)).states > 1_000
 
 
+@pytest.mark.matrix
 def test_a_store_that_fails_too_often_ends_the_watch_and_the_next_one_makes_it_good():
     budget = Budget(writes=2, failures=4)
     assert explored(budget=budget, history=ONE, followed=1).states > 2_000
@@ -67,6 +68,7 @@ def test_what_was_received_and_not_batched_is_lost_with_a_crash_and_comes_again(
     )
 
 
+@pytest.mark.matrix
 def test_a_newcomer_that_dies_in_its_first_listing_is_made_whole():
     budget = Budget(writes=1, trims=1, failures=1, crashes=1)
     assert explored(budget=budget, history=(*BOTH, (b"k1", b"0.2"))).states > 2_000
@@ -114,6 +116,7 @@ def test_a_resync_in_a_prefix_spares_all_other_keys():
     assert explored(budget=budget, history=(*BOTH, (b"z", b"0.2")), followed=2, keys=(b"k1", b"z")).states > 2_000
 
 
+@pytest.mark.matrix
 def test_a_full_watch_onto_a_store_that_is_not_empty_is_a_resync():
     budget = Budget(writes=1, failures=1, crashes=1, anew=1)
     assert explored(budget=budget, history=BOTH, followed=1).states > 2_000
@@ -241,6 +244,7 @@ def test_a_broken_twin_is_found(name):
     assert found.value.trace[-1].startswith(last)
 
 
+@pytest.mark.matrix
 def test_a_trace_is_found_again_exactly_as_it_was():
     traces = []
     for _ in range(2):

@@ -112,7 +112,10 @@ def bomb() -> bytes:
     return gzip.compress(bytes(512 * MIB), compresslevel=1)
 
 
-@pytest.mark.parametrize(("method", "token"), [("DoAction", None), ("DoAction", OPS), ("DoPut", APP)])
+@pytest.mark.parametrize(
+    ("method", "token"),
+    [("DoAction", None), pytest.param("DoAction", OPS, marks=pytest.mark.matrix), ("DoPut", APP)],
+)
 def test_a_compressed_message_is_refused_and_never_unpacked(victim: Victim, method: str, token: str | None) -> None:
     packed = bomb()
     with RawGrpc(victim.url) as raw, suppress(Refused):
@@ -130,7 +133,7 @@ def test_a_compressed_message_that_does_not_say_how_is_refused(victim: Victim) -
     told(victim, "a message that only its flag calls compressed", 256 * MIB)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("codec", [pytest.param("zstd", marks=pytest.mark.matrix), "lz4"])
 def test_a_compressed_batch_of_an_append_is_refused_and_never_unpacked(victim: Victim, codec: str) -> None:
     batch = pa.record_batch({"value": pa.array([bytes(MIB)] * 600, pa.binary())})
     sink = pa.BufferOutputStream()

@@ -107,6 +107,7 @@ class TestAPrimaryThatIsKilled:
             recorder.more()
         check(cluster, recorder)
 
+    @pytest.mark.matrix
     def test_goes_on_by_itself_if_it_is_back_first(self, start):
         cluster = start()
         old = cluster.begin()
@@ -120,6 +121,7 @@ class TestAPrimaryThatIsKilled:
         assert not any(cluster.quarantine(name) for name in cluster.names)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_replicas_that_are_killed_while_they_apply_lose_nothing_and_need_no_bootstrap(start, kills):
     cluster = start()
@@ -342,6 +344,7 @@ def go_its_own_way(cluster: ClusterOfProcesses, name: str, writer: WriterId, num
 
 
 class TestACopyThatDiverged:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("behind", [pytest.param(False, marks=pytest.mark.matrix), True])
     def test_stops_until_it_is_built_again_and_a_restart_does_not_change_that(self, start, behind):
         cluster = start(names="ab", policy="local", lease_seconds=15.0)  # all in one term: a failover would explain it

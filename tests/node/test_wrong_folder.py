@@ -266,6 +266,7 @@ class TestTakingOver:
         with pytest.raises(InvalidInput, match="let the primary take a log over"):
             Replica.open(tmp_path / "b", "grpc://127.0.0.1:1", take_over=str(wal))
 
+    @pytest.mark.matrix
     def test_cut_off_anywhere_it_has_all_of_it_or_begins_again(self, wal: Path) -> None:
         files = {f"/wal/{found.name}": found.read_bytes() for found in wal.iterdir()}
         assert DISK.scan(str(wal))

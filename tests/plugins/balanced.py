@@ -1,7 +1,7 @@
 """How tests are shared among processes: by file, the longest first; what needs one large server stays together.
 
-The suite ends with its last process, so what takes long must not come late. A session of Spark takes longer to start
-than most tests that need it, so one process has all of them.
+The suite ends with its last process, so what takes long must not come late. A session of Spark or a
+Kafka broker takes longer to start than most tests that need it, so one process has all of them.
 """
 
 from __future__ import annotations
@@ -10,25 +10,32 @@ from typing import Any
 
 import pytest
 
-TOGETHER = {"tests/spark/": "spark"}
+TOGETHER = {
+    "tests/spark/": "spark",
+    "tests/log/topic/test_kafka.py": "kafka",
+    "tests/tier/test_events_elsewhere.py": "kafka",
+}
 """Whatever begins like this is one piece of work."""
 
 LONGEST = (
     "spark",
+    "kafka",
     "tests/node/test_processes.py",
-    "tests/log/topic/test_kafka.py",
     "tests/fuzz/test_fuzz.py",
     "tests/log/test_kill.py",
+    "tests/follow/test_table_recovery.py",
+    "tests/node/test_hostile_load.py",
     "tests/cli/test_node.py",
     "tests/cli/test_tier.py",
-    "tests/model/test_watch_model.py",
-    "tests/node/test_simulation.py",
-    "tests/log/test_verify.py",
     "tests/storage/test_wire.py",
     "tests/storage/test_on_servers.py",
+    "tests/log/test_consumer.py",
     "tests/tier/test_tiered_seam.py",
-    "tests/tier/test_cold.py",
-    "tests/log/test_collector.py",
+    "tests/follow/test_log_key_value.py",
+    "tests/cli/test_produce_and_tail.py",
+    "tests/formats/test_queue_v1.py",
+    "tests/model/test_watch_model.py",
+    "tests/follow/test_nats.py",
 )
 """The pieces that take longest, as measured. An order that is out of date costs some time, and nothing else."""
 

@@ -92,7 +92,7 @@ def stored_upto(log: ObjectLog, sink) -> int:
 @pytest.mark.parametrize(
     ("mode", "kept"),
     [
-        pytest.param("latest", True, id="latest-checkpoint-kept"),
+        pytest.param("latest", True, id="latest-checkpoint-kept", marks=pytest.mark.matrix),
         pytest.param("append", False, id="append-checkpoint-lost"),
         pytest.param("latest", False, id="latest-checkpoint-lost", marks=pytest.mark.slow),
         pytest.param("append", True, id="append-checkpoint-kept", marks=pytest.mark.slow),

@@ -359,6 +359,7 @@ def test_a_read_takes_segments_as_far_as_they_go_and_the_rest_from_the_hot_tier(
     assert plan.count("FileScan parquet") == plan.count("BatchScan strandline") == 1
 
 
+@pytest.mark.matrix
 def test_a_read_of_every_range_has_exactly_its_records(spark, log):
     places = [(0, END), (7, 7), (3, 13), (COLD - 1, COLD + 1), (BOTH - 1, BOTH + 1), (65, 75), (BOTH, END), (END, END)]
     for first, end in places:
@@ -397,6 +398,7 @@ def test_a_log_without_a_cold_tier_is_read_as_well(spark, tmp_path):
         sl.spark.read(spark, log, since=2)
 
 
+@pytest.mark.matrix
 def test_the_same_read_finds_the_same_records_whatever_moves_and_comes_meanwhile(spark, log):
     expected = everything(log).to_pylist()
     frame = sl.spark.read(spark, log)

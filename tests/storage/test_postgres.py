@@ -83,6 +83,7 @@ def test_a_stopped_server_sends_its_clients_home_and_leaves_nothing(tmp_path: Pa
         socket.create_connection(("127.0.0.1", port), timeout=5.0)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends a child with its parent")
 def test_a_server_ends_with_the_process_that_started_it(postgres: PostgresServer, tmp_path: Path) -> None:
     starter = subprocess.Popen(
@@ -103,6 +104,7 @@ def test_a_server_ends_with_the_process_that_started_it(postgres: PostgresServer
         os.close(watched)
 
 
+@pytest.mark.matrix
 def test_a_folder_whose_path_is_too_long_for_a_socket_is_no_obstacle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

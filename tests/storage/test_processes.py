@@ -103,6 +103,7 @@ class TestSharedFolder:
     def value(self, store: LocalStore) -> int:
         return StoreCell(store, "counter", JsonCodec[int]()).read().value
 
+    @pytest.mark.matrix
     def test_increments_of_two_processes_add_up(self, store: LocalStore, tmp_path: Path) -> None:
         processes = [start_python(INCREMENT, str(tmp_path), str(seed), "300") for seed in (1, 2)]
         for process in processes:

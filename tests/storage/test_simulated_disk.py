@@ -416,6 +416,7 @@ def test_any_pages_may_be_kept_and_a_later_write_may_survive_an_earlier_one(mode
     assert found == {b"", one, none, one + two, one + none, none + two, none + none}
 
 
+@pytest.mark.matrix
 def test_a_page_that_was_synced_in_part_keeps_that_part():
     for mode in POWER:
         if mode is not CrashMode.SCRAPS:
@@ -809,6 +810,7 @@ class Mended(Counter):
         disk.sync_folder("/")
 
 
+@pytest.mark.matrix
 def test_who_rewrites_what_it_finds_copes_with_a_failed_sync_of_a_process_that_died():
     mended = Mended()
     assert fail_everywhere(mended.work, mended.check, modes=tuple(CrashMode), then=2).states > 10
@@ -852,6 +854,7 @@ def test_damage_is_put_everywhere_and_shown_to_the_check():
     assert all(data.count(b"?") == 1 for data in found)
 
 
+@pytest.mark.matrix
 def test_the_same_seeds_go_the_same_way_and_others_another():
     def explore(seeds):
         counter = Counter(5, sync=False)

@@ -305,7 +305,7 @@ def _small(monkeypatch):
         pytest.param(1 << 16, id="beside the columns", marks=pytest.mark.matrix),
     ],
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(events=steps)
 def test_random_histories_are_answered_as_by_a_plain_list(few, events):
     before, cache_module._FEW = cache_module._FEW, few

@@ -26,6 +26,7 @@ METADATA = 3
 PLACES = [place(metadata, number, METADATA) for metadata in range(METADATA) for number in range(2)]
 STEPS = 60
 SEEDS = 25
+FEW = 12
 
 
 @dataclass
@@ -226,7 +227,13 @@ def shown(done: Counter[str], seeds: range) -> None:
 
 def test_every_ready_answer_is_a_full_replay_s(caplog):
     caplog.set_level("CRITICAL")
-    shown(lives(range(SEEDS)), range(SEEDS))
+    shown(lives(range(FEW)), range(FEW))
+
+
+@pytest.mark.matrix
+def test_so_it_is_in_more_lives(caplog):
+    caplog.set_level("CRITICAL")
+    shown(lives(range(FEW, SEEDS)), range(FEW, SEEDS))
 
 
 @pytest.mark.slow

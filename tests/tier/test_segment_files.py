@@ -146,6 +146,7 @@ def test_a_stored_segment_is_verified_and_says_what_it_holds() -> None:
     assert examine_segment(store, path_of(segment), segment.size) == facts
 
 
+@pytest.mark.matrix
 def test_every_truncation_and_flipped_byte_is_found() -> None:
     store = PlainStore()
     segment, table = stored(store, 30, 20, value=8)
@@ -279,6 +280,7 @@ def test_columns_that_are_not_asked_for_are_not_read() -> None:
     assert store.read < segment.size / 100
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("count", "value"),
     cases.some([(200_000, 8), (40_000, 100), (6_000, 1024), (800, 20_000), (200, 100_000), (120, 400_000)], 2),

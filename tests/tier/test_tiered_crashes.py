@@ -102,7 +102,7 @@ PARTS = 9
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("object", marks=pytest.mark.matrix), "wal"])
 def test_whatever_dies_at_any_point_of_a_round_nothing_is_missing_or_repeated(kind: Kind, part: int) -> None:
     for at in range(part, points(kind), PARTS):
         dying = Dying(base(kind).copy(), at)

@@ -153,6 +153,7 @@ def test_bounds_are_those_of_both_tiers(kind: Kind) -> None:
     assert rows(log.read()) == tiers.truth[end:]
 
 
+@pytest.mark.matrix
 def test_terms_are_judged_as_in_a_log_that_has_everything() -> None:
     whole = Tiers("wal", batches=8, terms=True)
 
