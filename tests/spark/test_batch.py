@@ -159,3 +159,25 @@ def test_a_harmed_batch_is_named_by_object(spark, tmp_path, harm, kind: type[Str
 
 def test_the_front_leads_to_spark(spark):
     assert sl.spark.StrandlineDataSource.name() == "strandline"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_wrong_option_is_one_sentence_in_the_driver_before_any_job(spark, tmp_path, streaming):
+    log = new_log(tmp_path)
+    append(log, [put(b"a", b"1")])
+
+    def run(name: str, value: str) -> None:
+        source = (spark.readStream if streaming else spark.read).format("strandline").option(name, value)
+        if not streaming:
+            source.load(log.url).collect()
+            return
+        query = source.load(log.url).writeStream.format("noop").trigger(availableNow=True).start()
+        query.awaitTermination(60)
+
+    before = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+    for name, value in (("startingOffset", "-1"), ("maxRecordsPerTrigger", "\x1b[31m"), ("maxOffsetsPerTrigger", "5")):
+        ours = reason(lambda name=name, value=value: run(name, value))
+        assert isinstance(ours, InvalidInput)
+        assert name.lower() in str(ours).lower()
+        assert str(ours).isprintable()
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == before

@@ -357,10 +357,25 @@ def test_a_newcomer_that_is_refused_leaves_neither_a_table_nor_a_slot(spark, log
     assert not table.exists()
 
 
-@pytest.mark.parametrize("wrong", [{"trigger": {"sometimes": True}}, {"options": {"partitions": "none"}}])
-def test_a_wrong_option_leaves_neither_a_table_nor_a_slot(spark, log, table, wrong):
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"trigger": {"sometimes": True}}, "trigger is one of"),
+        ({"trigger": {"availableNow": True, "once": True}}, "trigger is one of"),
+        ({"trigger": {"availableNow": False}}, "trigger is one of"),
+        ({"trigger": {"processingTime": -1}}, "trigger is one of"),
+        ({"trigger": {"continuous": "1 second"}}, "trigger is one of"),
+        ({"trigger": {"processingTime": "x\x1b[31m"}}, r"processingTime is .* not 'x\\x1b"),
+        ({"trigger": {"processingTime": "-1 second"}}, "processingTime is "),
+        ({"checkpoint": ""}, "names no place"),
+        ({"checkpoint": "\0"}, "names no place"),
+        ({"options": {"partitions": "none"}}, "partitions is a whole number"),
+        ({"max_bytes_per_trigger": -1}, "max_bytes_per_trigger is a whole number"),
+    ],
+)
+def test_a_wrong_option_leaves_neither_a_table_nor_a_slot(spark, log, table, wrong, sentence):
     append(log, numbered(0, 3))
-    with pytest.raises((InvalidInput, TypeError)):
+    with pytest.raises(InvalidInput, match=sentence):
         follow(spark, log, sl.DeltaSink(str(table)), slot="s", **{"trigger": NOW, **wrong})
     assert log.slots() == []
     assert not table.exists()

@@ -111,19 +111,31 @@ def test_a_position_is_an_end_an_offset_or_a_cursor(text, position):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"startingOffset": "-1"},
-        {"startingOffset": "noon"},
-        {"maxBytesPerTrigger": "0"},
-        {"maxBytesPerTrigger": "10MB"},
-        {"failOnDataLoss": "perhaps"},
-        {"partitions": "-2"},
         {"startOffset": "1"},
+        {"maxOffsetsPerTrigger": "5"},
+        *[
+            {name: value}
+            for name in (
+                "startingOffset",
+                "endingOffset",
+                "maxRecordsPerTrigger",
+                "partitions",
+                "failOnDataLoss",
+                "hold",
+            )
+            for value in ("-1", "x", str(2**63), "NaN", "", "1e3", "\x1b[31m\n", "5/5")
+        ],
+        *[{name: "0"} for name in ("maxRecordsPerTrigger", "maxBytesPerTrigger", "maxBatchesPerTrigger", "hold")],
+        {"maxBytesPerTrigger": "10MB"},
+        {"logFormat": "\x1b[31m\n"},
     ],
 )
 def test_a_wrong_option_is_named_in_one_sentence(wrong):
     with pytest.raises(InvalidInput) as caught:
         options(**wrong)
-    assert next(iter(wrong)).lower() in str(caught.value).lower()
+    said = str(caught.value)
+    assert next(iter(wrong)).lower() in said.lower()
+    assert said.isprintable(), "nothing of it moves a terminal's cursor"
 
 
 def test_options_are_read_whatever_their_case_and_storage_ones_are_passed_on():

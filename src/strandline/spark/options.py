@@ -6,7 +6,7 @@ import contextlib
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import as_address
@@ -106,6 +106,21 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         storage={
             name[len(STORAGE_PREFIX) :]: value for name, value in given.items() if name.startswith(STORAGE_PREFIX)
         },
+    )
+
+
+def checked_trigger(trigger: Mapping[str, Any]) -> dict[str, Any]:
+    """The trigger of a stream, in Spark's words; what an interval may be, Spark itself knows.
+
+    >>> checked_trigger({"availableNow": True})
+    {'availableNow': True}
+    """
+    match dict(trigger):
+        case {"processingTime": str()} | {"availableNow": True} | {"once": True} if len(trigger) == 1:
+            return dict(trigger)
+    raise InvalidInput(
+        "trigger is one of {'processingTime': '10 seconds'}, {'availableNow': True} and {'once': True}, not "
+        f"{shown(dict(trigger))}."
     )
 
 

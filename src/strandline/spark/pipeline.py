@@ -13,22 +13,24 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import IllegalArgumentException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from strandline.errors import CorruptData, Fenced, InvalidInput
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object import ObjectLog
-from strandline.model.arguments import anything, checked
+from strandline.model.addresses import as_address
+from strandline.model.arguments import anything, checked, shown
 from strandline.model.cursor import Bounds, Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import Sink, without_key
 from strandline.spark.failures import patiently, unwrapped
 from strandline.spark.opening import opened
-from strandline.spark.options import parse_options
+from strandline.spark.options import checked_trigger, parse_options
 from strandline.spark.planning import Remembered, agrees, decode_offset
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.tier.read.tiered_log import TieredLog
@@ -84,6 +86,9 @@ def follow(
         raise InvalidInput("Following needs a classic Spark session in the driver, not Spark Connect.")
     given = {name.lower(): value for name, value in (options or {}).items()}
     _refuse(given)
+    timing = checked_trigger(trigger or _TRIGGER)
+    if checkpoint is not None:
+        as_address(checkpoint)
     cores = spark.sparkContext.defaultParallelism
     read = {
         "partitions": str(cores),
@@ -97,13 +102,10 @@ def follow(
         with committer.abandoned_on_error():
             step = on_step or (lambda _: None)
             batches = _Batches(source.log_id, committer, cores, source.cursor_at, step, _keeps_latest(sink))
-            writer = (
-                spark.readStream.format("strandline")
-                .options(**read, startingoffset=str(committer.start))
-                .load(url)
-                .writeStream.foreachBatch(batches)
-                .trigger(**dict(trigger or _TRIGGER))
+            stream = (
+                spark.readStream.format("strandline").options(**read, startingoffset=str(committer.start)).load(url)
             )
+            writer = _timed(stream.writeStream.foreachBatch(batches), timing)
             if checkpoint is not None:
                 place = usable_checkpoint(spark, checkpoint, committer.start, source.bounds(), chance=chance)
                 writer = writer.option("checkpointLocation", place)
@@ -124,6 +126,16 @@ def _refuse(given: Mapping[str, str]) -> None:
         raise InvalidInput("A table that follows a log may not skip records: failOnDataLoss=false is refused here.")
     if "startingoffset" in given:
         raise InvalidInput("Where a sink goes on is its own cursor's word; give a newcomer's place with start=.")
+
+
+def _timed(writer: DataStreamWriter, timing: Mapping[str, Any]) -> DataStreamWriter:
+    try:
+        return writer.trigger(**timing)
+    except (IllegalArgumentException, ValueError) as error:
+        raise InvalidInput(
+            f"processingTime is an interval as Spark writes it, such as '10 seconds', not "
+            f"{shown(timing.get('processingTime'))}."
+        ) from error
 
 
 class Following:
