@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from strandline.errors import AlreadyExists, Conflict, Contended, NotFound, OutcomeUnknown, TransientStorageError
+from strandline.errors import (
+    AlreadyExists,
+    Conflict,
+    Contended,
+    CorruptData,
+    NotFound,
+    OutcomeUnknown,
+    TransientStorageError,
+)
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.metrics import Role, count_write
@@ -47,11 +55,16 @@ class StoreCell(Generic[T]):
         path: str,
         codec: Codec[T],
         *,
+        required_by: str | None = None,
         backoff: Backoff | None = None,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
     ) -> None:
-        """Use the object ``path``; nothing is read or written yet."""
+        """Use the object ``path``; nothing is read or written yet.
+
+        ``required_by`` names what cannot exist without the object: that it is absent is damage then, not ``NotFound``.
+        """
+        self._required_by = required_by
         self._store = store
         self._path = path
         self._codec = codec
@@ -78,12 +91,19 @@ class StoreCell(Generic[T]):
         return None if self._held is None else self._held.value.value
 
     def read(self) -> Versioned[T]:
-        """The value now, or ``NotFound``."""
+        """The value now, or ``NotFound``; ``CorruptData`` if something else requires it."""
         held = self._fetch()
         return Versioned(held.value.value, held.version)
 
     def _fetch(self) -> Versioned[Stamped[T]]:
-        found = self._store.get(self._path)
+        try:
+            found = self._store.get(self._path)
+        except NotFound as error:
+            if self._required_by is None:
+                raise
+            raise CorruptData(
+                f"{self.where} is missing although {self._required_by} exists: restore the object before anything else."
+            ) from error
         version, known = found.version, self._held
         if known is None or known.version != version:
             known = Versioned(self._codec.decode(found.data, self.where), version)

@@ -271,8 +271,9 @@ class HeadCodec:
     The packed entries are kept: the next head has nearly the same ones, each with up to a thousand ranges of metadata.
     """
 
-    def __init__(self) -> None:
-        """Nothing was encoded yet."""
+    def __init__(self, log_id: UUID | None = None) -> None:
+        """The head of this log, or of any; bytes that describe another log's are damage."""
+        self._log_id = log_id
         self._packed: dict[int, tuple[Entry, bytes]] = {}
 
     def encode(self, state: Stamped[Head]) -> bytes:
@@ -287,7 +288,11 @@ class HeadCodec:
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[Head]:
         """The state in these bytes."""
-        return decode_head(data, where)
+        state = decode_head(data, where)
+        found = state.value.log_id
+        if self._log_id not in (None, found):
+            raise CorruptData(f"{where} belongs to log {found}, not to {self._log_id}: restore it.")
+        return state
 
 
 def _sealed(parts: list[bytes]) -> bytes:

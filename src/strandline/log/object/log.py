@@ -145,6 +145,11 @@ def open_log(
             (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:
             check_new_in_store(store, FolderKind.OBJECT_LOG)
+        if not create and _has_head(store):
+            raise NotALog(
+                f"{store.url}/{_IDENTITY} is missing although the head of a log is there: restore the object; or, if "
+                "it is lost, let open(..., create=True, retention=...) write it again for the same log."
+            ) from error
         if not create:
             raise NotALog(
                 f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."
@@ -158,6 +163,14 @@ def open_log(
             "use set_retention, or open it without saying."
         )
     return ObjectLog(store, identity, clock=clock, chance=chance)
+
+
+def _has_head(store: ObjectStore) -> bool:
+    try:
+        store.get("head")
+    except NotFound:
+        return False
+    return True
 
 
 def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock: Clock, chance: Chance) -> LogIdentity:
@@ -217,15 +230,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
 
     def head(self) -> Head:
         """The head as it is now."""
-        try:
-            head = self._lister.cell.read().value
-        except NotFound as error:
-            raise CorruptData(
-                f"{self.url}/head is missing although the log exists: restore the object before anything else."
-            ) from error
-        if head.log_id != self.log_id:
-            raise CorruptData(f"{self.url}/head belongs to log {head.log_id}, not to {self.log_id}: restore it.")
-        return head
+        return self._lister.cell.read().value
 
     def _span(self, entry: Entry, first: int, end: int) -> ObjectSpan:
         return ObjectSpan(self.store, entry, first, end)

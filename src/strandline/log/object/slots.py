@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Final, Self
@@ -83,14 +83,36 @@ class SlotKeeper:
             except NotFound as error:
                 # It is being created, or was dropped since the head was read; otherwise its cell must be there.
                 if pin is None and self.read_head().slots.get(name, _NOT_LISTED) is None:
-                    raise CorruptData(
-                        f"{self.cell(name).where} is missing although the head names it: restore the object."
-                    ) from error
+                    raise self._lost(name) from error
         return Members(head.membership, states, rules.pending_positions(head.slots.values()))
 
     def state(self, name: str) -> SlotState:
-        """One slot's state, or ``NotFound``."""
-        return self.cell(name).read().value
+        """One slot's state, or ``NotFound``; ``CorruptData`` if its object is missing and the head names it."""
+        return self.read(self.cell(name), name)
+
+    def read(self, cell: StoreCell[SlotState], name: str) -> SlotState:
+        """The same by its cell."""
+        with self._explained(name):
+            return cell.read().value
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Says why the object of a slot may be missing that somebody reads or changes."""
+        try:
+            yield
+        except NotFound as error:
+            if self.read_head().slots.get(name, _NOT_LISTED) is None:
+                raise self._lost(name) from error
+            raise self._absent(name) from error
+
+    def _absent(self, name: str) -> NotFound:
+        return NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
+
+    def _lost(self, name: str) -> CorruptData:
+        return CorruptData(
+            f"{self.cell(name).where} is missing although the head names it: restore the object; or, if it is lost, "
+            f"drop the slot and create it again where its consumer stands ('strandline slots drop' and 'create')."
+        )
 
     def listed(self) -> list[SlotState]:
         """All slots whose cells are written, by name."""
@@ -153,7 +175,7 @@ class SlotKeeper:
         cell = self.cell(name)
         head = self.read_head()
         if name not in head.slots:
-            raise NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
+            raise self._absent(name)
         before = self._finished(cell, name, head.slots[name])
         state = cell.update(self.op(), lambda slot: rules.claim(slot, holder, self.clock.now(), hot=hot))
         if state.holder != holder:
@@ -174,7 +196,7 @@ class SlotKeeper:
         if known is not None and not known.dropped:
             return known
         if pin is None and known is None:
-            raise CorruptData(f"{cell.where} is missing although the head names it: restore the object.")
+            raise self._lost(name)
         if pin is None:
             raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by someone else: create it again.")
         return self._first_state(cell, self.op(), name, pin, None)
@@ -183,9 +205,9 @@ class SlotKeeper:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
         cell = self.cell(name)
         for _ in range(_RESETS):
-            before = _known(cell)
-            if before is None or before.dropped:
-                raise NotFound(f"There is no slot {name!r} in {self.store.url}: create it first.")
+            before = self.read(cell, name)
+            if before.dropped:
+                raise self._absent(name)
             # The pin comes first: from now on no trim goes past the position, and then the cell may say so.
             pin = self.head.update(
                 self.op(), lambda head: repin_slot(head, name, position, retained_from), role="consumer"
@@ -252,26 +274,30 @@ class SlotKeeper:
     def _until(self, seconds: float) -> int:
         return self.clock.now() + int(seconds * SECOND)
 
-    def advance(self, cell: StoreCell[SlotState], holder: str, epoch: int, to: Cursor) -> None:
+    def advance(self, cell: StoreCell[SlotState], name: str, holder: str, epoch: int, to: Cursor) -> None:
         """What a claimed slot's ``advance`` does; ``Diverged`` if the cursor is of another history of the log."""
         head = self.read_head()
         bounds = bounds_of(head)
         rules.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
         entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self.chunks))
         now, fingerprint = self.clock.now(), to.fingerprint
-        cell.update(
-            self.op(),
-            lambda slot: rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint),
-        )
+        with self._explained(name):
+            cell.update(
+                self.op(),
+                lambda slot: rules.advance(
+                    slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint
+                ),
+            )
 
     def touch(self, name: str, epoch: int) -> None:
         """Say that a slot is needed which nobody has claimed yet."""
-        self.seen(self.cell(name), epoch)
+        self.seen(self.cell(name), name, epoch)
 
-    def seen(self, cell: StoreCell[SlotState], epoch: int) -> None:
+    def seen(self, cell: StoreCell[SlotState], name: str, epoch: int) -> None:
         """What a claimed slot's ``touch`` does."""
         now = self.clock.now()
-        cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
+        with self._explained(name):
+            cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now))
 
 
 @checked
@@ -317,15 +343,15 @@ class ObjectSlot:
 
     def state(self) -> SlotState:
         """What is stored now."""
-        return self.cell.read().value
+        return self.keeper.read(self.cell, self.name)
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up."""
-        self.keeper.advance(self.cell, self.holder, self.epoch, to)
+        self.keeper.advance(self.cell, self.name, self.holder, self.epoch, to)
 
     def touch(self) -> None:
         """Durably say that the holder is alive although it has nothing to acknowledge."""
-        self.keeper.seen(self.cell, self.epoch)
+        self.keeper.seen(self.cell, self.name, self.epoch)
 
 
 def _renewed(state: SlotState, before: SlotState, position: int, now: int, born: int, expires: int | None) -> SlotState:

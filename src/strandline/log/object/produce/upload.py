@@ -209,7 +209,13 @@ class Lister:
         self._chance = chance
         self._log_id = log_id
         self.cell: StoreCell[Head] = StoreCell(
-            store, "head", HeadCodec(), backoff=_AMONG_OTHERS, clock=clock, chance=chance
+            store,
+            "head",
+            HeadCodec(log_id),
+            required_by="the log",
+            backoff=_AMONG_OTHERS,
+            clock=clock,
+            chance=chance,
         )
         self._alone = _ALONE  # how often in a row nobody else had listed since we last did
 
