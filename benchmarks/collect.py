@@ -50,7 +50,7 @@ class Side:
         self.log: ObjectLog = open_log(self.store)
         self.log.set_retention(Consumed())
         self.position = self.log.bounds().first
-        self.log.create_slot("reader", self.position)
+        self.log.slots.create("reader", self.position)
         self.seconds: list[float] = []
         self.asked: list[int] = []
         for _ in range(3):
@@ -63,7 +63,7 @@ class Side:
             self.log.append(row, writer=writer, number=number).result()
         if trim:
             self.position += 100 * _WRITTEN // 4
-            slot = self.log.claim_slot("reader", "bench")
+            slot = self.log.slots.claim("reader", "bench")
             slot.advance(self.log.start().at(self.position))
         self.store.asked.clear()
         began = time.perf_counter()

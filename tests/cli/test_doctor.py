@@ -224,7 +224,7 @@ def test_a_log_is_described_and_what_needs_somebody_is_a_warning():
     assert log_said(store, clock)["log"] == Line(CheckStatus.OK, "log", f"there is none at {store.url} yet")
     log = open_log(store, create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
     append(log, b"a", number=0)
-    log.create_slot("billing", 0)
+    log.slots.create("billing", 0)
     assert statuses(log_said(store, clock)) == {}
     clock.advance(2 * 86400)
     assert statuses(log_said(store, clock)) == {"collection": CheckStatus.WARNING}
@@ -244,7 +244,7 @@ def test_times_ahead_of_this_machine_s_clock_are_told_with_whose_and_by_how_much
     log = open_log(store, create=True, clock=clock)
     clock.set_wall(clock.now() + 365 * 86400 * 1_000_000)
     append(log, b"a", number=0)
-    log.create_slot("billing", 0)
+    log.slots.create("billing", 0)
     log.trim()
     clock.set_wall(clock.now() - 365 * 86400 * 1_000_000)
     told = [line for line in log_lines(store, clock=clock) if line.what == "times"]

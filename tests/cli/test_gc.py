@@ -29,7 +29,7 @@ def objects(url: str) -> dict[str, bytes]:
 
 def test_what_every_slot_is_past_is_trimmed_and_deleted_a_grace_period_later(run: Run, log: str) -> None:
     opened = fill(log)
-    opened.create_slot("billing", 6)
+    opened.slots.create("billing", 6)
     done = run("gc", log)
     assert done.exit_code == 0, done.output
     assert "trimmed  6 records" in done.stdout
@@ -44,8 +44,8 @@ def test_what_every_slot_is_past_is_trimmed_and_deleted_a_grace_period_later(run
 
 def test_a_dry_run_changes_nothing_and_says_what_would_be_done(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=8000))
-    opened.create_slot("billing", 6)
-    opened.create_slot("stalled", 0)
+    opened.slots.create("billing", 6)
+    opened.slots.create("stalled", 0)
     opened.store.put(f"batches/{0:016d}/{'f' * 32}.batch", b"an upload that was never listed")
     opened.trim(dry_run=True)
     before = objects(log)
@@ -58,7 +58,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(run: Run, log: st
 
 def test_an_invalidated_slot_is_shouted_about_once_with_what_to_do(start: Start, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
-    opened.create_slot("stalled", 0)
+    opened.slots.create("stalled", 0)
     process = start("gc", log, "--json")
     out, err = process.communicate(timeout=600)
     assert json.loads(out)["invalidated"] == [{"slot": "stalled", "position": 0, "reason": "horizon"}]

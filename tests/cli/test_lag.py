@@ -87,9 +87,9 @@ def test_lag_prints_each_slot_and_what_pins_the_floor(run: Run, log: str) -> Non
     opened = sl.open(log, create=True, retention="consumed")
     with opened.producer() as producer:
         producer.produce([b"x"] * 1500)
-    opened.create_slot("idle", 0)
-    opened.create_slot("reports", 0)
-    opened.claim_slot("reports", "a-holder").advance(opened.end())
+    opened.slots.create("idle", 0)
+    opened.slots.create("reports", 0)
+    opened.slots.claim("reports", "a-holder").advance(opened.end())
 
     text = run("lag", log).stdout
     assert "offsets 0 to 1,500" in text
@@ -127,7 +127,7 @@ def test_watching_looks_again_until_ctrl_c(start: Start, log: str) -> None:
 @pytest.mark.matrix
 def test_watching_without_a_terminal_prints_one_line_a_round(start: Start, log: str) -> None:
     opened = sl.open(log, create=True)
-    opened.create_slot("billing", 0)
+    opened.slots.create("billing", 0)
     process = start("lag", "--watch", log)
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]

@@ -238,18 +238,18 @@ def test_tail_begins_with_what_was_listed_at_a_time_or_later(run: Run, log: str)
 def test_a_hold_keeps_what_tail_still_has_to_read_and_is_gone_with_it(start: Start, log: str) -> None:
     opened = sl.open(log, create=True, retention="consumed")
     fill(log, 5)
-    opened.create_slot("done", 5)
+    opened.slots.create("done", 5)
     process = start("tail", log, "--since", 2, "--follow", "--json", "--hold", "10m")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["offset"] == 2
-    held = [state for state in opened.slots() if state.expires is not None]
+    held = [state for state in opened.slots.list() if state.expires is not None]
     assert [state.position for state in held] == [2]
     opened.trim()
     assert opened.bounds().first == 0  # one batch, which the hold is in the middle of
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)
     assert process.returncode == 0
-    assert [state.name for state in opened.slots()] == ["done"]
+    assert [state.name for state in opened.slots.list()] == ["done"]
 
 
 def test_a_hold_is_renewed_as_tail_goes_on_and_taken_anew_if_it_had_ended(
@@ -260,20 +260,20 @@ def test_a_hold_is_renewed_as_tail_goes_on_and_taken_anew_if_it_had_ended(
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with held(opened, 1, 60) as still_needed:
-        (first,) = opened.slots()
+        (first,) = opened.slots.list()
         still_needed(2)
-        assert opened.slots() == [first]  # too early to write anything
+        assert opened.slots.list() == [first]  # too early to write anything
         now = 21.0
         still_needed(3)
-        (renewed,) = opened.slots()
+        (renewed,) = opened.slots.list()
         assert (renewed.name, renewed.position) == (first.name, 3)
-        opened.drop_slot(first.name)
+        opened.slots.drop(first.name)
         now = 42.0
         still_needed(4)
-        (again,) = opened.slots()
+        (again,) = opened.slots.list()
         assert again.name != first.name
         assert again.position == 4
-    assert opened.slots() == []
+    assert opened.slots.list() == []
 
 
 def test_a_log_is_made_with_the_retention_that_is_asked_for(run: Run, log: str) -> None:

@@ -44,10 +44,10 @@ def listed(run: Run, url: str) -> dict[str, dict[str, Any]]:
 
 def test_a_slot_is_listed_with_what_it_retains_and_what_is_left_before_it_is_invalidated(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1 << 20, idle_seconds=3600))
-    opened.create_slot("slow", 0)
-    opened.create_slot("fast", 0)
-    opened.claim_slot("slow", "worker-1").advance(Cursor(opened.log_id, 4))
-    opened.claim_slot("fast", "worker-2").advance(Cursor(opened.log_id, 9))
+    opened.slots.create("slow", 0)
+    opened.slots.create("fast", 0)
+    opened.slots.claim("slow", "worker-1").advance(Cursor(opened.log_id, 4))
+    opened.slots.claim("fast", "worker-2").advance(Cursor(opened.log_id, 9))
     sizes = [span.size for span in opened.plan(opened.start())]
     slow, fast = listed(run, log)["slow"], listed(run, log)["fast"]
     assert (slow["position"], slow["holder"], slow["epoch"]) == (4, "worker-1", 1)
@@ -64,7 +64,7 @@ def test_a_slot_is_listed_with_what_it_retains_and_what_is_left_before_it_is_inv
 
 def test_the_only_slot_of_a_queue_retains_all_that_it_has_not_passed(run: Run, log: str) -> None:
     opened = fill(log)
-    opened.create_slot("only", 3)
+    opened.slots.create("only", 3)
     assert listed(run, log)["only"]["retained_bytes"] == sum(span.size for span in opened.plan(opened.start())[3:])
     assert listed(run, log)["only"]["bytes_left"] is None
 
@@ -74,14 +74,14 @@ def test_what_the_policy_keeps_anyway_is_not_retained_by_a_slot(
     run: Run, log: str, retention: str, retained: int
 ) -> None:
     opened = fill(log, retention=retention)
-    opened.create_slot("slow", 2)
+    opened.slots.create("slow", 2)
     sizes = [span.size for span in opened.plan(opened.start())]
     assert listed(run, log)["slow"]["retained_bytes"] == sum(sizes[2 : 2 + retained])
 
 
 def test_an_invalid_slot_is_listed_with_its_reason_and_what_to_do(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
-    opened.create_slot("billing", 0)
+    opened.slots.create("billing", 0)
     assert "the next gc invalidates it" in run("slots", log).stdout
     opened.trim()
     row = listed(run, log)["billing"]
@@ -105,7 +105,7 @@ def test_a_hold_is_listed_with_its_time(run: Run, log: str) -> None:
 def test_a_slot_that_someone_died_putting_somewhere_is_listed_with_its_pin(run: Run, log: str, action: str) -> None:
     opened = fill(log)
     if action == "reset":
-        opened.create_slot("billing", 8)
+        opened.slots.create("billing", 8)
     store = FaultyStore(opened.store)
 
     def die(call: Call) -> None:
@@ -115,7 +115,7 @@ def test_a_slot_that_someone_died_putting_somewhere_is_listed_with_its_pin(run: 
     store.hook(die)
     dying = open_log(store)
     with pytest.raises(Crash):
-        (dying.create_slot if action == "create" else dying.reset_slot)("billing", 3)
+        (dying.slots.create if action == "create" else dying.slots.reset)("billing", 3)
     text = run("slots", log).stdout
     if action == "create":
         assert json.loads(run("slots", log, "--json").stdout)["creating"] == {"billing": 3}
@@ -158,7 +158,7 @@ def test_a_slot_is_created_at_either_end_at_an_offset_and_at_a_time(run: Run, lo
         done = run("slots", "create", log, f"slot-{number}", "--at", place)
         assert done.exit_code == 0, done.output
         assert done.stdout == f"Slot 'slot-{number}' is created at offset {offset}.\n"
-        assert opened.slot(f"slot-{number}").position == offset
+        assert opened.slots.get(f"slot-{number}").position == offset
     done = run("slots", "create", log, "json", "--at", 3, "--json")
     assert json.loads(done.stdout) == {"slot": "json", "position": 3, "epoch": 0}
 
@@ -186,24 +186,24 @@ def test_what_cannot_be_done_is_one_sentence_and_changes_nothing(
     run: Run, log: str, arguments: list[str], said: str
 ) -> None:
     opened = fill(log)
-    opened.create_slot("there", 5)
-    before = opened.slots()
+    opened.slots.create("there", 5)
+    before = opened.slots.list()
     command, name, *options = arguments
     done = run("slots", command, log, name, *options)
     assert (done.exit_code, done.stdout) == (1, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert opened.slots() == before
+    assert opened.slots.list() == before
 
 
 def test_a_reset_heals_an_invalid_slot_and_fences_its_holder(run: Run, log: str) -> None:
     opened = fill(log, limits=SlotLimits(lag_bytes=1))
-    opened.create_slot("billing", 2)
-    old = opened.claim_slot("billing", "old")
+    opened.slots.create("billing", 2)
+    old = opened.slots.claim("billing", "old")
     opened.trim()
     done = run("slots", "reset", log, "billing", "--at", "now", "--yes")
     assert done.stdout == "Slot 'billing' is reset to offset 10.\n"
-    state = opened.slot("billing")
+    state = opened.slots.get("billing")
     assert (state.position, state.invalid, state.holder) == (10, None, None)
     with pytest.raises(sl.errors.Fenced):
         old.advance(opened.end())
@@ -211,12 +211,12 @@ def test_a_reset_heals_an_invalid_slot_and_fences_its_holder(run: Run, log: str)
 
 def test_a_dropped_slot_is_gone(run: Run, log: str) -> None:
     opened = fill(log)
-    opened.create_slot("billing", 2)
+    opened.slots.create("billing", 2)
     assert json.loads(run("slots", "drop", log, "billing", "-y", "--json").stdout) == {
         "slot": "billing",
         "dropped": True,
     }
-    assert opened.slots() == []
+    assert opened.slots.list() == []
     assert "it has none at all" in run("slots", "drop", log, "billing", "-y").stderr
 
 
@@ -225,13 +225,13 @@ def test_on_a_terminal_a_drop_is_asked_about(
     on_terminal: Callable[..., tuple[int, str]], log: str, typed: str, left: list[str]
 ) -> None:
     opened = fill(log)
-    opened.create_slot("billing", 2)
-    opened.claim_slot("billing", "worker-1")
+    opened.slots.create("billing", 2)
+    opened.slots.claim("billing", "worker-1")
     status, shown = on_terminal("slots", "drop", log, "billing", typed=typed)
     assert "Drop slot 'billing' at offset 2, held by 'worker-1'? [y/N]" in shown
     assert ("Nothing was changed." in shown) is bool(left)
     assert status == (1 if left else 0)
-    assert [state.name for state in opened.slots()] == left
+    assert [state.name for state in opened.slots.list()] == left
 
 
 def test_help_shows_the_commands_and_that_an_address_alone_lists(run: Run) -> None:

@@ -149,7 +149,7 @@ def test_a_run_copies_what_fills_segments_and_all_of_it_if_asked(run: Run, log: 
 
 
 def test_the_cold_tier_lets_go_of_what_its_retention_says_and_no_slot_needs(run: Run, cold: sl.log.ObjectLog) -> None:
-    cold.create_slot("slow", 50)
+    cold.slots.create("slow", 50)
     cold.trim(grace=0)
     assert cold.bounds().first == 120
     done = run("tier", "run", cold.url, "--retention", "bytes:1")
@@ -228,7 +228,7 @@ def test_a_service_that_another_tierer_fences_says_so_and_ends_with_a_status_of_
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["interval"] == 1
     # The slot is its own from then on.
-    while all(state.name != TIER_SLOT or state.holder is None for state in opened.slots()):
+    while all(state.name != TIER_SLOT or state.holder is None for state in opened.slots.list()):
         assert process.poll() is None
     assert run("tier", "run", log, "--all").exit_code == 0
     out, err = process.communicate(timeout=600)
@@ -528,7 +528,7 @@ def test_what_only_the_events_tell_is_judged() -> None:
 def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.log.ObjectLog) -> None:
     cold.trim(grace=0)
     with sl.tier.tiered(cold) as both:
-        both.create_slot("slow", 45)
+        both.slots.create("slow", 45)
     fill(cold.url.removeprefix("file://"), 2, seed=1)
     remove(cold, 1)
     objects(cold)[1].unlink()
@@ -651,7 +651,7 @@ def test_tail_shows_both_tiers_as_one_log(run: Run, cold: sl.log.ObjectLog) -> N
     assert offsets("--since", 35, "--limit", 10, "--hold", "1m", "--follow") == list(range(35, 45))
     assert offsets("--since", "2020-01-01T00:00:00Z", "--limit", 1) == [0]
     assert offsets() == list(range(130, 140))
-    assert all(state.expires is None for state in cold.slots())
+    assert all(state.expires is None for state in cold.slots.list())
 
 
 def test_the_last_records_are_shown_also_if_only_segments_have_them(run: Run, cold: sl.log.ObjectLog) -> None:

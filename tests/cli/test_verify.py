@@ -17,7 +17,7 @@ from tests.cli.test_slots import fill
 
 
 def test_a_healthy_log_is_clean(run: Run, log: str) -> None:
-    fill(log).create_slot("billing", 3)
+    fill(log).slots.create("billing", 3)
     done = run("verify", log)
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1].startswith("clean: 10 batches read, with 10 records (")

@@ -32,8 +32,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(4):
             handles = [wal.submit_batch(a_record()) for _ in range(50)]
             handles[-1].result()
-        wal.log.create_slot("billing", 20)
-        wal.log.claim_slot("billing", "worker-1")
+        wal.log.slots.create("billing", 20)
+        wal.log.slots.claim("billing", "worker-1")
         wal.prune_through(10)
     return folder
 
@@ -326,7 +326,7 @@ def test_slots_are_forgotten_only_if_they_cannot_be_read_and_somebody_says_so(
     if slots is not None:
         assert (folder / "slots.json.0.torn").read_bytes() == slots
     with WriteAheadLog.open(folder) as wal:
-        assert (wal.oldest, wal.current, wal.log.slots()) == (1, 200, [])
+        assert (wal.oldest, wal.current, wal.log.slots.list()) == (1, 200, [])
 
 
 def test_a_log_that_is_open_is_not_repaired_and_its_holder_is_named(run: Run, folder: Path) -> None:
@@ -359,7 +359,7 @@ def test_what_is_exported_and_migrated_again_is_the_same(run: Run, folder: Path,
     assert run("wal", "verify", tmp_path / "copy").exit_code == 0
     with WriteAheadLog.open(folder) as ours, WriteAheadLog.open(tmp_path / "copy") as theirs:
         assert ours.read_since(10) == theirs.read_since(10)
-        assert theirs.log.slots()[0].position == 20
+        assert theirs.log.slots.list()[0].position == 20
     again = run("wal", "migrate", spool, "--json")
     assert again.exit_code == 1
     assert "already" in again.stderr

@@ -37,13 +37,13 @@ def test_appending_and_following_work_as_the_readme_shows_them(tmp_path, monkeyp
     run("Follow, without Spark", tmp_path)
     rows = pa.table(DeltaTable(str(tmp_path / "tables/orders")).to_pyarrow_table()).to_pylist()
     assert [(row["key"], row["value"]) for row in rows] == [(b"order-1", b'{"state": "new"}')]
-    assert sl.open(str(tmp_path / "orders")).slot("billing").position == 2
+    assert sl.open(str(tmp_path / "orders")).slots.get("billing").position == 2
 
 
 def test_a_queue_works_as_the_readme_shows_it(tmp_path, capsys):
     run("Use it as a queue", tmp_path)
     assert capsys.readouterr().out == "[b'first job', b'second job']\n"
-    assert sl.open(str(tmp_path / "jobs")).slot("workers").position == 2
+    assert sl.open(str(tmp_path / "jobs")).slots.get("workers").position == 2
 
 
 def test_a_service_keeps_its_state_in_step_as_the_readme_shows_it(tmp_path):

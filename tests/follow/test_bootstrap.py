@@ -110,7 +110,7 @@ class TestNewcomers:
             with pytest.raises(NotFound, match="publish one from a consumer that is in step, or let the newcomer read"):
                 bootstrap(place, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new")
         assert not (tmp_path / "dest").exists()
-        assert log.slots() == []
+        assert log.slots.list() == []
 
     def test_the_newest_valid_one_of_many_is_taken(self, log, fold, tmp_path):
         many = str(tmp_path / "many")
@@ -153,20 +153,20 @@ class TinyKind:
 class TestSlots:
     def test_a_missing_slot_is_created_at_the_snapshots_cursor(self, source, log, tmp_path):
         bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
-        assert [(slot.name, slot.position) for slot in log.slots()] == [("new", 8)]
+        assert [(slot.name, slot.position) for slot in log.slots.list()] == [("new", 8)]
 
     def test_a_slot_that_holds_it_already_stays_as_it_is(self, source, log, tmp_path):
-        log.create_slot("new", 3)
-        claimed = log.claim_slot("new", "me")
+        log.slots.create("new", 3)
+        claimed = log.slots.claim("new", "me")
         bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
         claimed.touch()
-        assert log.slot("new").position == 3
+        assert log.slots.get("new").position == 3
 
     def test_a_slot_that_is_past_the_snapshot_is_put_back(self, source, log, tmp_path):
         append(log, (b"z", b"z"))
-        log.create_slot("new", 9)
+        log.slots.create("new", 9)
         bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
-        assert log.slot("new").position == 8
+        assert log.slots.get("new").position == 8
 
     def test_the_pin_comes_before_the_snapshot_is_read(self, artifacts, fold, log, tmp_path):
         line = FaultyStore(PlainStore())
@@ -174,19 +174,19 @@ class TestSlots:
         published.export(fold, scratch=str(tmp_path / "scratch"))
         append(log, (b"z", b"z"))
         pinned = []
-        line.hook(lambda call: pinned.append(log.floor()) if "payloads" in call.path else None)
+        line.hook(lambda call: pinned.append(log.slots.floor()) if "payloads" in call.path else None)
         bootstrap(published, str(tmp_path / "dest"), AppendLogStore, log=log, slot="new").close()
         assert set(pinned) == {8}
 
     def test_a_snapshot_older_than_what_the_log_retains_says_what_to_do(self, source, log, tmp_path):
         append(log, (b"z", b"z"))
         log.trim(9)
-        log.create_slot("new", 9)
+        log.slots.create("new", 9)
         for slot in (None, "new", "absent"):
             with pytest.raises(CursorExpired, match=r"retains only what is from offset 9 on.* Publish a snapshot"):
                 bootstrap(source, str(tmp_path / "dest"), AppendLogStore, log=log, slot=slot)
         assert not (tmp_path / "dest").exists()
-        assert log.slot("new").position == 9
+        assert log.slots.get("new").position == 9
 
     def test_an_invalidated_slot_is_healed_and_its_consumer_follows_on(self, fold, artifacts, tmp_path):
         clock = ManualClock()
@@ -214,18 +214,18 @@ class TestSlots:
             assert healed.position().cursor.next == 6
             follow(log, healed, "lagging", until="end")
             assert healed.get(b"later") == b"1"
-        assert all(slot.invalid is None for slot in log.slots())
+        assert all(slot.invalid is None for slot in log.slots.list())
 
     def test_pinning_copes_with_another_that_creates_the_slot_at_once(self, log, monkeypatch):
-        create = log.create_slot
+        create = log.slots.create
 
-        def raced(name: str, position: int):
+        def raced(name: str, position: int, **options):
             create(name, 8)
-            return create(name, position)
+            return create(name, position, **options)
 
-        monkeypatch.setattr(log, "create_slot", raced)
+        monkeypatch.setattr(log.slots, "create", raced)
         BootstrapPin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
-        assert log.slot("new").position == 3
+        assert log.slots.get("new").position == 3
 
 
 class TestWhatIsThere:
@@ -240,7 +240,7 @@ class TestWhatIsThere:
         ):
             assert store.position().cursor.next == 4
         assert "is used as it is" in caplog.text
-        assert log.slot("new").position == 4
+        assert log.slots.get("new").position == 4
 
     def test_a_store_that_is_too_old_is_replaced(self, source, log, tmp_path, caplog):
         dest = str(tmp_path / "dest")
@@ -363,7 +363,7 @@ def test_a_newcomer_watches_on_from_its_snapshot_where_the_log_begins_no_earlier
     assert end == log.end()
     assert [update.key for update in seen] == [b"late", b"a"]
     assert dict(newcomer.range()) == {b"a": b"last", b"late": b"1", **{b"k%d" % number: b"x" for number in range(4)}}
-    assert log.slot("newcomer").position == 8
+    assert log.slots.get("newcomer").position == 8
     newcomer.close()
 
 
@@ -390,10 +390,10 @@ def test_a_watcher_of_a_trimmed_log_is_told_to_bootstrap_and_its_store_is_untouc
 def test_a_store_that_cannot_be_pinned_is_closed_again(log, fold, artifacts, monkeypatch):
     fold.close()
 
-    def refuse(name, position):
+    def refuse(name, position, **options):
         raise StorageError("The slots cannot be written now.")
 
-    monkeypatch.setattr(log, "create_slot", refuse)
+    monkeypatch.setattr(log.slots, "create", refuse)
     with pytest.raises(StorageError, match="cannot be written now"):
         bootstrap(artifacts, fold._folder, AppendLogStore, log=log, slot="newcomer")
     AppendLogStore.open(fold._folder).close()  # nobody holds it
@@ -403,13 +403,13 @@ def test_a_store_whose_place_is_trimmed_before_it_is_pinned_is_replaced(log, fol
     follow(log, late := AppendLogStore.open(str(tmp_path / "late"), sync=False), until=2)
     late.close()
     artifacts.export(fold, scratch=str(tmp_path))
-    real = log.create_slot
+    real = log.slots.create
 
-    def trim_first(name, position):
+    def trim_first(name, position, **options):
         log.trim(log.bounds().next)
-        return real(name, position)
+        return real(name, position, **options)
 
-    monkeypatch.setattr(log, "create_slot", trim_first)
+    monkeypatch.setattr(log.slots, "create", trim_first)
     newcomer = bootstrap(artifacts, str(tmp_path / "late"), AppendLogStore, log=log, slot="newcomer")
     assert newcomer.position() == fold.position()
     newcomer.close()

@@ -47,7 +47,7 @@ def survives(log: ObjectLog, clock: ManualClock, name: str) -> None:
     """Ten limits go by, in steps of a third, with a collection at each; the slot stays valid."""
     for _ in range(30):
         clock.advance(10)
-        wait_for(lambda: clock.now() - log.slot(name).last_seen < 10 * SECOND)
+        wait_for(lambda: clock.now() - log.slots.get(name).last_seen < 10 * SECOND)
         assert log.trim().invalidated == []
 
 
@@ -81,7 +81,7 @@ def test_a_follower_that_is_busy_with_one_batch_for_longer_than_the_limit_keeps_
         clock.advance(1)
         thread.join(120)
     assert not thread.is_alive()
-    assert (log.slot("busy").position, log.slot("busy").invalid) == (1, None)
+    assert (log.slots.get("busy").position, log.slots.get("busy").invalid) == (1, None)
 
 
 @pytest.mark.parametrize("clock", [ManualClock(auto=False)])
@@ -92,12 +92,12 @@ def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_
     thread = threading.Thread(target=follow, args=(log, sink, "idle"), kwargs={"stop": stop, "clock": clock})
     thread.start()
     try:
-        wait_for(lambda: [slot.position for slot in log.slots()] == [1] or clock.advance(1), seconds=120)
+        wait_for(lambda: [slot.position for slot in log.slots.list()] == [1] or clock.advance(1), seconds=120)
         survives(log, clock, "idle")
     finally:
         stop.set()
         wait_for(lambda: not thread.is_alive() or clock.advance(1), seconds=120)
-    assert log.slot("idle").invalid is None
+    assert log.slots.get("idle").invalid is None
 
 
 def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collecting(log, clock):
@@ -105,7 +105,7 @@ def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_collectin
         batch = consumer.next_batch()
         survives(log, clock, "queue")
         consumer.ack(batch.sequence)
-    assert log.slot("queue").position == 1
+    assert log.slots.get("queue").position == 1
 
 
 def test_a_dead_consumer_is_invalidated(log, clock):
@@ -147,8 +147,8 @@ def test_a_slot_that_was_taken_over_gets_no_more_heartbeats(clock):
 
 
 def test_a_new_limit_counts_from_the_next_heartbeat_on(log, clock):
-    log.create_slot("a", 0)
-    with SlotHeartbeat(log.claim_slot("a", "me"), log, clock=clock) as beating:
+    log.slots.create("a", 0)
+    with SlotHeartbeat(log.slots.claim("a", "me"), log, clock=clock) as beating:
         assert beating._every == 10
         open_log(log.store, clock=clock).set_retention("consumed", SlotLimits(idle_seconds=3))
         clock.advance(10)

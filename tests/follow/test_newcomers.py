@@ -17,6 +17,7 @@ from strandline.followers.run import follow
 from strandline.log import heartbeat
 from strandline.log.heartbeat import SlotHeartbeat
 from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.object.slots import SlotKeeper
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, SlotState
@@ -46,7 +47,7 @@ def log(clock: ManualClock) -> ObjectLog:
 def killed(log: sl.Log, name: str = "billing") -> SlotState:
     """A newcomer that is killed before it has stored its first range: nothing of it runs any more."""
     begin(log, Slow(), name, start="beginning", holder="newcomer")
-    (state,) = [state for state in log.slots() if state.name == name]
+    (state,) = [state for state in log.slots.list() if state.name == name]
     assert (state.holder, state.position) == (None, 0)
     return state
 
@@ -59,27 +60,27 @@ def collect(log: ObjectLog, clock: ManualClock, seconds: float) -> None:
 
 
 def test_the_slot_of_a_newcomer_that_was_killed_pins_nothing_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
-    log.claim_slot(log.create_slot("other", 0).name, "reader").advance(log.end())
+    log.slots.claim(log.slots.create("other", 0).name, "reader").advance(log.end())
     killed(log)
     collect(log, clock, NEWCOMER_SECONDS - 1)
-    assert (log.floor(), log.bounds().first) == (0, 0)
+    assert (log.slots.floor(), log.bounds().first) == (0, 0)
     collect(log, clock, 2)
-    assert [state.name for state in log.slots()] == ["other"]
+    assert [state.name for state in log.slots.list()] == ["other"]
     log.trim()
     assert log.bounds().first == 1
 
 
 def test_the_name_can_be_used_again_and_its_epochs_go_on(log: ObjectLog, clock: ManualClock) -> None:
-    log.create_slot("billing", 0)
-    former = log.claim_slot("billing", "former")
-    log.drop_slot("billing")
+    log.slots.create("billing", 0)
+    former = log.slots.claim("billing", "former")
+    log.slots.drop("billing")
     killed(log)
     collect(log, clock, NEWCOMER_SECONDS + 1)
-    assert log.slots() == []
+    assert log.slots.list() == []
     killed(log)
-    assert log.claim_slot("billing", "later").epoch > former.epoch
+    assert log.slots.claim("billing", "later").epoch > former.epoch
     collect(log, clock, 10 * NEWCOMER_SECONDS)
-    assert [state.holder for state in log.slots()] == ["later"], "whoever has claimed it keeps it"
+    assert [state.holder for state in log.slots.list()] == ["later"], "whoever has claimed it keeps it"
 
 
 def test_a_newcomer_that_is_busy_with_its_first_batch_keeps_its_slot(log: ObjectLog, clock: ManualClock) -> None:
@@ -90,14 +91,14 @@ def test_a_newcomer_that_is_busy_with_its_first_batch_keeps_its_slot(log: Object
         assert sink.busy.wait(10)
         for _ in range(40):
             clock.advance(NEWCOMER_SECONDS / 10)
-            wait_for(lambda: clock.now() - log.slot("busy").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
+            wait_for(lambda: clock.now() - log.slots.get("busy").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
             log.trim()
     finally:
         stop.set()
         sink.go_on.set()
         clock.advance(1)
         thread.join(20)
-    state = log.slot("busy")
+    state = log.slots.get("busy")
     assert (state.position, state.expires, state.holder is not None) == (1, None, True)
 
 
@@ -107,13 +108,13 @@ def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clo
     sink.go_on.set()
     follow(log, sink, "billing", until="end", clock=clock)
     collect(log, clock, 10 * NEWCOMER_SECONDS)
-    assert log.slot("billing").position == 1
+    assert log.slots.get("billing").position == 1
 
 
 def test_a_slot_that_somebody_created_waits_for_its_consumer_for_ever(log: ObjectLog, clock: ManualClock) -> None:
-    log.create_slot("planned", 0)
+    log.slots.create("planned", 0)
     collect(log, clock, 1000 * NEWCOMER_SECONDS)
-    assert [state.name for state in log.slots()] == ["planned"]
+    assert [state.name for state in log.slots.list()] == ["planned"]
     assert log.bounds().first == 0
 
 
@@ -122,7 +123,7 @@ def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> No
     disk = SimulatedDisk()
     log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
     log.append_value(b"one").result(10)
-    log.create_slot("planned", 1)
+    log.slots.create("planned", 1)
     killed(log)
     if reopened:
         disk.kill()
@@ -131,7 +132,7 @@ def test_so_it_is_in_a_write_ahead_log(clock: ManualClock, reopened: bool) -> No
     assert log.trim(Consumed()) == 0
     clock.advance(2)
     assert log.trim(Consumed()) == 1
-    assert [state.name for state in log.slots()] == ["planned"]
+    assert [state.name for state in log.slots.list()] == ["planned"]
     log.close()
 
 
@@ -162,33 +163,33 @@ class Importing:
 
 def test_a_bootstrap_that_fails_leaves_no_slot_behind(log: ObjectLog, snapshots: str, tmp_path: Path) -> None:
     def fail() -> None:
-        assert [state.name for state in log.slots()] == ["new"]
+        assert [state.name for state in log.slots.list()] == ["new"]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(fail), log=log, slot="new")
-    assert log.slots() == []
+    assert log.slots.list() == []
 
 
 def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claimed_meanwhile(
     log: ObjectLog, snapshots: str, tmp_path: Path
 ) -> None:
     def fail() -> None:
-        log.claim_slot("new", "somebody")
+        log.slots.claim("new", "somebody")
         raise KeyboardInterrupt
 
-    log.create_slot("old", 0)
+    log.slots.create("old", 0)
     for slot, during in (("old", lambda: 1 // 0), ("new", fail)):
         with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
             sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(during), log=log, slot=slot)
-    assert {state.name: state.holder for state in log.slots()} == {"old": None, "new": "somebody"}
+    assert {state.name: state.holder for state in log.slots.list()} == {"old": None, "new": "somebody"}
 
 
 def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
     pin = BootstrapPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
     pin.hold(log.start())
     collect(log, clock, NEWCOMER_SECONDS + 1)
-    assert log.slots() == []
+    assert log.slots.list() == []
 
 
 def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_the_store_is_there(
@@ -198,12 +199,12 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
         log.trim()
         for _ in range(20):
             clock.advance(NEWCOMER_SECONDS / 10)
-            wait_for(lambda: clock.now() - log.slot("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
+            wait_for(lambda: clock.now() - log.slots.get("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
         log.trim()
 
     with sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
         collect(log, clock, 10 * NEWCOMER_SECONDS)
-        assert log.floor() == 1
+        assert log.slots.floor() == 1
 
 
 # --- heartbeats ------------------------------------------------------------------------------------------------
@@ -212,14 +213,14 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
 def test_without_an_idle_limit_a_heartbeat_writes_nothing(log: ObjectLog, clock: ManualClock) -> None:
     with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
         consumer.next_batch()
-        before = log.slot_cell("queue").read()
+        before = log.slots.cell("queue").read()
         for _ in range(20):
             clock.advance(60)
             wait_for(lambda: clock.monotonic() - consumer._heartbeat._seen < 60)
-        assert log.slot_cell("queue").read() == before
+        assert log.slots.cell("queue").read() == before
         log.set_retention("consumed", SlotLimits(idle_seconds=90))
         clock.advance(20)
-        wait_for(lambda: log.slot("queue").last_seen == clock.now())
+        wait_for(lambda: log.slots.get("queue").last_seen == clock.now())
 
 
 def test_a_log_that_does_not_tell_its_limits_gets_heartbeats(clock: ManualClock) -> None:
@@ -239,17 +240,17 @@ def test_of_two_newcomers_that_claim_a_slot_at_the_same_time_one_goes_on(
         for name in ("first", "second")
     }
     records, end = pa.Table.from_batches(log.read(0)), log.end()
-    claim, (outer, inner) = log.claim_slot, order
+    claim, (outer, inner) = SlotKeeper.claim, order
 
-    def claim_after_another(name: str, holder: str) -> Any:
-        monkeypatch.setattr(log, "claim_slot", claim)
+    def claim_after_another(slots: SlotKeeper, name: str, holder: str) -> Any:
+        monkeypatch.setattr(SlotKeeper, "claim", claim)
         newcomers[inner].apply(records, since=newcomers[inner].start, upto=end)
-        return claim(name, holder)
+        return claim(slots, name, holder)
 
-    monkeypatch.setattr(log, "claim_slot", claim_after_another)
+    monkeypatch.setattr(SlotKeeper, "claim", claim_after_another)
     newcomers[outer].apply(records, since=newcomers[outer].start, upto=end)
     newcomers[outer].check_holder()
     newcomers[outer].advance(end)
     with pytest.raises(Fenced):
         newcomers[inner].check_holder()
-    assert [(slot.position, slot.holder) for slot in log.slots()] == [(end.next, outer)]
+    assert [(slot.position, slot.holder) for slot in log.slots.list()] == [(end.next, outer)]

@@ -68,7 +68,7 @@ def test_a_followed_table_is_not_created_on_the_log_itself(place: Place) -> None
     with sl.open(place[0], options=place[1]) as log:
         with pytest.raises(WrongKind, match="is an object log"):
             sl.follow(log, DeltaSink(place[0], options=place[1]), slot="s", until="end")
-        assert log.slots() == []
+        assert log.slots.list() == []
 
 
 def test_a_table_without_its_first_commits_is_seen_by_its_checkpoint(place: Place) -> None:

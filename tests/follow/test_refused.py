@@ -44,8 +44,8 @@ def table(tmp_path):
 
 
 def assert_nothing_is_left(log, table):
-    assert log.slots() == []
-    assert log.floor() is None
+    assert log.slots.list() == []
+    assert log.slots.floor() is None
     assert not os.path.exists(table)
 
 
@@ -86,7 +86,7 @@ def test_a_table_that_cannot_be_created_leaves_no_slot(log, tmp_path, start):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError):
         follow(log, DeltaSink(str(tmp_path / "file" / "table"), mode="append"), "s", start=start, until="end")
-    assert log.slots() == []
+    assert log.slots.list() == []
 
 
 def test_a_name_that_no_slot_can_have_leaves_no_table(log, table):
@@ -96,10 +96,10 @@ def test_a_name_that_no_slot_can_have_leaves_no_table(log, table):
 
 
 def test_a_slot_that_was_there_before_stays_as_it_was(log, table):
-    before = log.create_slot("s", 3)
+    before = log.slots.create("s", 3)
     with pytest.raises(NullKey):
         follow(log, DeltaSink(table), "s", until="end")
-    assert (log.slot("s").position, log.slot("s").holder) == (before.position, None)
+    assert (log.slots.get("s").position, log.slots.get("s").holder) == (before.position, None)
     assert not os.path.exists(table)
 
 
@@ -107,16 +107,16 @@ def test_a_slot_that_was_used_before_is_put_back_if_a_rebuild_is_refused(log, ta
     follow(log, MemorySink(), "s", until="end")
     with pytest.raises(NullKey):
         follow(log, DeltaSink(table), "s", until="end")
-    assert log.slot("s").position == 4
+    assert log.slots.get("s").position == 4
 
 
 def test_a_slot_that_was_invalidated_is_said_before_a_table_is_created(table, tmp_path):
     log = open_log(str(tmp_path / "log"), create=True)
     fill(log, ROWS)
-    log.create_slot("s", 0)
+    log.slots.create("s", 0)
     log.set_retention("bytes:1", SlotLimits(lag_bytes=1))
     log.trim()
-    assert log.slot("s").invalid is not None
+    assert log.slots.get("s").invalid is not None
     with pytest.raises(SlotInvalid):
         follow(log, DeltaSink(table, mode="append"), "s", start="retained", until="end")
     assert not os.path.exists(table)
@@ -129,14 +129,14 @@ def test_what_is_stored_before_a_refusal_stays_with_its_slot(log, table):
     sink = DeltaSink(table)
     with pytest.raises(NullKey):
         follow(log, sink, "s", until="end", batching=Batching(records=1))
-    assert sink.cursor(log.log_id).next == log.slot("s").position == 2
+    assert sink.cursor(log.log_id).next == log.slots.get("s").position == 2
 
 
 @pytest.mark.parametrize("options", [{"until": 0}, {"start": "now", "until": "end"}])
 def test_a_newcomer_with_nothing_to_store_remembers_where_it_starts(log, table, options):
     end = follow(log, DeltaSink(table, mode="append"), "s", **options)
     assert DeltaSink(table, mode="append").cursor(log.log_id) == end
-    assert log.slot("s").position == end.next
+    assert log.slots.get("s").position == end.next
 
 
 class Killed(BaseException):
@@ -152,11 +152,11 @@ def test_a_newcomer_killed_before_its_first_commit_can_start_again(log, table, s
         patch.setattr(SinkCommitter, "abandon", lambda _: None)  # a dead process takes nothing back
         patch.setattr(DeltaSink, "apply", killed)
         follow(log, DeltaSink(table, mode="append"), "s", start=start, until="end")
-    assert [slot.holder for slot in log.slots()] == [None]
+    assert [slot.holder for slot in log.slots.list()] == [None]
     fill(log, ROWS[:1])
     sink = DeltaSink(table, mode="append")
     follow(log, sink, "s", start=start, until="end")
-    assert sink.cursor(log.log_id).next == log.slot("s").position == 5
+    assert sink.cursor(log.log_id).next == log.slots.get("s").position == 5
 
 
 def test_a_first_commit_that_landed_without_an_answer_keeps_its_slot(log, table):
@@ -167,7 +167,7 @@ def test_a_first_commit_that_landed_without_an_answer_keeps_its_slot(log, table)
 
     with pytest.raises(StorageError):
         follow(log, Deaf(table, mode="append"), "s", until="end")
-    assert log.slot("s").position == 0
+    assert log.slots.get("s").position == 0
 
 
 def test_a_refused_newcomer_does_not_take_back_the_slot_of_one_that_was_faster(log, table, tmp_path):
@@ -178,8 +178,8 @@ def test_a_refused_newcomer_does_not_take_back_the_slot_of_one_that_was_faster(l
 
     with pytest.raises(NullKey):
         follow(log, Slow(table), "s", until="end")
-    assert log.slot("s").position == 4
-    assert log.slot("s").holder is not None
+    assert log.slots.get("s").position == 4
+    assert log.slots.get("s").holder is not None
 
 
 def test_of_two_newcomers_with_one_slot_the_slower_is_fenced_and_moves_nothing(log, table, tmp_path):
@@ -190,7 +190,7 @@ def test_of_two_newcomers_with_one_slot_the_slower_is_fenced_and_moves_nothing(l
 
     with pytest.raises(Fenced):
         follow(log, Slow(table, mode="append"), "s", until="end")
-    assert log.slot("s").position == 2
+    assert log.slots.get("s").position == 2
 
 
 def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_before(log, table, monkeypatch):

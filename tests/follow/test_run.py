@@ -127,7 +127,7 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(tmp_path, 
     with pytest.raises(CursorExpired, match="start='retained'"):
         follow(log, sink, "s", until="end")
     assert sink.cursor(log.log_id) is None
-    assert log.slots() == []
+    assert log.slots.list() == []
 
 
 def test_who_asks_for_what_is_retained_begins_there_and_goes_on_from_its_cursor():
@@ -189,24 +189,24 @@ def test_a_request_to_stop_applies_what_was_fetched_and_returns():
 def test_the_slot_follows_the_sinks_own_cursor(log):
     fill(log, stream(6))
     follow(log, MemorySink(), slot="billing", until=40)
-    assert log.slot("billing").position == 40
-    assert log.floor() == 40
+    assert log.slots.get("billing").position == 40
+    assert log.slots.floor() == 40
 
 
 def test_a_sink_that_was_rebuilt_takes_its_slot_back_with_it(log):
     fill(log, stream(3))
     follow(log, MemorySink(), "billing", until="end")
-    assert log.slots()[0].position == log.end().next
+    assert log.slots.list()[0].position == log.end().next
     floors = []
 
     class Watching(MemorySink):
         def apply(self, table, *, since, upto):
-            floors.append(log.floor())
+            floors.append(log.slots.floor())
             super().apply(table, since=since, upto=upto)
 
     follow(log, Watching(), "billing", until="end", batching=SMALL)
     assert floors[0] == 0  # what it needs again is pinned before it is read
-    assert log.slots()[0].position == log.end().next
+    assert log.slots.list()[0].position == log.end().next
 
 
 def test_a_follower_that_has_nothing_to_do_is_still_seen():
@@ -218,7 +218,7 @@ def test_a_follower_that_has_nothing_to_do_is_still_seen():
     class Patient(MemoryLog):
         def wait(self, past, timeout):
             clock.advance(20)
-            seen.append(self.slots()[0].last_seen)
+            seen.append(self.slots.list()[0].last_seen)
             if len(seen) == 9:
                 stop.set()
             return False
@@ -242,7 +242,7 @@ def test_a_second_follower_of_the_same_slot_fences_the_first_which_changes_nothi
     first = Slow()
     with pytest.raises(Fenced):
         follow(log, first, slot="billing", until="end", batching=SMALL)
-    assert log.slot("billing").position == 21
+    assert log.slots.get("billing").position == 21
     assert first.at.next < 21
 
 
@@ -275,7 +275,7 @@ def survive(log, sink, *, crashes, seed):
         with contextlib.suppress(Crash):
             follow(log, crashing, slot="s", until="end", batching=Batching(records=dice.randint(1, 9)))
         at = sink.cursor(log.log_id)
-        for slot in log.slots():
+        for slot in log.slots.list():
             assert slot.position <= (0 if at is None else at.next), "the slot ran ahead of the sink"
     follow(log, sink, slot="s", until="end")
 
@@ -287,7 +287,7 @@ def test_a_follower_stopped_hard_at_any_step_ends_up_exact(seed):
     fill(log, rows)
     survive(log, sink, crashes=5, seed=seed)
     assert applied(sink) == folded(rows)
-    assert log.slot("s").position == len(rows)
+    assert log.slots.get("s").position == len(rows)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -386,7 +386,7 @@ def test_a_corrupt_batch_is_named_and_the_sink_stays_before_it(log, tmp_path):
     with pytest.raises(CorruptData, match=name):
         follow(log, sink, slot="s", until="end", batching=Batching(records=5))
     assert sink.at == Cursor(log.log_id, 15)
-    assert log.slot("s").position == 15
+    assert log.slots.get("s").position == 15
 
 
 def test_a_missing_batch_is_named_and_the_sink_stays_before_it(log, tmp_path):

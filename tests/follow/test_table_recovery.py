@@ -147,7 +147,7 @@ def test_a_table_that_others_changed_is_diverged_and_nothing_moves(log, sink, ch
     with pytest.raises(Diverged, match="repair=True"):
         meet(log, sink)
     assert (DeltaTable(sink.url).version(), rows_of(sink)) == before
-    assert log.slot("s").position == 20
+    assert log.slots.get("s").position == 20
 
 
 @each_change
@@ -243,7 +243,7 @@ def test_a_table_that_is_changed_while_it_is_committed_to_is_diverged(log, sink,
     monkeypatch.setattr(DeltaSink, "_write", too_late)
     with pytest.raises(Diverged, match="RESTORE to 1"):
         follow(log, again(sink), "s", until="end")
-    assert log.slot("s").position == 20
+    assert log.slots.get("s").position == 20
 
 
 # --- a table that is gone, or another one ----------------------------------------------------------------------------
@@ -292,8 +292,8 @@ def test_a_table_that_was_removed_between_runs_does_not_begin_in_the_middle(log,
     with pytest.raises(Diverged, match="drop the slot"):
         follow(log, again(sink), "s", until="end", start=start)
     assert not os.path.exists(sink.url)
-    assert log.slot("s").position == 20
-    log.drop_slot("s")
+    assert log.slots.get("s").position == 20
+    log.slots.drop("s")
     follow(log, again(sink), "s", until="end", start=start)
 
 
@@ -304,7 +304,7 @@ def test_a_table_that_was_removed_is_not_built_from_what_a_trimmed_log_has_left(
     with pytest.raises(CursorExpired):
         follow(log, again(sink), "s", until="end")
     assert not os.path.exists(sink.url)
-    assert log.slot("s").position == 20
+    assert log.slots.get("s").position == 20
 
 
 @both
@@ -337,7 +337,7 @@ def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for
     monkeypatch.setattr(DeltaSink, "_write", into_another)
     with pytest.raises((Diverged, StorageError)):
         follow(log, again(sink), "s", until="end")
-    assert log.slot("s").position == 20
+    assert log.slots.get("s").position == 20
 
 
 def test_an_older_copy_of_the_table_is_noticed_by_a_running_follower_and_taken_by_one_that_starts(log, sink):
@@ -477,7 +477,7 @@ def test_columns_that_were_changed_stop_a_follower_before_it_creates_anything(lo
     DeltaTable(sink.url).alter.add_columns(Field("extra", PrimitiveType("string")))
     with pytest.raises(Diverged, match="columns"):
         follow(log, again(sink), "other", until="end")
-    assert [slot.name for slot in log.slots()] == ["s"]
+    assert [slot.name for slot in log.slots.list()] == ["s"]
 
 
 # --- tables of earlier releases --------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def _make_object_log(folder: Path) -> None:
             producer.append(key=b"k%d" % number, value=b"v" * number)
             producer.flush(_SOON)
         producer.append_batch(pa.Table.from_batches([some_records(40), some_records(3)]))
-    log.create_slot("billing", 3)
+    log.slots.create("billing", 3)
     _keep(store, folder)
 
 
@@ -72,7 +72,7 @@ def _make_wal(folder: Path) -> None:
     with WalLog.open(str(folder), roll_bytes=2000, chance=SeededChance(1)) as log:
         for number in range(12):
             log.append(some_records(number + 1), writer=_WRITER, number=number).result(_SOON)
-        log.create_slot("billing", 3)
+        log.slots.create("billing", 3)
 
 
 def _make_fold(folder: Path) -> None:
@@ -113,7 +113,7 @@ def _make_tiered_log(folder: Path) -> None:
             tierer.run_once(everything=True)
         log.trim()
         producer.append(value=b"hot")
-    log.create_slot("billing", 3, retained_from=0)
+    log.slots.create("billing", 3, retained_from=0)
 
 
 def _make_node(folder: Path) -> None:
@@ -145,7 +145,7 @@ def _use_object_log(folder: Path) -> None:
     log.bounds()
     for batch in log.read():
         _look(batch)
-    log.slots()
+    log.slots.list()
     with log.producer() as producer:
         producer.append(value=b"more").result(_SOON)
     log.plan(log.start())
@@ -161,7 +161,7 @@ def _use_wal(folder: Path) -> None:
         log.bounds()
         for batch in log.read():
             _look(batch)
-        log.slots()
+        log.slots.list()
         log.append(some_records(2), writer=_WRITER, number=12).result(_SOON)
 
 

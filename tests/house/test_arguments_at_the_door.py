@@ -137,9 +137,9 @@ FURTHER: dict[str, type] = {
 
 
 def claimed(log: Any) -> Any:
-    if "door" not in {state.name for state in log.slots()}:
-        log.create_slot("door", 0)
-    return log.claim_slot("door", "me")
+    if "door" not in {state.name for state in log.slots.list()}:
+        log.slots.create("door", 0)
+    return log.slots.claim("door", "me")
 
 
 def with_cold_tier(place: Place) -> Any:

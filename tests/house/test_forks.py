@@ -138,9 +138,9 @@ def _log(log: Any) -> Opened:
         "end": log.end,
         "plan": lambda: log.plan(Cursor(log.log_id, 0)),
         "wait": lambda: log.wait(Cursor(log.log_id, 0), 0.0),
-        "create_slot": lambda: log.create_slot("one", 0),
-        "claim_slot": lambda: log.claim_slot("one", "me"),
-        "slots": log.slots,
+        "create_slot": lambda: log.slots.create("one", 0),
+        "claim_slot": lambda: log.slots.claim("one", "me"),
+        "slots": log.slots.list,
     }
     return Opened(calls, goes_on)
 
@@ -164,8 +164,8 @@ def log_in_memory(folder: Path) -> Iterator[Opened]:
 def write_ahead_log(folder: Path) -> Iterator[Opened]:
     with sl.compat.WriteAheadLog.open(folder / "log") as wal:
         opened = _log(wal.log)
-        wal.log.create_slot("held", 0)
-        slot = wal.log.claim_slot("held", "me")
+        wal.log.slots.create("held", 0)
+        slot = wal.log.slots.claim("held", "me")
         iterators = [wal.log.read(), wal.log.read()]
         opened.calls |= {
             "current": lambda: wal.current,
@@ -180,7 +180,7 @@ def write_ahead_log(folder: Path) -> Iterator[Opened]:
             "append_many of nothing": lambda: wal.append_many([]),
             "prune_through": lambda: wal.prune_through(1),
             "with": wal.__enter__,
-            "floor": wal.log.floor,
+            "floor": wal.log.slots.floor,
             "term": lambda: wal.log.term,
             "newest": lambda: wal.log.newest(0, 1),
             "state of a slot": slot.state,
@@ -200,8 +200,8 @@ def reader_of_a_write_ahead_log(folder: Path) -> Iterator[Opened]:
             "end": reader.end,
             "plan": lambda: reader.plan(Cursor(reader.log_id, 0)),
             "wait": lambda: reader.wait(Cursor(reader.log_id, 0), 0.0),
-            "slots": reader.slots,
-            "floor": reader.floor,
+            "slots": lambda: list(reader.slots.list()),
+            "floor": lambda: bool(reader.slots.floor()),
             "read": lambda: list(reader.read()),
             "term_at": lambda: reader.term_at(0),
         }

@@ -156,7 +156,7 @@ class Holder:
 
     def create(self, log: ObjectLog) -> bool:
         try:
-            log.create_slot("s", 0)
+            log.slots.create("s", 0)
         except AlreadyExists:
             return True
         self.history.created += 1
@@ -164,7 +164,7 @@ class Holder:
 
     def claim(self, log: ObjectLog) -> Slot | None:
         try:
-            slot = log.claim_slot("s", self.name)
+            slot = log.slots.claim("s", self.name)
         except Fenced:
             return None
         self.history.claims.append((self.name, slot.epoch))
@@ -232,12 +232,12 @@ def _check_slot(history: History, log: ObjectLog, story: str) -> None:
     for name, epoch in history.claims:
         assert holders.setdefault(epoch, name) == name, f"Epoch {epoch} was given to two holders; {story}"
     assert history.created <= 1, f"The slot was created {history.created} times; {story}"
-    states = log.slots()
+    states = log.slots.list()
     if history.claims:
         (state,) = states
         assert state.epoch >= history.highest_epoch, f"An epoch was lost; {story}"
         assert state.position >= max(history.advanced, default=0), f"A position went back; {story}"
         assert state.position <= log.end().next, f"A position is past the end; {story}"
-        floor = log.floor()
+        floor = log.slots.floor()
         assert floor is not None, story
         assert floor <= state.position, f"The floor is above the slot; {story}"

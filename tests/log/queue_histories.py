@@ -99,7 +99,7 @@ class Life:
     def newest(self) -> int:
         """The epoch of the last claim, by a look past all lines."""
         place = self.machine.place
-        return place.log.slot("default").epoch if isinstance(place, OwnPlace) else place.log.manifest().epoch
+        return place.log.slots.get("default").epoch if isinstance(place, OwnPlace) else place.log.manifest().epoch
 
     def open(self) -> None:
         log = self.machine.insist(self.machine.log)

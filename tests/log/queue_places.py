@@ -34,9 +34,9 @@ class OwnPlace(QueuePlace):
 
     def forget(self, count: int) -> None:
         entry = self.log.head().tail[count - 1]
-        self.log.create_slot("passing", entry.next)
+        self.log.slots.create("passing", entry.next)
         self.log.trim()
-        self.log.drop_slot("passing")
+        self.log.slots.drop("passing")
         assert self.log.bounds().first == entry.next
 
 

@@ -74,7 +74,7 @@ class World:
 def test_a_collector_with_a_wrong_clock_stops_no_other_from_collecting(skew: float):
     world = World()
     world.append(world.log, 3)
-    world.log.create_slot("done", 3)
+    world.log.slots.create("done", 3)
     world.machine(skew).trim()
     world.pass_by(301)
     assert not world.log.trim(pause=300).skipped
@@ -86,7 +86,7 @@ def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_
     world = World(retention=retention)
     world.append(world.log, 3)
     world.append(world.machine(-skew), 1)
-    world.log.create_slot("done", 3)
+    world.log.slots.create("done", 3)
     wrong = world.machine(skew)
     before = dict(world.store._objects)
     planned = wrong.trim(dry_run=True)
@@ -101,7 +101,7 @@ def test_a_dry_run_says_of_the_clocks_what_a_collection_says_and_leaves_nothing_
 def test_what_a_collector_with_a_wrong_clock_trimmed_is_deleted_a_grace_period_later_and_not_before(skew: float):
     world = World()
     world.append(world.log, 3)
-    world.log.create_slot("done", 3)
+    world.log.slots.create("done", 3)
     wrong = world.machine(skew)
     assert wrong.trim().trimmed_records == 3
     world.pass_by(598)
@@ -115,8 +115,8 @@ def test_what_a_collector_with_a_wrong_clock_trimmed_is_deleted_a_grace_period_l
 def test_a_collector_with_a_wrong_clock_invalidates_no_live_slot(skew: float):
     world = World(idle=60)
     world.append(world.log, 3)
-    world.log.create_slot("live", 1)
-    slot = world.log.claim_slot("live", "me")
+    world.log.slots.create("live", 1)
+    slot = world.log.slots.claim("live", "me")
     wrong = world.machine(skew)
     for _ in range(20):
         world.pass_by(20)
@@ -124,7 +124,7 @@ def test_a_collector_with_a_wrong_clock_invalidates_no_live_slot(skew: float):
         for _ in range(2):
             wrong.trim()
             world.log.trim()
-    assert world.log.slot("live").invalid is None
+    assert world.log.slots.get("live").invalid is None
 
 
 @SKEWS
@@ -132,24 +132,24 @@ def test_a_slot_of_a_consumer_with_a_wrong_clock_stays_while_it_lives_and_goes_w
     world = World(idle=60)
     world.append(world.log, 3)
     wrong = world.machine(skew)
-    wrong.create_slot("skewed", 1)
-    slot = wrong.claim_slot("skewed", "me")
+    wrong.slots.create("skewed", 1)
+    slot = wrong.slots.claim("skewed", "me")
     for _ in range(20):
         world.pass_by(20)
         slot.touch()
         world.log.trim()
-    assert world.log.slot("skewed").invalid is None
+    assert world.log.slots.get("skewed").invalid is None
     for _ in range(8):  # dead: twice the limit, and a round
         world.pass_by(20)
         world.log.trim()
-    assert world.log.slot("skewed").invalid is not None
+    assert world.log.slots.get("skewed").invalid is not None
 
 
 @SKEWS
 def test_a_hold_of_a_reader_with_a_wrong_clock_lasts_as_long_as_it_should(skew: float):
     world = World()
     world.append(world.log, 3)
-    world.log.create_slot("done", 3)
+    world.log.slots.create("done", 3)
     hold = world.machine(skew).hold(1, 60)
     world.log.trim()
     world.pass_by(59)
@@ -271,7 +271,7 @@ def test_a_clock_that_was_wrong_for_an_hour_costs_a_folder_nothing(skew: int):
 def test_a_collector_of_a_folder_that_was_ahead_stops_no_other_and_its_trims_go_a_grace_period_later(skew: int):
     world = World(url="file:///log")
     world.append(world.log, 3)
-    world.log.create_slot("done", 3)
+    world.log.slots.create("done", 3)
     assert world.machine(skew).trim().trimmed_records == 3
     done = world.log.trim(pause=300)
     assert (done.skipped, done.waiting) == (False, 1)
@@ -432,6 +432,6 @@ def test_a_clock_that_drifts_is_followed():
 def test_a_slot_that_is_claimed_again_stays_where_it_was_seen():
     world = World(idle=60)
     world.append(world.log, 2)
-    world.log.create_slot("a", 0)
-    world.log.claim_slot("a", "me").advance(Cursor(world.log.log_id, 1))
-    assert world.log.slot("a").last_seen == world.clocks[1].now()
+    world.log.slots.create("a", 0)
+    world.log.slots.claim("a", "me").advance(Cursor(world.log.log_id, 1))
+    assert world.log.slots.get("a").last_seen == world.clocks[1].now()

@@ -78,8 +78,8 @@ def bench() -> Bench:
 
 def test_a_batch_goes_when_every_valid_slot_is_past_it(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("slow", 3)
-    bench.log.create_slot("fast", 8)
+    bench.log.slots.create("slow", 3)
+    bench.log.slots.create("fast", 8)
     done = bench.log.trim()
     assert bench.log.bounds().first == done.floor == 3
     assert done.trimmed_records == 3
@@ -95,7 +95,7 @@ def test_with_no_slot_nothing_goes(bench: Bench):
 def test_with_no_valid_slot_nothing_goes():
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(10)
-    bench.log.create_slot("idle", 0)
+    bench.log.slots.create("idle", 0)
     bench.clock.advance(31)
     bench.log.trim()
     bench.clock.advance(31)
@@ -106,7 +106,7 @@ def test_with_no_valid_slot_nothing_goes():
 def test_a_log_that_keeps_forever_is_never_trimmed():
     bench = Bench("forever")
     bench.append(5)
-    bench.log.create_slot("done", 5)
+    bench.log.slots.create("done", 5)
     bench.clock.advance(10**9)
     bench.collect_all()
     assert bench.values() == list(range(5))
@@ -116,7 +116,7 @@ def test_a_batch_that_a_slot_is_in_the_middle_of_stays_whole(bench: Bench):
     batch = record_batch(timestamps=[0] * 4, ops=[0] * 4, keys=[None] * 4, values=[b"a", b"b", b"c", b"d"])
     bench.log.append(batch, writer=WRITER, number=0).result(120)
     bench.log.append(batch, writer=WRITER, number=1).result(120)
-    bench.log.create_slot("middle", 6)
+    bench.log.slots.create("middle", 6)
     bench.log.trim()
     assert bench.log.bounds().first == 4
 
@@ -150,7 +150,7 @@ def test_bytes_keep_the_newest_batches_that_fit():
 def test_a_valid_slot_pins_against_every_policy(retention: str):
     bench = Bench(retention)
     bench.append(10)
-    bench.log.create_slot("billing", 6)
+    bench.log.slots.create("billing", 6)
     bench.clock.advance(100)
     bench.log.trim()
     assert bench.log.bounds().first == 6
@@ -164,13 +164,13 @@ def test_a_slot_is_invalidated_only_strictly_beyond_its_lag():
     bench.append(4)
     size = bench.log.head().tail[0].size
     bench.log.set_retention("bytes:1", SlotLimits(lag_bytes=3 * size))
-    bench.log.create_slot("billing", 1)
+    bench.log.slots.create("billing", 1)
     assert bench.log.trim().invalidated == []
     assert bench.log.bounds().first == 1
     bench.append(1)
     (gone,) = bench.log.trim().invalidated
     assert (gone.name, gone.invalid.reason) == ("billing", InvalidReason.HORIZON)
-    assert bench.log.slot("billing").invalid == gone.invalid
+    assert bench.log.slots.get("billing").invalid == gone.invalid
     assert bench.log.bounds().first == 5
 
 
@@ -189,19 +189,19 @@ def test_a_lag_that_spans_chunks_is_measured_exactly():
         for limit, ends in ((behind, False), (behind - 1, True)):
             name = f"at-{position}-{ends}"
             bench.log.set_retention("forever", SlotLimits(lag_bytes=limit))
-            bench.log.create_slot(name, position)
+            bench.log.slots.create(name, position)
             assert bool(bench.log.trim(dry_run=True).invalidated) is ends
-            bench.log.drop_slot(name)
+            bench.log.slots.drop(name)
 
 
 def test_a_slot_whose_position_is_gone_is_told_so_first():
     bench = Bench("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
     bench.append(10)
-    bench.log.create_slot("old", 0)
-    cell = bench.log._slots.cell("old")
+    bench.log.slots.create("old", 0)
+    cell = bench.log.slots.cell("old")
     backup = cell.read().value
     bench.log.set_retention("consumed", SlotLimits())
-    bench.log.claim_slot("old", "me").advance(Cursor(bench.log.log_id, 9))
+    bench.log.slots.claim("old", "me").advance(Cursor(bench.log.log_id, 9))
     bench.log.trim()
     restored = bench.store.get("slots/old.json")
     data = bytes(restored.data).replace(b'"position": 9', b'"position": %d' % backup.position)
@@ -214,7 +214,7 @@ def test_a_slot_whose_position_is_gone_is_told_so_first():
 def test_lag_is_looked_at_before_idleness():
     bench = Bench("consumed", SlotLimits(lag_bytes=1, idle_seconds=1))
     bench.append(3)
-    bench.log.create_slot("both", 0)
+    bench.log.slots.create("both", 0)
     bench.clock.advance(100)
     assert [slot.invalid.reason for slot in bench.log.trim().invalidated] == [InvalidReason.HORIZON]
 
@@ -222,8 +222,8 @@ def test_lag_is_looked_at_before_idleness():
 def test_a_holder_that_says_it_is_alive_is_not_idle():
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(3)
-    bench.log.create_slot("quiet", 1)
-    slot = bench.log.claim_slot("quiet", "me")
+    bench.log.slots.create("quiet", 1)
+    slot = bench.log.slots.claim("quiet", "me")
     for _ in range(5):
         bench.clock.advance(50)
         slot.touch()
@@ -233,8 +233,8 @@ def test_a_holder_that_says_it_is_alive_is_not_idle():
 def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
     bench = Bench("consumed", SlotLimits(idle_seconds=60))
     bench.append(3)
-    bench.log.create_slot("late", 1)
-    slot = bench.log.claim_slot("late", "me")
+    bench.log.slots.create("late", 1)
+    slot = bench.log.slots.claim("late", "me")
     bench.clock.advance(31)
     bench.log.trim()
     bench.clock.advance(31)
@@ -246,28 +246,28 @@ def test_a_slot_that_moved_after_it_was_judged_stays_valid(bench: Bench):
 
     store.hook(wake_up)
     assert bench.open(store).trim().invalidated == []
-    assert bench.log.slot("late").invalid is None
+    assert bench.log.slots.get("late").invalid is None
 
 
 def test_an_invalid_slot_ignores_acknowledgements_and_heals_by_a_reset_only():
     bench = Bench("bytes:1", SlotLimits(idle_seconds=60))
     bench.append(5)
-    bench.log.create_slot("billing", 2)
-    slot = bench.log.claim_slot("billing", "me")
+    bench.log.slots.create("billing", 2)
+    slot = bench.log.slots.claim("billing", "me")
     for _ in range(2):
         bench.clock.advance(31)
         bench.log.trim()
-    before = bench.log.slot("billing")
+    before = bench.log.slots.get("billing")
     with pytest.raises(SlotInvalid, match="reset"):
         slot.advance(Cursor(bench.log.log_id, 5))
-    bench.log.claim_slot("billing", "another")
-    assert bench.log.slot("billing").invalid == before.invalid
-    assert bench.log.slot("billing").position == 2
+    bench.log.slots.claim("billing", "another")
+    assert bench.log.slots.get("billing").invalid == before.invalid
+    assert bench.log.slots.get("billing").position == 2
     with pytest.raises(CursorExpired):
-        bench.log.reset_slot("billing", 2)
-    healed = bench.log.reset_slot("billing", 5)
+        bench.log.slots.reset("billing", 2)
+    healed = bench.log.slots.reset("billing", 5)
     assert (healed.invalid, healed.position, healed.holder) == (None, 5, None)
-    assert bench.log.floor() == 5
+    assert bench.log.slots.floor() == 5
 
 
 # --- what is deleted -------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_an_invalid_slot_ignores_acknowledgements_and_heals_by_a_reset_only():
 def test_trimmed_batches_wait_for_the_grace_period(bench: Bench):
     bench.append(5)
     spans = bench.log.plan(bench.log.start())
-    bench.log.create_slot("done", 4)
+    bench.log.slots.create("done", 4)
     bench.log.trim()
     bench.clock.advance(GRACE - 1)
     assert bench.log.trim().deleted == 0
@@ -293,8 +293,8 @@ def test_trimmed_batches_wait_for_the_grace_period(bench: Bench):
 def test_chunks_go_with_what_they_list(bench: Bench):
     total = 5 * CHUNK + SPILL_AT
     bench.append(total)
-    bench.log.create_slot("done", 0)
-    slot = bench.log.claim_slot("done", "me")
+    bench.log.slots.create("done", 0)
+    slot = bench.log.slots.claim("done", "me")
     for position in (CHUNK // 2, CHUNK + 3, 4 * CHUNK, total - 5, total):
         slot.advance(Cursor(bench.log.log_id, position))
         bench.collect_all()
@@ -310,8 +310,8 @@ def test_many_levels_of_chunks_are_trimmed_in_the_middle(monkeypatch: pytest.Mon
     bench = Bench()
     bench.append(150)
     assert len(bench.log.head().levels) >= 3
-    bench.log.create_slot("done", 0)
-    slot = bench.log.claim_slot("done", "me")
+    bench.log.slots.create("done", 0)
+    slot = bench.log.slots.claim("done", "me")
     for position in (1, 2, 40, 41, 77, 100, 148, 150):
         slot.advance(Cursor(bench.log.log_id, position))
         bench.collect_all()
@@ -365,7 +365,7 @@ def test_what_others_put_beside_the_log_is_left_alone(bench: Bench):
 
 def test_a_dry_run_changes_nothing_and_says_what_would_be_done(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("done", 7)
+    bench.log.slots.create("done", 7)
     bench.log.hold(2, 30)
     bench.log.trim()
     bench.store.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
@@ -391,7 +391,7 @@ def test_a_late_orphan_is_found_when_everything_is_looked_through(bench: Bench):
 
 def test_collectors_that_are_many_do_no_more_than_one(bench: Bench):
     bench.append(4)
-    bench.log.create_slot("done", 3)
+    bench.log.slots.create("done", 3)
     assert not bench.log.trim(pause=100).skipped
     before = bench.objects()
     bench.clock.advance(99)
@@ -419,21 +419,21 @@ def during_trim(bench: Bench, act: Callable[[], object]) -> ObjectLog:
 
 def test_a_slot_created_while_a_trim_is_planned_is_not_trimmed_away(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("fast", 8)
-    during_trim(bench, lambda: bench.log.create_slot("slow", 2)).trim()
+    bench.log.slots.create("fast", 8)
+    during_trim(bench, lambda: bench.log.slots.create("slow", 2)).trim()
     assert bench.log.bounds().first == 2
 
 
 def test_a_slot_rewound_while_a_trim_is_planned_is_not_trimmed_away(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("billing", 8)
-    during_trim(bench, lambda: bench.log.reset_slot("billing", 1)).trim()
+    bench.log.slots.create("billing", 8)
+    during_trim(bench, lambda: bench.log.slots.reset("billing", 1)).trim()
     assert bench.log.bounds().first == 1
 
 
 def test_appends_and_spills_during_a_trim_lose_nothing(bench: Bench):
     bench.append(SPILL_AT)
-    bench.log.create_slot("billing", CHUNK + 2)
+    bench.log.slots.create("billing", CHUNK + 2)
     during_trim(bench, lambda: bench.append(5)).trim()
     assert bench.values() == list(range(CHUNK + 2, SPILL_AT + 5))
     bench.collect_all()
@@ -442,7 +442,7 @@ def test_appends_and_spills_during_a_trim_lose_nothing(bench: Bench):
 
 def test_two_collectors_at_once_delete_each_object_once_and_nothing_else(bench: Bench):
     bench.append(CHUNK + SPILL_AT)
-    bench.log.create_slot("billing", CHUNK)
+    bench.log.slots.create("billing", CHUNK)
     during_trim(bench, bench.log.trim).trim()
     bench.clock.advance(GRACE)
     during_trim(bench, bench.log.trim).trim()
@@ -452,7 +452,7 @@ def test_two_collectors_at_once_delete_each_object_once_and_nothing_else(bench: 
 
 def test_a_reset_pins_before_its_cell_is_written(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("billing", 8)
+    bench.log.slots.create("billing", 8)
     store = FaultyStore(bench.store)
 
     def die(call: Call) -> None:
@@ -461,44 +461,44 @@ def test_a_reset_pins_before_its_cell_is_written(bench: Bench):
 
     store.hook(die)
     with pytest.raises(Crash):
-        bench.open(store).reset_slot("billing", 1)
+        bench.open(store).slots.reset("billing", 1)
     bench.collect_all()
     assert bench.log.bounds().first == 1
-    bench.log.claim_slot("billing", "a new holder")  # nobody can finish that reset any more
+    bench.log.slots.claim("billing", "a new holder")  # nobody can finish that reset any more
     bench.collect_all()
     assert bench.log.bounds().first == 8
 
 
 def test_a_claim_by_the_same_holder_leaves_a_reset_under_way_alone(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("billing", 8)
-    bench.log.claim_slot("billing", "me")
+    bench.log.slots.create("billing", 8)
+    bench.log.slots.claim("billing", "me")
     store = FaultyStore(bench.store)
 
     def meddle(call: Call) -> None:
         if call.name == "put_if" and call.path == "slots/billing.json" and call.stage == "before":
-            bench.log.claim_slot("billing", "me")
+            bench.log.slots.claim("billing", "me")
             bench.log.trim()
 
     store.hook(meddle)
-    bench.open(store).reset_slot("billing", 1)
-    assert bench.log.slot("billing").position == 1
+    bench.open(store).slots.reset("billing", 1)
+    assert bench.log.slots.get("billing").position == 1
     assert bench.log.bounds().first <= 1
 
 
 def test_a_slot_dropped_and_created_again_keeps_its_old_holder_fenced(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("billing", 3)
-    old = bench.log.claim_slot("billing", "old")
-    bench.log.drop_slot("billing")
+    bench.log.slots.create("billing", 3)
+    old = bench.log.slots.claim("billing", "old")
+    bench.log.slots.drop("billing")
     with pytest.raises(SlotInvalid, match="dropped"):
         old.advance(Cursor(bench.log.log_id, 9))
-    assert bench.log.slots() == []
-    again = bench.log.create_slot("billing", 2)
+    assert bench.log.slots.list() == []
+    again = bench.log.slots.create("billing", 2)
     assert again.epoch > old.epoch
     with pytest.raises(Exception, match="epoch"):
         old.advance(Cursor(bench.log.log_id, 9))
-    assert bench.log.slot("billing").position == 2
+    assert bench.log.slots.get("billing").position == 2
 
 
 @pytest.mark.parametrize("every", sampled(12))
@@ -511,14 +511,14 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: in
     while True:
         bench = Bench("consumed")
         bench.append(30)
-        bench.log.create_slot("keeper", 5)
-        bench.log.create_slot("billing", 19)
+        bench.log.slots.create("keeper", 5)
+        bench.log.slots.create("billing", 19)
         held = bench.log.hold(7, 60)
         if action == "collect-late":
             for _ in range(3):
                 bench.log.trim()  # what is there now is looked through: it can only go by being trimmed
         if action.startswith("collect"):
-            bench.log.reset_slot("keeper", 17)
+            bench.log.slots.reset("keeper", 17)
             held.release()
         if action == "collect-late":
             bench.log.trim()
@@ -534,24 +534,24 @@ def test_death_at_any_operation_leaves_a_log_that_goes_on(action: str, every: in
         log = bench.open(store)
         store.hook(die)
         act = {
-            "create": lambda log=log: log.create_slot("new", 6),
-            "reset": lambda log=log: log.reset_slot("billing", 6),
-            "drop": lambda log=log: log.drop_slot("billing"),
+            "create": lambda log=log: log.slots.create("new", 6),
+            "reset": lambda log=log: log.slots.reset("billing", 6),
+            "drop": lambda log=log: log.slots.drop("billing"),
             "hold": lambda log=log: log.hold(6, 60),
-            "release": lambda log=log, held=held: type(held)(log._slots, held.name, 1).release(),
+            "release": lambda log=log, held=held: type(held)(log.slots, held.name, 1).release(),
             "collect": log.trim,
             "collect-late": log.trim,
         }[action]
         with contextlib.suppress(Crash):
             act()
         bench.log = bench.open()  # who goes on knows only what is stored
-        floor = bench.log.floor()
+        floor = bench.log.slots.floor()
         assert floor is not None
         bench.append(3)
         bench.collect_all()
         bench.collect_all()
         first = bench.log.bounds().first
-        assert first <= min([floor, *(slot.position for slot in bench.log.slots() if slot.pins)])
+        assert first <= min([floor, *(slot.position for slot in bench.log.slots.list() if slot.pins)])
         assert bench.values() == list(range(first, bench.number))
         listed = {entry.entry.location for entry in bench.log.plan(bench.log.start())}
         assert set(bench.paths("batches/")) == listed
@@ -589,7 +589,7 @@ def test_deleting_a_chunk_before_what_it_lists_leaves_objects_behind(monkeypatch
 
 def test_a_hold_keeps_what_a_reader_needs_and_ends_by_itself(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("done", 10)
+    bench.log.slots.create("done", 10)
     hold = bench.log.hold(2, 30)
     bench.log.trim()
     assert bench.log.bounds().first == 2
@@ -605,13 +605,13 @@ def test_a_hold_keeps_what_a_reader_needs_and_ends_by_itself(bench: Bench):
     assert bench.log.bounds().first == 10
     with pytest.raises(SlotInvalid):
         hold.renew(5)
-    assert [slot.name for slot in bench.log.slots()] == ["done"]
+    assert [slot.name for slot in bench.log.slots.list()] == ["done"]
     assert bench.paths("slots/") == ["slots/done.json"]
 
 
 def test_a_hold_that_is_renewed_in_the_last_moment_holds(bench: Bench):
     bench.append(10)
-    bench.log.create_slot("done", 10)
+    bench.log.slots.create("done", 10)
     hold = bench.log.hold(2, 30)
     bench.clock.advance(31)
     store = FaultyStore(bench.store)
@@ -636,7 +636,7 @@ def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything
 
     store.hook(die)
     with pytest.raises(Crash):
-        type(hold)(bench.open(store)._slots, hold.name, 30).release()
+        type(hold)(bench.open(store).slots, hold.name, 30).release()
     other = bench.log.hold(1, 30)
     assert len(bench.paths("slots/")) == 2
     bench.log.trim(everything=True)
@@ -645,7 +645,7 @@ def test_what_a_reader_left_that_died_while_ending_its_hold_goes_when_everything
 
 def test_a_released_hold_holds_nothing(bench: Bench):
     bench.append(3)
-    bench.log.create_slot("done", 3)
+    bench.log.slots.create("done", 3)
     with bench.log.hold(1, 30):
         bench.log.trim()
         assert bench.log.bounds().first == 1
@@ -689,7 +689,7 @@ def test_reading_what_is_trimmed_meanwhile_says_that_the_cursor_expired(bench: B
     bench.append(SPILL_AT)
     reading = bench.log.read(bench.log.start())
     next(reading)
-    bench.log.create_slot("done", SPILL_AT)
+    bench.log.slots.create("done", SPILL_AT)
     bench.collect_all()
     with pytest.raises(CursorExpired):
         list(reading)
@@ -700,13 +700,13 @@ def test_reading_what_is_trimmed_meanwhile_says_that_the_cursor_expired(bench: B
 
 def test_a_log_is_trimmed_up_to_the_tierer_s_slot_whatever_its_followers_need(bench: Bench):
     bench.append(6)
-    bench.log.create_slot("follower", 1)
-    bench.log.create_slot(TIER_SLOT, 4)
+    bench.log.slots.create("follower", 1)
+    bench.log.slots.create(TIER_SLOT, 4)
     bench.log.set_retention("consumed")
     bench.collect_all()
     assert bench.log.bounds().first == 4
-    assert [slot.pins for slot in bench.log.slots()] == [True, True]
-    assert bench.log.floor() == 1
+    assert [slot.pins for slot in bench.log.slots.list()] == [True, True]
+    assert bench.log.slots.floor() == 1
 
 
 def test_a_consumer_that_reads_no_cold_tier_keeps_the_hot_one(bench: Bench):
@@ -715,11 +715,11 @@ def test_a_consumer_that_reads_no_cold_tier_keeps_the_hot_one(bench: Bench):
         for _ in range(2):
             consumer.ack(consumer.next_batch().sequence)
         consumer.flush()
-        bench.log.create_slot(TIER_SLOT, 5)
+        bench.log.slots.create(TIER_SLOT, 5)
         bench.log.set_retention("consumed")
         bench.collect_all()
         assert bench.log.bounds().first == 2
         assert consumer.next_batch().sequence == 2
-    bench.log.claim_slot("queue", "a follower")
+    bench.log.slots.claim("queue", "a follower")
     bench.collect_all()
     assert bench.log.bounds().first == 5

@@ -148,10 +148,10 @@ def test_without_one_no_thread_is_started_but_for_heartbeats(queue: Watched) -> 
 
 def test_a_round_says_that_the_consumer_is_alive(queue: Watched, clock: ManualClock) -> None:
     with Consumer(queue, clock=clock):
-        before = queue._log.slot("default").last_seen
+        before = queue._log.slots.get("default").last_seen
         queue._log.clock.advance(100.0)
         a_round(queue, clock)
-        assert queue._log.slot("default").last_seen == before + 100_000_000
+        assert queue._log.slots.get("default").last_seen == before + 100_000_000
 
 
 def test_a_round_of_a_fenced_consumer_collects_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
@@ -159,8 +159,8 @@ def test_a_round_of_a_fenced_consumer_collects_and_leaves_the_slot_alone(queue: 
     with Consumer(open_log(queue._store, clock=ManualClock()), trim_every=None) as other:
         other.next_descriptors(4)
         other.ack_through(2)
-        before = queue._log.slot("default")
+        before = queue._log.slots.get("default")
         a_round(queue, clock)
-        assert queue._log.slot("default") == before
+        assert queue._log.slots.get("default") == before
         assert queue._log.bounds().first == 3
     consumer.close()

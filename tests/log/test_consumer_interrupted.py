@@ -180,7 +180,7 @@ def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> 
             producer.flush()
 
     def begun() -> tuple[sl.Consumer, list[Any]]:
-        log.reset_slot("default", 0)
+        log.slots.reset("default", 0)
         consumer = sl.Consumer(log, trim_every=None, ack_every=2)
         given = [consumer.next_batch() for _ in range(1 if call == "batches" else 3)]
         consumer.ack(0)
@@ -196,7 +196,7 @@ def test_a_consumer_goes_on_after_a_signal_at_any_place_of_a_call(call: str) -> 
         assert [batch.values for batch in given] == [[b"a"], [b"b"], [b"c"], [b"d"]], f"interrupted at {place}"
         consumer.ack_through(3)
         consumer.close()
-        assert log.slot("default").position == 4
+        assert log.slots.get("default").position == 4
         now[0] = begun()
         places += 1
     assert places > 10

@@ -71,36 +71,36 @@ def rest(consumer: Consumer) -> list[int]:
 
 def invalidate(log: ObjectLog, name: str = "default") -> None:
     gone = Invalidation(InvalidReason.HORIZON, 1)
-    log._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=gone))
+    log.slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=gone))
 
 
 class TestSlots:
     def test_opening_a_consumer_creates_its_slot_and_claims_it(self, log: ObjectLog) -> None:
-        assert log.slots() == []
+        assert log.slots.list() == []
         opened(log, "billing", holder="node-1")
-        (state,) = log.slots()
+        (state,) = log.slots.list()
         assert (state.name, state.position, state.holder, state.epoch) == ("billing", 0, "node-1", 1)
 
     def test_a_new_holder_raises_the_epoch_and_the_same_one_fences_nobody(self, log: ObjectLog) -> None:
         one = opened(log, holder="node-1")
         again = opened(log, holder="node-1")
-        assert log.slot("default").epoch == 1
+        assert log.slots.get("default").epoch == 1
         assert one.next_batch() == again.next_batch()
         opened(log, holder="node-2")
-        assert log.slot("default").epoch == 2
+        assert log.slots.get("default").epoch == 2
         with pytest.raises(Fenced, match="node-2"):
             one.next_batch()
 
     def test_each_consumer_is_a_new_holder_unless_it_says_otherwise(self, log: ObjectLog) -> None:
         assert opened(log).holder != opened(log).holder
-        assert log.slot("default").epoch == 2
+        assert log.slots.get("default").epoch == 2
 
     def test_slots_are_independent(self, log: ObjectLog) -> None:
         one, two = opened(log, "one"), opened(log, "two")
         assert rest(one) == rest(two) == [0, 1, 2, 3]
         one.ack_through(2)
         two.ack_through(0)
-        assert [(state.name, state.position) for state in log.slots()] == [("one", 8), ("two", 3)]
+        assert [(state.name, state.position) for state in log.slots.list()] == [("one", 8), ("two", 3)]
         assert rest(opened(log, "one")) == [3]
         assert rest(opened(log, "two")) == [1, 2, 3]
 
@@ -110,7 +110,7 @@ class TestSlots:
         for sequence, position in enumerate((3, 4, 8, 10)):
             consumer.ack(sequence)
             consumer.flush()
-            assert log.slot("default").position == position
+            assert log.slots.get("default").position == position
 
     def test_what_every_slot_has_acknowledged_is_trimmed_and_nothing_else(self, log: ObjectLog) -> None:
         one, two = opened(log, "one"), opened(log, "two")
@@ -158,7 +158,7 @@ class TestNewcomers:
         self, log: ObjectLog, offset: int, expected: int
     ) -> None:
         assert rest(opened(log, start=offset)) == list(range(expected, 4))
-        assert log.slot("default").position == offset
+        assert log.slots.get("default").position == offset
 
     @pytest.mark.parametrize(("seconds", "expected"), [(-5, 0), (0, 0), (5, 1), (10, 1), (29, 3), (31, 4), (999, 4)])
     def test_from_a_time_they_get_what_was_listed_then_or_later(
@@ -172,7 +172,7 @@ class TestNewcomers:
         assert rest(opened(log, start=Cursor(log.log_id, 8))) == [3]
         with pytest.raises(Diverged):
             opened(log, "other", start=Cursor(UUID(int=4711), 8))
-        assert [state.name for state in log.slots()] == ["default"]
+        assert [state.name for state in log.slots.list()] == ["default"]
 
     def test_a_start_that_is_gone_or_not_there_yet_is_an_error_and_creates_nothing(self, log: ObjectLog) -> None:
         consumer = opened(log, "passing")
@@ -186,7 +186,7 @@ class TestNewcomers:
             opened(log, start=11)
         with pytest.raises(InvalidInput):
             opened(log, start="somewhere")
-        assert [state.name for state in log.slots()] == ["passing"]
+        assert [state.name for state in log.slots.list()] == ["passing"]
 
     def test_a_new_slot_begins_with_what_is_retained_unless_it_says_otherwise(self, log: ObjectLog) -> None:
         with opened(log, "passing") as consumer:
@@ -204,7 +204,7 @@ class TestNewcomers:
 
     def test_with_last_acked_the_slot_is_created_right_behind_it(self, log: ObjectLog) -> None:
         assert rest(opened(log, last_acked=1, start="now")) == [2, 3]
-        assert log.slot("default").position == 4
+        assert log.slots.get("default").position == 4
 
 
 class TestLastAcked:
@@ -214,17 +214,17 @@ class TestLastAcked:
         self, log: ObjectLog, last: int, *, exists: bool
     ) -> None:
         holder = opened(log) if exists else None
-        before = log.slots()
+        before = log.slots.list()
         with pytest.raises(InvalidInput, match=f"last_acked={last}"):
             opened(log, last_acked=last)
-        assert log.slots() == before
+        assert log.slots.list() == before
         assert holder is None or rest(holder) == [0, 1, 2, 3]
 
     def test_so_it_is_on_an_empty_log(self) -> None:
         log = open_log(PlainStore(), create=True)
         with pytest.raises(InvalidInput, match="last_acked=0"):
             opened(log, last_acked=0)
-        assert log.slots() == []
+        assert log.slots.list() == []
 
     @pytest.mark.parametrize("last", [0, 1, 2])
     def test_a_slot_that_is_further_is_rewound_and_its_holder_fenced(self, log: ObjectLog, last: int) -> None:
@@ -233,8 +233,8 @@ class TestLastAcked:
         rest(old)
         old.ack_through(3)
         consumer = opened(log, last_acked=last)
-        assert log.slot("default").position == (3, 4, 8)[last]
-        assert log.floor() == (3, 4, 8)[last]
+        assert log.slots.get("default").position == (3, 4, 8)[last]
+        assert log.slots.floor() == (3, 4, 8)[last]
         with pytest.raises(Fenced):
             old.flush()
         assert rest(consumer) == list(range(last + 1, 4))
@@ -247,11 +247,11 @@ class TestLastAcked:
         rest(consumer)
         consumer.ack_through(2)
         log.trim()
-        before = log.slot("default")
+        before = log.slots.get("default")
         for last in (0, 1):
             with pytest.raises(CursorExpired):
                 opened(log, last_acked=last)
-        assert log.slot("default") == before
+        assert log.slots.get("default") == before
         assert rest(opened(log, last_acked=2)) == [3]
 
     def test_a_race_with_the_former_holder_ends_right_behind_last_acked(self) -> None:
@@ -276,23 +276,23 @@ class TestLastAcked:
         line.unhook()
         assert len(moved) == 3
         assert rest(consumer) == [1, 2, 3]
-        assert theirs.slot("default").position == 3
+        assert theirs.slots.get("default").position == 3
 
 
 class TestInvalidSlots:
     def test_opening_one_is_an_error_that_says_how_to_heal_it_and_claims_nothing(self, log: ObjectLog) -> None:
         opened(log, holder="former").close()
         invalidate(log)
-        before = log.slot("default")
+        before = log.slots.get("default")
         for options in ({}, {"last_acked": 1}, {"start": "now"}, {"holder": "former"}):
-            with pytest.raises(SlotInvalid, match=r"horizon.*reset_slot\('default', position\).*slots reset"):
+            with pytest.raises(SlotInvalid, match=r"horizon.*slots\.reset\('default', position\).*slots reset"):
                 opened(log, **options)
-        assert log.slot("default") == before
+        assert log.slots.get("default") == before
 
     def test_an_explicit_reset_heals_it(self, log: ObjectLog) -> None:
         opened(log)
         invalidate(log)
-        log.reset_slot("default", 4)
+        log.slots.reset("default", 4)
         assert rest(opened(log)) == [2, 3]
 
     def test_its_consumer_is_told_at_the_next_look_and_acknowledgement(self, log: ObjectLog) -> None:
@@ -303,7 +303,7 @@ class TestInvalidSlots:
             with pytest.raises(SlotInvalid, match="reset"):
                 call()
         assert consumer.next_to_ack == 0
-        assert log.slot("default").position == 0
+        assert log.slots.get("default").position == 0
 
     def test_a_position_that_is_gone_is_told_so_even_before_anyone_invalidated_it(self, log: ObjectLog) -> None:
         opened(log)
@@ -316,7 +316,7 @@ class TestInvalidSlots:
         consumer = opened(log)
         rest(consumer)
         consumer.ack_through(2)
-        log.drop_slot("default")
+        log.slots.drop("default")
         for call in (consumer.next_batch, lambda: consumer.ack_through(3), consumer.flush):
             with pytest.raises(SlotInvalid, match="dropped"):
                 call()
@@ -378,22 +378,22 @@ class TestPositionsWithinBatches:
     def test_the_batch_that_holds_the_position_comes_first_and_whole(
         self, log: ObjectLog, position: int, first: int
     ) -> None:
-        log.create_slot("default", position)
+        log.slots.create("default", position)
         consumer = opened(log)
         batch = consumer.next_batch()
         assert (batch.sequence, consumer.next_to_ack) == (first, first)
         assert batch.records["offset"][0].as_py() == (0, 3, 4, 8)[first]
         consumer.ack_through(first)
-        assert log.slot("default").position == (3, 4, 8, 10)[first]
+        assert log.slots.get("default").position == (3, 4, 8, 10)[first]
 
     def test_a_last_acked_before_that_batch_leaves_the_position(self, log: ObjectLog) -> None:
-        log.create_slot("default", 5)
+        log.slots.create("default", 5)
         assert rest(opened(log, last_acked=1)) == [2, 3]
-        assert log.slot("default").position == 5
+        assert log.slots.get("default").position == 5
 
     def test_a_slot_of_a_follower_can_be_taken_over(self, log: ObjectLog) -> None:
-        log.create_slot("default", 0)
-        log.claim_slot("default", "follower").advance(Cursor(log.log_id, 6))
+        log.slots.create("default", 0)
+        log.slots.claim("default", "follower").advance(Cursor(log.log_id, 6))
         assert rest(opened(log)) == [2, 3]
 
 
@@ -492,7 +492,7 @@ class TestDeadLetters:
                     assert bytes(log.store.get(letter["bytes"]).data) == whole[:-1]
                     log.store.delete(letter["bytes"])
                     log.store.delete(item.path)
-            assert log.slot("default").position == 0
+            assert log.slots.get("default").position == 0
 
     def test_each_slot_has_its_own_and_collecting_leaves_them(self, log: ObjectLog) -> None:
         for entry in log.head().tail:
@@ -663,4 +663,4 @@ class TestArguments:
     ) -> None:
         with pytest.raises(InvalidInput, match=said):
             Consumer(log, **options)
-        assert log.slots() == []
+        assert log.slots.list() == []

@@ -89,8 +89,8 @@ def test_a_slot_is_not_advanced_by_a_cursor_of_another_history(tmp_path: Path) -
     folder = tmp_path / "log"
     log = sl.open(str(folder), create=True)
     produce(log, b"a")
-    log.create_slot("s", 0)
-    slot = log.claim_slot("s", "me")
+    log.slots.create("s", 0)
+    slot = log.slots.claim("s", "me")
     shutil.copytree(folder, tmp_path / "backup")
     produce(log, b"b", b"c")
     stored = log.end()
@@ -127,7 +127,7 @@ def test_of_two_consumers_with_one_epoch_after_a_restore_only_the_later_goes_on(
     folder = tmp_path / "log"
     log = sl.open(str(folder), create=True)
     produce(log, b"a", b"b")
-    log.create_slot("default", 0)
+    log.slots.create("default", 0)
     shutil.copytree(folder, tmp_path / "backup")
     older = sl.Consumer(log, trim_every=None)
     shutil.rmtree(folder)

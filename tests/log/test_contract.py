@@ -36,7 +36,7 @@ class TestMemoryLog(LogContract):
         log.trim(offset)
 
     def invalidate(self, log: Log, name: str) -> None:
-        log._slots._store(replace(log.slot(name), invalid=GONE))
+        log.slots._store(replace(log.slots.get(name), invalid=GONE))
 
 
 class ObjectLogContract(LogContract):
@@ -44,7 +44,7 @@ class ObjectLogContract(LogContract):
         log._lister.cell.update(OpId(uuid4()), lambda head: replace(head, floor=offset))
 
     def invalidate(self, log: ObjectLog, name: str) -> None:
-        log._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+        log.slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
 @pytest.mark.matrix
@@ -100,12 +100,12 @@ def test_reading_writes_nothing_to_the_store() -> None:
     line = FaultyStore(PlainStore())
     log = open_log(line, create=True)
     append(log, b"a", b"b", number=0)
-    log.create_slot("reader", 0)
+    log.slots.create("reader", 0)
     before = len(line.named("put", "put_if", "delete"))
     reader = open_log(line)
     fetched(reader.plan(reader.start()))
     assert [batch.num_rows for batch in reader.read()] == [2]
-    reader.bounds(), reader.end(), reader.slots(), reader.floor(), reader.wait(reader.start(), 0)
+    reader.bounds(), reader.end(), reader.slots.list(), reader.slots.floor(), reader.wait(reader.start(), 0)
     assert len(line.named("put", "put_if", "delete")) == before
 
 

@@ -33,7 +33,7 @@ def log(place: PlainStore) -> ObjectLog:
     log = open_log(place, create=True)
     append(log, b"a", b"b", number=0)
     append(log, b"c", number=1)
-    log.create_slot("billing", 1)
+    log.slots.create("billing", 1)
     return log
 
 
@@ -163,9 +163,9 @@ class TestHead:
         for action in (
             lambda log: log.bounds(),
             lambda log: log.plan(log.start()),
-            lambda log: log.create_slot("other", 0),
+            lambda log: log.slots.create("other", 0),
             lambda log: log.producer(),
-            lambda log: log.floor(),
+            lambda log: log.slots.floor(),
         ):
             message = complaint(lambda action=action: action(open_log(place)), CorruptData, place)
             assert f"{place.url}/head" in message
@@ -185,7 +185,7 @@ class TestHead:
             lambda: open_log(place, create=True).bounds(),
             lambda: append(open_log(place), b"d", number=2),
             lambda: open_log(place).producer(),
-            lambda: open_log(place).slots(),
+            lambda: list(open_log(place).slots.list()),
         ):
             message = complaint(action, CorruptData, place)
             assert f"{place.url}/head is missing" in message
@@ -270,22 +270,22 @@ class TestSlot:
             place.put("slots/billing.json", original.replace(b'"epoch": 0', b'"epoch": -1'))
         reader = open_log(place)
         for action in (
-            reader.slots,
-            reader.floor,
-            lambda: reader.claim_slot("billing", "h"),
-            lambda: reader.slot("billing"),
+            reader.slots.list,
+            reader.slots.floor,
+            lambda: reader.slots.claim("billing", "h"),
+            lambda: reader.slots.get("billing"),
         ):
             assert "slots/billing.json" in complaint(action, CorruptData, place)
 
     def test_a_missing_slot_is_damage_and_does_not_lift_the_floor(self, place: PlainStore, log: ObjectLog) -> None:
         place.delete("slots/billing.json")
         reader = open_log(place)
-        for action in (reader.slots, reader.floor):
+        for action in (reader.slots.list, reader.slots.floor):
             message = complaint(action, CorruptData, place)
             assert "slots/billing.json is missing" in message
             assert "restore" in message
 
     def test_a_slot_of_another_log_s_writer_is_unaffected(self, place: PlainStore, log: ObjectLog) -> None:
         place.put("slots/stranger.json", b"not ours")
-        assert [state.name for state in log.slots()] == ["billing"]
+        assert [state.name for state in log.slots.list()] == ["billing"]
         assert append(log, b"d", writer=writer_named(2), number=0).first == 3

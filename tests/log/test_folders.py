@@ -64,7 +64,7 @@ def test_no_delta_table_begins_in_the_place_of_something_else_whose_files_its_va
     with pytest.raises(WrongKind, match="an empty Delta table there would hide it"):
         sl.follow(log, sl.DeltaSink(place), "slot", until="end")
     assert things.state_of(tmp_path) == before
-    assert log.slots() == []
+    assert log.slots.list() == []
 
 
 def test_a_write_ahead_log_that_lost_its_identity_is_still_one(tmp_path):

@@ -260,7 +260,7 @@ def kill_in_a_loop(crew: Crew, look: Callable[[], None], *, kills: int, seed: in
 def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed: int) -> Story:
     log = sl.open(url, create=True, retention="consumed", options=server.options)
     for slot in OWN["consume"]:
-        log.create_slot(slot, 0)
+        log.slots.create(slot, 0)
 
     def look() -> None:
         found = ObjectLogVerifier(log).findings()

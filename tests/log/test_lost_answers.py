@@ -186,11 +186,11 @@ class TestSlots:
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore, path: str, times: int
     ) -> None:
         line.lose_answers(times, path_prefix=path)
-        assert ours.create_slot("s", 4).position == 4
-        assert [state.position for state in theirs.slots()] == [4]
+        assert ours.slots.create("s", 4).position == 4
+        assert [state.position for state in theirs.slots.list()] == [4]
         assert theirs.head().slots == {"s": None}
         with pytest.raises(AlreadyExists):
-            ours.create_slot("s", 4)
+            ours.slots.create("s", 4)
 
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     def test_a_creation_that_died_at_any_operation_pins_or_left_nothing_and_can_be_finished(
@@ -203,19 +203,19 @@ class TestSlots:
             log = opened(line, 10 + number)
             line.crash_at(len(line.log) + number, after=after)
             try:
-                log.create_slot(name, 4)
+                log.slots.create(name, 4)
             except Crash:
                 survivor = opened(place, 30 + number)
                 pinned = name in survivor.head().slots
-                assert survivor.floor() == (4 if pinned or survivor.slots() else None)
+                assert survivor.slots.floor() == (4 if pinned or survivor.slots.list() else None)
                 if pinned:
                     unfinished.add(number)
                 try:
-                    assert survivor.create_slot(name, 4).position == 4
+                    assert survivor.slots.create(name, 4).position == 4
                 except AlreadyExists:
                     assert pinned
             survivor = opened(place, 50 + number)
-            assert survivor.claim_slot(name, "h").state().position == 4
+            assert survivor.slots.claim(name, "h").state().position == 4
             assert survivor.head().slots[name] is None
         assert len(unfinished) >= 2  # between pin and cell, and between cell and settling
 
@@ -223,8 +223,8 @@ class TestSlots:
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
         floors = []
-        once(line, "slots/", lambda: floors.append((theirs.floor(), theirs.slots())), stage="before")
-        ours.create_slot("s", 4)
+        once(line, "slots/", lambda: floors.append((theirs.slots.floor(), theirs.slots.list())), stage="before")
+        ours.slots.create("s", 4)
         assert floors == [(4, [])]
 
     def test_a_slot_whose_creator_died_after_the_pin_still_pins_and_is_finished_by_who_claims_it(
@@ -235,14 +235,14 @@ class TestSlots:
 
         once(line, "slots/", die, stage="before")
         with pytest.raises(Crash):
-            ours.create_slot("s", 4)
-        assert theirs.floor() == 4
-        assert theirs.slots() == []
-        slot = theirs.claim_slot("s", "h")
+            ours.slots.create("s", 4)
+        assert theirs.slots.floor() == 4
+        assert theirs.slots.list() == []
+        slot = theirs.slots.claim("s", "h")
         assert theirs.head().slots == {"s": None}
         assert (slot.epoch, slot.state().position) == (1, 4)
         with pytest.raises(AlreadyExists):
-            ours.create_slot("s", 4)
+            ours.slots.create("s", 4)
 
     @pytest.mark.parametrize("position", [2, 8])
     def test_whoever_finishes_the_creation_of_another_is_not_told_that_its_own_position_is_pinned(
@@ -253,23 +253,23 @@ class TestSlots:
 
         once(line, "slots/", die, stage="before")
         with pytest.raises(Crash):
-            ours.create_slot("s", 4)
+            ours.slots.create("s", 4)
         with pytest.raises(AlreadyExists, match="4"):
-            theirs.create_slot("s", position)
-        assert [state.position for state in theirs.slots()] == [4]
-        assert theirs.floor() == 4
+            theirs.slots.create("s", position)
+        assert [state.position for state in theirs.slots.list()] == [4]
+        assert theirs.slots.floor() == 4
 
     def test_a_slow_creator_does_not_put_back_a_slot_that_another_finished_and_advanced(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
         def finish_claim_and_advance() -> None:
             with pytest.raises(AlreadyExists, match="finished"):
-                theirs.create_slot("s", 4)
-            theirs.claim_slot("s", "h").advance(theirs.start().at(7))
+                theirs.slots.create("s", 4)
+            theirs.slots.claim("s", "h").advance(theirs.start().at(7))
 
         once(line, "slots/", finish_claim_and_advance, stage="before")
-        ours.create_slot("s", 4)
-        (state,) = theirs.slots()
+        ours.slots.create("s", 4)
+        (state,) = theirs.slots.list()
         assert (state.position, state.holder, state.epoch) == (7, "h", 1)
         assert theirs.head().slots == {"s": None}
 
@@ -278,11 +278,11 @@ class TestSlots:
     ) -> None:
         def finish() -> None:
             with pytest.raises(AlreadyExists, match="finished"):
-                theirs.create_slot("s", 4)
+                theirs.slots.create("s", 4)
 
         once(line, "head", finish)
         line.lose_answers(1, path_prefix="head")
-        assert ours.create_slot("s", 4).position == 4
+        assert ours.slots.create("s", 4).position == 4
         assert theirs.head().slots == {"s": None}
 
     def test_a_name_whose_re_creation_was_broken_off_can_be_created_again(
@@ -291,23 +291,23 @@ class TestSlots:
         def die() -> None:
             raise Crash("before the cell was written")
 
-        theirs.create_slot("s", 2)
-        former = theirs.claim_slot("s", "h")
-        theirs.drop_slot("s")
+        theirs.slots.create("s", 2)
+        former = theirs.slots.claim("s", "h")
+        theirs.slots.drop("s")
         once(line, "slots/", die, stage="before")
         with pytest.raises(Crash):
-            ours.create_slot("s", 4)
+            ours.slots.create("s", 4)
         with pytest.raises(AlreadyExists, match=r"at 4.*finished"):
-            theirs.create_slot("s", 5)
-        assert [(state.position, state.dropped) for state in theirs.slots()] == [(4, False)]
-        assert theirs.claim_slot("s", "h").epoch > former.epoch
+            theirs.slots.create("s", 5)
+        assert [(state.position, state.dropped) for state in theirs.slots.list()] == [(4, False)]
+        assert theirs.slots.claim("s", "h").epoch > former.epoch
 
     def test_two_creators_at_once_make_one_slot(self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore) -> None:
         results: list[object] = []
 
         def attempt(log: ObjectLog, position: int) -> None:
             try:
-                results.append(log.create_slot("s", position).position)
+                results.append(log.slots.create("s", position).position)
             except AlreadyExists:
                 results.append("exists")
 
@@ -320,71 +320,71 @@ class TestSlots:
             log = opened(own)
             once(own, path, lambda other=other: attempt(other, 7), stage=stage)
             attempt(log, 4)
-            (state,) = other.slots()
+            (state,) = other.slots.list()
             assert len(results) == 2
             assert results.count("exists") >= 1, (stage, path)
             assert {*results} <= {state.position, "exists"}, (stage, path)
-            assert other.claim_slot("s", "h").state().position == state.position
+            assert other.slots.claim("s", "h").state().position == state.position
 
     @pytest.mark.parametrize("times", [1, 3])
     def test_a_claim_whose_answer_was_lost_raised_the_epoch_once(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore, times: int
     ) -> None:
-        theirs.create_slot("s", 4)
-        theirs.claim_slot("s", "them")
+        theirs.slots.create("s", 4)
+        theirs.slots.claim("s", "them")
         line.lose_answers(times, path_prefix="slots/")
-        assert ours.claim_slot("s", "us").epoch == 2
-        assert [(state.holder, state.epoch) for state in theirs.slots()] == [("us", 2)]
+        assert ours.slots.claim("s", "us").epoch == 2
+        assert [(state.holder, state.epoch) for state in theirs.slots.list()] == [("us", 2)]
 
     def test_a_claim_that_was_overtaken_while_its_answer_was_lost_does_not_get_the_other_s_epoch(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
-        theirs.create_slot("s", 4)
-        once(line, "slots/", lambda: theirs.claim_slot("s", "them"))
+        theirs.slots.create("s", 4)
+        once(line, "slots/", lambda: theirs.slots.claim("s", "them"))
         line.lose_answers(1, path_prefix="slots/")
         try:
-            slot = ours.claim_slot("s", "us")
+            slot = ours.slots.claim("s", "us")
         except Fenced:
             pass
         else:
             assert slot.epoch == 1
             with pytest.raises(Fenced):
                 slot.advance(ours.end())
-        assert [(state.holder, state.epoch, state.position) for state in theirs.slots()] == [("them", 2, 4)]
+        assert [(state.holder, state.epoch, state.position) for state in theirs.slots.list()] == [("them", 2, 4)]
 
     @pytest.mark.parametrize("times", [1, 3])
     def test_an_advance_whose_answer_was_lost_moved(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore, times: int
     ) -> None:
-        theirs.create_slot("s", 4)
-        slot = ours.claim_slot("s", "us")
+        theirs.slots.create("s", 4)
+        slot = ours.slots.claim("s", "us")
         line.lose_answers(times, path_prefix="slots/")
         slot.advance(ours.start().at(7))
         slot.advance(ours.start().at(9))
-        assert [state.position for state in theirs.slots()] == [9]
+        assert [state.position for state in theirs.slots.list()] == [9]
 
     def test_an_advance_that_lost_its_answer_and_then_its_slot_changes_nothing_more(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:
-        theirs.create_slot("s", 4)
-        slot = ours.claim_slot("s", "us")
+        theirs.slots.create("s", 4)
+        slot = ours.slots.claim("s", "us")
 
         def take_over() -> None:
-            theirs.claim_slot("s", "them").advance(theirs.start().at(9))
+            theirs.slots.claim("s", "them").advance(theirs.start().at(9))
 
         once(line, "slots/", take_over)
         line.lose_answers(1, path_prefix="slots/")
         slot.advance(ours.start().at(7))  # it did land, before the other came
         with pytest.raises(Fenced):
             slot.advance(ours.start().at(8))
-        assert [(state.holder, state.position) for state in theirs.slots()] == [("them", 9)]
+        assert [(state.holder, state.position) for state in theirs.slots.list()] == [("them", 9)]
 
     @pytest.mark.parametrize("landed", [True, False], ids=["landed", "not landed"])
     def test_an_advance_that_stays_unknown_can_be_repeated(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore, *, landed: bool
     ) -> None:
-        theirs.create_slot("s", 4)
-        slot = ours.claim_slot("s", "us")
+        theirs.slots.create("s", 4)
+        slot = ours.slots.claim("s", "us")
         once(line, "slots/", line.turn_down, stage="after" if landed else "before")
         line.lose_answers(1, path_prefix="slots/")
         with pytest.raises(StorageError):
@@ -392,7 +392,7 @@ class TestSlots:
         line.unhook()
         line.heal()
         slot.advance(ours.start().at(7))
-        assert [state.position for state in theirs.slots()] == [7]
+        assert [state.position for state in theirs.slots.list()] == [7]
 
 
 class TestCreation:

@@ -80,7 +80,7 @@ def test_what_is_fetched_is_counted_and_timed(log: ObjectLog):
 def test_what_is_collected_is_counted_and_timed(log: ObjectLog, place: PlainStore):
     produce(log, b"a", b"b")
     size = log.head().tail[0].size
-    log.create_slot("done", 2)
+    log.slots.create("done", 2)
     place.put(f"batches/{0:016d}/{'a' * 32}.batch", b"orphan")
     names = ("strandline_batches_collected_total", "strandline_entries_collected_total", "strandline_gc_seconds_count")
     with Moved(*names, "strandline_bytes_collected_total", "strandline_orphans_collected_total") as moved:
@@ -92,7 +92,7 @@ def test_what_is_collected_is_counted_and_timed(log: ObjectLog, place: PlainStor
 def test_head_writes_are_counted_by_role(log: ObjectLog):
     for role, act in (
         ("producer", lambda: produce(log, b"a")),
-        ("consumer", lambda: log.create_slot("s", 0)),
+        ("consumer", lambda: log.slots.create("s", 0)),
         ("collector", log.trim),
     ):
         with Moved("strandline_head_writes_total", role=role) as moved:
@@ -117,7 +117,7 @@ def test_lost_races_are_counted_by_role(log: ObjectLog, place: PlainStore, clock
 
 def test_an_invalidated_slot_is_counted_by_reason(log: ObjectLog, clock: ManualClock):
     log.set_retention("consumed", SlotLimits(idle_seconds=5))
-    log.create_slot("idle", 0)
+    log.slots.create("idle", 0)
     clock.advance(3)
     log.trim()
     clock.advance(3)

@@ -35,9 +35,9 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log = open_log(str(folder), create=True, retention="consumed")
         for number in range(RECORDS):
             put(log, b"%d" % number, value=b"%d" % number)
-    log.create_slot("planned", 0)
-    log.create_slot("work", 0)
-    log.claim_slot("work", "worker").advance(log.cursor_at(5))
+    log.slots.create("planned", 0)
+    log.slots.create("work", 0)
+    log.slots.claim("work", "worker").advance(log.cursor_at(5))
     return folder
 
 
@@ -82,13 +82,13 @@ LOOKS: dict[str, tuple[Callable[[ObjectLog], Any], Any]] = {
     "follow by a slot": (lambda log: followed(log, "planned"), RECORDS),
     "consume": (consumed, 5),
     "bounds": (lambda log: log.bounds().next, RECORDS),
-    "slots": (lambda log: [(slot.name, slot.position) for slot in log.slots()], None),
-    "one slot": (lambda log: log.slot("work").position, 5),
-    "floor": (lambda log: log.floor(), 0),
-    "claim": (lambda log: log.claim_slot("work", "other").name, "work"),
-    "put a slot elsewhere": (lambda log: log.reset_slot("work", 3).position, 3),
-    "create a slot": (lambda log: log.create_slot("new", 3).position, 3),
-    "drop a slot": (lambda log: log.drop_slot("planned"), None),
+    "slots": (lambda log: [(slot.name, slot.position) for slot in log.slots.list()], None),
+    "one slot": (lambda log: log.slots.get("work").position, 5),
+    "floor": (lambda log: log.slots.floor(), 0),
+    "claim": (lambda log: log.slots.claim("work", "other").name, "work"),
+    "put a slot elsewhere": (lambda log: log.slots.reset("work", 3).position, 3),
+    "create a slot": (lambda log: log.slots.create("new", 3).position, 3),
+    "drop a slot": (lambda log: log.slots.drop("planned"), None),
     "trim": (lambda log: log.trim(), None),
     "append": (append, RECORDS),
     "produce": (produce, RECORDS),
@@ -146,12 +146,12 @@ def test_a_slot_whose_object_is_lost_for_good_is_dropped_and_created_again(backu
     place = tmp_path / "log"
     shutil.copytree(backup, place)
     log = open_log(str(place))
-    held = log.claim_slot("work", "worker")
+    held = log.slots.claim("work", "worker")
     (place / "slots" / "work.json").unlink()
     for call in (
-        lambda: log.slot("work"),
-        lambda: log.reset_slot("work", 5),
-        lambda: log.claim_slot("work", "other"),
+        lambda: log.slots.get("work"),
+        lambda: log.slots.reset("work", 5),
+        lambda: log.slots.claim("work", "other"),
         lambda: held.advance(log.cursor_at(7)),
         held.touch,
         held.state,
@@ -160,9 +160,9 @@ def test_a_slot_whose_object_is_lost_for_good_is_dropped_and_created_again(backu
         with pytest.raises(CorruptData, match=r"work\.json is missing .* restore the object; or, .* drop the slot"):
             call()
     with pytest.raises(NotFound, match="There is no slot 'other'"):
-        log.slot("other")
-    log.drop_slot("work")
-    assert log.create_slot("work", 5).position == 5
+        log.slots.get("other")
+    log.slots.drop("work")
+    assert log.slots.create("work", 5).position == 5
     assert consumed(log) == 5
 
 

@@ -9,7 +9,7 @@ from tests.interrupts import interruptions
 
 
 def claimed(log):
-    return log.claim_slot("s", "me").state().position
+    return log.slots.claim("s", "me").state().position
 
 
 def consumed(log):
@@ -36,18 +36,18 @@ def test_a_slot_whose_creator_died_anywhere_can_be_used(use, was_there):
         with log.producer() as producer:
             producer.append(key=b"k", value=b"v")
         if was_there:
-            log.create_slot("s", 1)
-            log.claim_slot("s", "somebody")
-            log.drop_slot("s")
+            log.slots.create("s", 1)
+            log.slots.claim("s", "somebody")
+            log.slots.drop("s")
         return log
 
     now, listed = [fresh()], 0
-    for place in interruptions(lambda: now[0].create_slot("s", 0), within="strandline.log.object.slots"):
+    for place in interruptions(lambda: now[0].slots.create("s", 0), within="strandline.log.object.slots"):
         log = now[0]
         if "s" in log.head().slots:
             listed += 1
-            assert all(not state.dropped for state in log.slots())
-            assert log.floor() == 0, f"died at {place}"
+            assert all(not state.dropped for state in log.slots.list())
+            assert log.slots.floor() == 0, f"died at {place}"
             assert call(log) == answer, f"died at {place}"
         now[0] = fresh()
     assert listed > 2

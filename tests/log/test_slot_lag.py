@@ -36,7 +36,7 @@ def log(clock: ManualClock) -> ObjectLog:
 def stand(log: ObjectLog, retention: str = "consumed", limits: SlotLimits | None = None) -> dict[str, SlotLag]:
     found = slot_lags(
         log.head(),
-        log.slots(),
+        log.slots.list(),
         log.chunks,
         retention=parse_retention(retention),
         limits=limits or SlotLimits(),
@@ -51,7 +51,7 @@ def sizes(log: ObjectLog) -> list[int]:
 
 @pytest.mark.parametrize("position", [0, 1, CHUNK, CHUNK + 7, TOTAL - 1, TOTAL])
 def test_lag_is_exact_in_records_bytes_and_time(log: ObjectLog, position: int):
-    log.create_slot("a", position)
+    log.slots.create("a", position)
     found = stand(log)["a"]
     assert found.records_behind == TOTAL - position
     assert found.bytes_behind == sum(sizes(log)[position:])
@@ -59,8 +59,8 @@ def test_lag_is_exact_in_records_bytes_and_time(log: ObjectLog, position: int):
 
 
 def test_what_one_slot_retains_ends_where_the_next_one_stands(log: ObjectLog):
-    log.create_slot("slow", 20)
-    log.create_slot("fast", 150)
+    log.slots.create("slow", 20)
+    log.slots.create("fast", 150)
     found = stand(log)
     assert found["slow"].retained == sum(sizes(log)[20:150])
     assert found["fast"].retained == 0
@@ -68,8 +68,8 @@ def test_what_one_slot_retains_ends_where_the_next_one_stands(log: ObjectLog):
 
 
 def test_two_slots_at_the_same_place_retain_nothing_alone(log: ObjectLog):
-    log.create_slot("a", 20)
-    log.create_slot("b", 20)
+    log.slots.create("a", 20)
+    log.slots.create("b", 20)
     assert [one.retained for one in stand(log).values()] == [0, 0]
     assert all(one.pins_floor for one in stand(log).values())
 
@@ -79,33 +79,33 @@ def test_two_slots_at_the_same_place_retain_nothing_alone(log: ObjectLog):
 def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, position: int):
     """And so is what would be retained: by letting the slot catch up, and collecting again."""
     log.set_retention(retention, SlotLimits())
-    log.create_slot("a", position)
+    log.slots.create("a", position)
     retained = stand(log, retention)["a"].retained
-    told = trim_end(log.head(), log.slots(), log.chunks, retention=parse_retention(retention), now=log.clock.now())
+    told = trim_end(log.head(), log.slots.list(), log.chunks, retention=parse_retention(retention), now=log.clock.now())
     before = sum(sizes(log))
     log.trim()
     assert log.bounds().first == told
     kept = sum(sizes(log))
-    log.claim_slot("a", "me").advance(log.end())
+    log.slots.claim("a", "me").advance(log.end())
     log.trim()
     assert kept - sum(sizes(log)) == retained
     assert kept <= before
 
 
 def test_a_slot_that_is_being_moved_pins_both_places(log: ObjectLog):
-    log.create_slot("a", 100)
+    log.slots.create("a", 100)
     store = FaultyStore(log.store)
     dying = open_log(store, clock=log.clock)
     store.fail_next("put_if", path_prefix="slots/", error=StorageError("Nobody finishes this."))
     with pytest.raises(StorageError):
-        dying.reset_slot("a", 30)
+        dying.slots.reset("a", 30)
     found = stand(log)["a"]
     assert (found.pending, found.pins_floor) == (30, True)
     assert found.retained == sum(sizes(log)[30:])
 
 
 def test_what_is_left_of_the_limits_is_told_and_foretells_invalidation(log: ObjectLog, clock: ManualClock):
-    log.create_slot("a", 100)
+    log.slots.create("a", 100)
     behind = sum(sizes(log)[100:])
     found = stand(log, limits=SlotLimits(lag_bytes=behind, idle_seconds=60))["a"]
     assert (found.bytes_left, found.seconds_left) == (0, 60)

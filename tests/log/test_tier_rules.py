@@ -170,15 +170,15 @@ def test_an_object_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_the
     log = open_log(PlainStore(clock=clock), create=True, clock=clock, retention="bytes:1")
     for number in range(10):
         append(log, b"x" * 50, b"y", number=number)
-    log.create_slot("slow", 2)
-    log.create_slot(TIER_SLOT, 8)
+    log.slots.create("slow", 2)
+    log.slots.create(TIER_SLOT, 8)
     log.trim(grace=0.0)
     assert log.bounds() == Bounds(8, 20)
     done = log.trim(grace=0.0)
     assert done.invalidated == []
-    assert [state.invalid for state in log.slots()] == [None, None]
-    assert log.floor() == 2
-    log.claim_slot(TIER_SLOT, "me").advance(log.end())
+    assert [state.invalid for state in log.slots.list()] == [None, None]
+    assert log.slots.floor() == 2
+    log.slots.claim(TIER_SLOT, "me").advance(log.end())
     log.set_retention("consumed")
     log.trim(grace=0.0)
     assert log.bounds() == Bounds(20, 20)
@@ -197,16 +197,16 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
     for number in range(300):
         append(log, b"x", number=number)
     assert len(log.head().levels) > 2
-    log.create_slot(TIER_SLOT, 213)
+    log.slots.create(TIER_SLOT, 213)
     log.trim(grace=0.0)
     log.trim(grace=0.0)
     assert log.bounds().first == 213
-    log.create_slot("old", 5, retained_from=0)
-    log._slots.cell(TIER_SLOT).update(log._slots.op(), lambda state: replace(state, invalid=INVALID))
+    log.slots.create("old", 5, retained_from=0)
+    log.slots.cell(TIER_SLOT).update(log.slots.op(), lambda state: replace(state, invalid=INVALID))
     log = open_log(store, clock=clock)  # which has no chunks in memory
     assert log.trim(grace=0.0).invalidated == []
     assert log.bounds().first == 213
-    log.drop_slot(TIER_SLOT)
+    log.slots.drop(TIER_SLOT)
     # Without a cold tier it needs what is gone, and is told so.
     assert [state.name for state in log.trim(grace=0.0).invalidated] == ["old"]
     assert log.bounds().first == 300
@@ -217,21 +217,21 @@ def test_how_slots_stand_is_told_also_of_those_in_the_cold_tier() -> None:
     log = open_log(PlainStore(clock=clock), create=True, clock=clock, retention="bytes:1")
     for number in range(10):
         append(log, b"x" * 50, number=number)
-    log.create_slot("slow", 2)
-    log.create_slot(TIER_SLOT, 6)
+    log.slots.create("slow", 2)
+    log.slots.create(TIER_SLOT, 6)
 
     def told() -> dict[str, int]:
         head = log.head()
-        found = slot_lags(head, log.slots(), log.chunks, retention=MaxBytes(1), limits=NO_LIMITS, now=clock.now())
+        found = slot_lags(head, log.slots.list(), log.chunks, retention=MaxBytes(1), limits=NO_LIMITS, now=clock.now())
         return {each.state.name: each.retained for each in found}
 
     head = log.head()
     for ahead, end in (((), 6), (("slow",), 6), ((TIER_SLOT,), 10), (("slow", TIER_SLOT), 10)):
         reached = trim_end(
-            head, log.slots(), log.chunks, retention=Consumed(), now=clock.now(), up_to_date=frozenset(ahead)
+            head, log.slots.list(), log.chunks, retention=Consumed(), now=clock.now(), up_to_date=frozenset(ahead)
         )
         assert reached == end
-    assert trim_end(head, log.slots(), log.chunks, retention=FOREVER, now=clock.now()) == 0
+    assert trim_end(head, log.slots.list(), log.chunks, retention=FOREVER, now=clock.now()) == 0
     assert told()["slow"] == 0  # if it were up to date, nothing more would go
     log.trim(grace=0.0)
     assert log.bounds().first == 6
@@ -245,37 +245,37 @@ def test_a_write_ahead_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and
     with WalLog.open(str(tmp_path), background=False, tail_bytes=0, roll_bytes=0) as log:
         for number in range(10):
             append(log, b"x" * 50, b"y", number=number)
-        log.create_slot("slow", 2)
-        log.create_slot(TIER_SLOT, 8)
+        log.slots.create("slow", 2)
+        log.slots.create(TIER_SLOT, 8)
         assert log.trim(20) == 8
         assert log.trim(Consumed(), limits=limits) == 8
         assert log.trim(MaxBytes(1), limits=limits) == 8
         assert log.trim(8, beyond_slots=True) == 8
-        assert [state.invalid for state in log.slots()] == [None, None]
-        assert log.floor() == 2
-        log.claim_slot(TIER_SLOT, "me").advance(log.start().at(12))
+        assert [state.invalid for state in log.slots.list()] == [None, None]
+        assert log.slots.floor() == 2
+        log.slots.claim(TIER_SLOT, "me").advance(log.start().at(12))
         assert log.trim(10, beyond_slots=True) == 10
-        assert [state.invalid for state in log.slots()] == [None, None]  # the cold tier has all that went
+        assert [state.invalid for state in log.slots.list()] == [None, None]  # the cold tier has all that went
         assert log.trim(Consumed(), limits=limits) == 12
         with pytest.raises(CursorExpired):
-            log.create_slot("new", 3)
-        log.create_slot("new", 3, retained_from=2)
+            log.slots.create("new", 3)
+        log.slots.create("new", 3, retained_from=2)
         assert log.trim(20) == 12
         assert not log.verify().findings
     with WalLog.open(str(tmp_path), background=False) as log:
-        assert {state.name: state.position for state in log.slots()} == {"slow": 2, "new": 3, TIER_SLOT: 12}
+        assert {state.name: state.position for state in log.slots.list()} == {"slow": 2, "new": 3, TIER_SLOT: 12}
         assert log.bounds().first == 12
         assert log.trim(14, beyond_slots=True) == 14  # what is in neither tier is gone for everybody
-        assert all(state.invalid is not None for state in log.slots())
+        assert all(state.invalid is not None for state in log.slots.list())
 
 
 def test_a_write_ahead_log_without_a_tierer_is_trimmed_as_ever(tmp_path: Path) -> None:
     with WalLog.open(str(tmp_path), background=False) as log:
         append(log, *[b"x"] * 10, number=0)
-        log.create_slot("slow", 2)
+        log.slots.create("slow", 2)
         assert log.trim(10) == 2
         assert log.trim(2, beyond_slots=True) == 2
-        assert log.slots()[0].invalid is None
+        assert log.slots.list()[0].invalid is None
         assert log.trim(5, beyond_slots=True) == 5
-        assert log.slots()[0].invalid is not None
+        assert log.slots.list()[0].invalid is not None
         assert log.trim(7, beyond_slots=True) == 7

@@ -33,28 +33,28 @@ def reopened(log, tmp_path):
 
 
 def check_refused(call, log, tmp_path):
-    before = log.slots()
+    before = log.slots.list()
     with pytest.raises(StrandlineError):
         call()
-    assert log.slots() == before
+    assert log.slots.list() == before
     assert reopened(log, tmp_path).bounds() == sl.log.Bounds(0, 2)
     if isinstance(log, sl.log.ObjectLog):
-        assert reopened(log, tmp_path).slots() == before
+        assert reopened(log, tmp_path).slots.list() == before
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=repr)
 def test_a_slots_position_is_a_whole_number(log, tmp_path, number):
-    check_refused(lambda: log.create_slot("s", number), log, tmp_path)
-    log.create_slot("t", 0)
-    check_refused(lambda: log.reset_slot("t", number), log, tmp_path)
-    slot = log.claim_slot("t", "me")
+    check_refused(lambda: log.slots.create("s", number), log, tmp_path)
+    log.slots.create("t", 0)
+    check_refused(lambda: log.slots.reset("t", number), log, tmp_path)
+    slot = log.slots.claim("t", "me")
     check_refused(lambda: slot.advance(sl.Cursor(log.log_id, number)), log, tmp_path)
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)
 def test_a_slots_holder_is_a_text(log, tmp_path, text):
-    log.create_slot("s", 0)
-    check_refused(lambda: log.claim_slot("s", text), log, tmp_path)
+    log.slots.create("s", 0)
+    check_refused(lambda: log.slots.claim("s", text), log, tmp_path)
 
 
 @pytest.mark.parametrize("seconds", [*NUMBERS[2:], True, 0, 1e18, 1e300], ids=repr)
@@ -62,11 +62,11 @@ def test_a_hold_lasts_a_time_that_can_be_written_down(tmp_path, seconds):
     log = sl.open(str(tmp_path / "log"), create=True)
     if seconds == 1.0 and seconds is not True:
         log.hold(0, seconds)
-        assert len(sl.open(str(tmp_path / "log")).slots()) == 1
+        assert len(sl.open(str(tmp_path / "log")).slots.list()) == 1
         return
     with pytest.raises(StrandlineError, match="seconds is a number of seconds above 0"):
         log.hold(0, seconds)
-    assert sl.open(str(tmp_path / "log")).slots() == []
+    assert sl.open(str(tmp_path / "log")).slots.list() == []
 
 
 @pytest.mark.parametrize(

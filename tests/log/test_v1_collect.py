@@ -80,7 +80,7 @@ def test_objects_that_others_named_differently_go_too(place):
 
 
 def test_an_acknowledged_batch_goes(place):
-    place.log.claim_slot("queue", "me").advance(place.log.start().at(1))
+    place.log.slots.claim("queue", "me").advance(place.log.start().at(1))
     place.clock.advance(GRACE)
     assert len(place.log.trim().garbage) == 1
     assert content(place.log) == [(1, b"b")]
@@ -219,7 +219,7 @@ def test_a_background_collector_deletes_only_what_it_saw_unlisted_for_a_grace_pe
     place.clock.advance(10 * GRACE)  # both batches are old
     assert collector.run() == Collection((), 0)
     held = place.log.plan(place.log.start())
-    place.log.claim_slot("queue", "me").advance(place.log.end())
+    place.log.slots.claim("queue", "me").advance(place.log.end())
     assert collector.run() == Collection((), 2)
     place.clock.advance(GRACE - 1)
     assert collector.run() == Collection((), 2)
@@ -231,7 +231,7 @@ def test_a_background_collector_deletes_only_what_it_saw_unlisted_for_a_grace_pe
 
 def test_the_command_has_no_such_memory(place):
     place.clock.advance(GRACE)
-    place.log.claim_slot("queue", "me").advance(place.log.end())
+    place.log.slots.claim("queue", "me").advance(place.log.end())
     assert len(place.log.trim().garbage) == 2
 
 
@@ -243,7 +243,7 @@ def test_a_background_collector_s_own_slowness_counts_for_nothing(place):
     def slow(call: Call) -> None:
         if call.name == "list" and call.stage == "after":
             place.clock.advance(GRACE)
-            place.log.claim_slot("queue", "me").advance(place.log.end())
+            place.log.slots.claim("queue", "me").advance(place.log.end())
             place.line.unhook()
 
     place.line.hook(slow)

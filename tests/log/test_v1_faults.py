@@ -75,7 +75,7 @@ def test_a_batch_whose_answer_was_lost_and_that_is_acknowledged_at_once_is_liste
     log, rival = opened(line), opened(place, seed=9)
     append(log, b"first", number=0)
     line.lose_answers(1, path_prefix="ingest/manifest")
-    once(line, "put_if", "after", lambda: rival.claim_slot("queue", "me").advance(rival.end()))
+    once(line, "put_if", "after", lambda: rival.slots.claim("queue", "me").advance(rival.end()))
     assert append(log, b"a", number=1).first == 2
     assert content(log) == [(2, b"a")]
 

@@ -87,7 +87,7 @@ def test_it_satisfies_the_protocols(filled):
     assert isinstance(filled, Log)
     assert all(isinstance(span, Span) for span in filled.plan(filled.start()))
     assert isinstance(filled.append(values(b"x"), writer=writer(1), number=0), Handle)
-    assert isinstance(filled.claim_slot("queue", "me"), Slot)
+    assert isinstance(filled.slots.claim("queue", "me"), Slot)
 
 
 def test_offsets_are_sequences_of_batches(filled):
@@ -167,7 +167,7 @@ def test_a_missing_object_has_no_size_and_its_fetch_names_it(store, filled):
 def test_a_batch_that_is_acknowledged_while_it_is_read_has_expired_rather_than_vanished(store, filled):
     reading = filled.read()
     next(reading)
-    filled.claim_slot("queue", "me").advance(filled.end())
+    filled.slots.claim("queue", "me").advance(filled.end())
     for name in (6, 7):
         store.delete(f"ingest/part-{name}.batch")
     with pytest.raises(CursorExpired):
@@ -303,7 +303,7 @@ def test_a_repeated_append_is_a_no_op_while_it_is_listed_in_whatever_process(sto
 
 def test_a_repeated_append_is_not_recognised_once_it_was_acknowledged(store, log):
     append(log, b"a", number=0)
-    log.claim_slot("queue", "me").advance(log.end())
+    log.slots.claim("queue", "me").advance(log.end())
     assert append(log, b"a", number=0).first == 1
 
 
@@ -419,43 +419,43 @@ def test_a_producer_whose_store_refuses_fails_its_handles(store):
 
 
 def test_a_queue_has_exactly_one_slot_that_was_always_there(filled):
-    (state,) = filled.slots()
+    (state,) = filled.slots.list()
     assert (state.name, state.position, state.holder, state.epoch) == ("queue", 5, None, 0)
-    assert filled.floor() == 5
+    assert filled.slots.floor() == 5
     with pytest.raises(AlreadyExists, match="queue"):
-        filled.create_slot("queue", 5)
+        filled.slots.create("queue", 5)
     with pytest.raises(InvalidInput, match=r"one slot, 'queue'.*upgrade"):
-        filled.create_slot("billing", 5)
-    for action in (lambda: filled.claim_slot("billing", "me"), lambda: filled.reset_slot("billing", 5)):
+        filled.slots.create("billing", 5)
+    for action in (lambda: filled.slots.claim("billing", "me"), lambda: filled.slots.reset("billing", 5)):
         with pytest.raises(NotFound, match="billing"):
             action()
     with pytest.raises(InvalidInput, match="cannot be dropped"):
-        filled.drop_slot("queue")
-    assert filled.slots() == [state]
+        filled.slots.drop("queue")
+    assert filled.slots.list() == [state]
 
 
 def test_claiming_raises_the_epoch_and_fences_the_former_holder(filled):
-    old = filled.claim_slot("queue", "a")
-    new = filled.claim_slot("queue", "b")
+    old = filled.slots.claim("queue", "a")
+    new = filled.slots.claim("queue", "b")
     assert (old.epoch, new.epoch) == (1, 2)
     for action in (lambda: old.advance(filled.start().at(6)), old.touch):
         with pytest.raises(Fenced):
             action()
     new.touch()
     new.advance(filled.start().at(6))
-    assert new.state().position == filled.floor() == 6
+    assert new.state().position == filled.slots.floor() == 6
 
 
 def test_claiming_again_is_idempotent_for_the_same_holder_of_one_object(filled):
-    assert filled.claim_slot("queue", "a").epoch == filled.claim_slot("queue", "a").epoch == 1
-    filled.claim_slot("queue", "b")
-    assert filled.claim_slot("queue", "a").epoch == 3
+    assert filled.slots.claim("queue", "a").epoch == filled.slots.claim("queue", "a").epoch == 1
+    filled.slots.claim("queue", "b")
+    assert filled.slots.claim("queue", "a").epoch == 3
     with pytest.raises(InvalidInput):
-        filled.claim_slot("queue", "")
+        filled.slots.claim("queue", "")
 
 
 def test_advancing_acknowledges_and_a_lower_cursor_changes_nothing(store, filled):
-    slot = filled.claim_slot("queue", "a")
+    slot = filled.slots.claim("queue", "a")
     slot.advance(filled.start().at(7))
     assert [entry.sequence for entry in manifest_in(store).entries] == [7]
     before = manifest_in(store)
@@ -470,12 +470,12 @@ def test_advancing_acknowledges_and_a_lower_cursor_changes_nothing(store, filled
 
 
 def test_a_reset_acknowledges_and_fences_and_cannot_go_back(filled):
-    slot = filled.claim_slot("queue", "a")
-    assert filled.reset_slot("queue", 6).position == 6
+    slot = filled.slots.claim("queue", "a")
+    assert filled.slots.reset("queue", 6).position == 6
     with pytest.raises(Fenced):
         slot.touch()
     with pytest.raises(CursorExpired):
-        filled.reset_slot("queue", 5)
+        filled.slots.reset("queue", 5)
 
 
 class Rows:

@@ -53,7 +53,7 @@ class Scene:
         return [span.fetch()[0].column("value")[0].as_py() for span in self.log.plan(self.log.start())]
 
     def ack(self, through: int) -> None:
-        opened(self.source, clock=self.clock).reset_slot("queue", through + 1)
+        opened(self.source, clock=self.clock).slots.reset("queue", through + 1)
 
 
 @pytest.fixture
@@ -275,8 +275,8 @@ def test_a_log_that_has_forgotten_all_about_it_is_refused(scene, monkeypatch):
     for number in range(6):
         scene.log.append(values(b"other"), writer=writer(50 + number), number=0).result(120)
     scene.log.set_retention("consumed")
-    scene.log.create_slot("me", 0)
-    scene.log.claim_slot("me", "me").advance(scene.log.end())
+    scene.log.slots.create("me", 0)
+    scene.log.slots.claim("me", "me").advance(scene.log.end())
     scene.log.trim()
     assert scene.log.head().floor > 0
     with pytest.raises(OutcomeUnknown, match="another log"):

@@ -59,8 +59,8 @@ class Bench:
         for number in range(20, 40):
             append(self.log, b"%d" % number, number=number)
         append(self.log, b"other", writer=writer_named(2), number=0)
-        self.log.create_slot("billing", 20)
-        self.log.create_slot("reports", 30)
+        self.log.slots.create("billing", 20)
+        self.log.slots.create("reports", 30)
         self.log.trim()
 
     def open(self, store=None, **options) -> ObjectLog:
@@ -428,9 +428,9 @@ def interfered(bench: Bench, when: Callable[[Call], bool], act: Callable[[], obj
 def test_a_log_that_is_trimmed_and_collected_meanwhile_is_not_damaged(bench: Bench, name: str, quick: bool):
     def collect() -> None:
         for slot in ("billing", "reports"):
-            bench.log.reset_slot(slot, 58)
+            bench.log.slots.reset(slot, 58)
         bench.log.trim(grace=0)
-        bench.log.drop_slot("reports")
+        bench.log.slots.drop("reports")
         append(bench.log, b"more", number=40)
 
     reads = {"list", "get"}
@@ -499,16 +499,16 @@ class Chaos:
         append(log, *values, writer=writer, number=0 if last is None else last.number + 1)
 
     def create(self, log: ObjectLog) -> None:
-        log.create_slot(self.name(), self.somewhere(log))
+        log.slots.create(self.name(), self.somewhere(log))
 
     def reset(self, log: ObjectLog) -> None:
-        log.reset_slot(self.name(), self.somewhere(log))
+        log.slots.reset(self.name(), self.somewhere(log))
 
     def move(self, log: ObjectLog) -> None:
-        log.claim_slot(self.name(), "me").advance(Cursor(log.log_id, self.somewhere(log)))
+        log.slots.claim(self.name(), "me").advance(Cursor(log.log_id, self.somewhere(log)))
 
     def drop(self, log: ObjectLog) -> None:
-        log.drop_slot(self.name())
+        log.slots.drop(self.name())
 
     def hold(self, log: ObjectLog) -> None:
         hold = log.hold(self.somewhere(log), 60)

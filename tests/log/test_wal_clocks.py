@@ -104,9 +104,9 @@ def test_a_jump_of_the_clock_makes_nobody_idle_and_keeps_nobody_from_it(tmp_path
     limits = SlotLimits(idle_seconds=100)
     with opened(tmp_path, clock) as log:
         append(log)
-        log.create_slot("live", 0)
-        log.create_slot("dead", 0)
-        slot = log.claim_slot("live", "me")
+        log.slots.create("live", 0)
+        log.slots.create("dead", 0)
+        slot = log.slots.claim("live", "me")
         for _ in range(4):
             clock.advance(30)
             jump(clock, skew)
@@ -118,7 +118,7 @@ def test_a_jump_of_the_clock_makes_nobody_idle_and_keeps_nobody_from_it(tmp_path
 
 def test_a_suspended_machine_finds_nobody_idle(tmp_path, clock):
     with opened(tmp_path, clock) as log:
-        log.create_slot("live", 0)
+        log.slots.create("live", 0)
         clock.suspend(5000)
         assert log.enforce(SlotLimits(idle_seconds=100)) == []
 

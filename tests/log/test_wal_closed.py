@@ -24,13 +24,13 @@ REFUSED = dict.fromkeys(CHANGES, "LogClosed")
 def test_a_log_that_was_closed_leaves_alone_what_another_has_opened_since(tmp_path: Path):
     old = WriteAheadLog.open(tmp_path / "log")
     old.append(b"first")
-    old.log.create_slot("old", 0)
-    slot = old.log.claim_slot("old", "me")
+    old.log.slots.create("old", 0)
+    slot = old.log.slots.claim("old", "me")
     slot.touch()
     old.close()
     with WriteAheadLog.open(tmp_path / "log") as new:
         new.append(b"second")
-        new.log.claim_slot("old", "another")
+        new.log.slots.claim("old", "another")
         before = kept(tmp_path / "log")
         assert refusals(old, slot) == REFUSED
         old.close()
@@ -53,17 +53,17 @@ def test_a_log_that_was_closed_empty_does_not_begin_elsewhere(tmp_path: Path, ba
 def test_what_was_noted_is_written_when_it_is_closed_and_can_still_be_read(tmp_path: Path):
     wal = WriteAheadLog.open(tmp_path / "log")
     wal.append_many([b"first", b"second"])
-    wal.log.create_slot("old", 0)
-    slot = wal.log.claim_slot("old", "me")
+    wal.log.slots.create("old", 0)
+    slot = wal.log.slots.claim("old", "me")
     slot.advance(wal.log.start().at(1))
     wal.close()
     assert [record.payload for record in wal.read_since(0)] == [b"first", b"second"]
-    assert (wal.oldest, wal.current, wal.log.floor(), slot.state().position) == (1, 2, 1, 1)
-    assert [state.name for state in wal.log.slots()] == ["old"]
+    assert (wal.oldest, wal.current, wal.log.slots.floor(), slot.state().position) == (1, 2, 1, 1)
+    assert [state.name for state in wal.log.slots.list()] == ["old"]
     assert wal.wait(1, 0)
     assert not wal.wait(2, 0)
     with WriteAheadLog.open(tmp_path / "log") as again:
-        assert again.log.floor() == 1
+        assert again.log.slots.floor() == 1
 
 
 def test_closing_waits_for_a_trim_that_is_under_way(tmp_path: Path):
@@ -94,8 +94,8 @@ def test_whatever_goes_on_beside_closing_changes_nothing_once_it_is_closed(tmp_p
     for number in range(8):
         folder = tmp_path / f"log-{number}"
         wal = WriteAheadLog.open(folder, disk=disk, roll_bytes=0)
-        wal.log.create_slot("old", 0)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 0)
+        slot = wal.log.slots.claim("old", "me")
 
         def until_closed(change: Callable[[], object]) -> None:
             with contextlib.suppress(LogClosed):
@@ -111,7 +111,7 @@ def test_whatever_goes_on_beside_closing_changes_nothing_once_it_is_closed(tmp_p
             slot.advance(wal.log.end())
 
         def reset(wal: WriteAheadLog = wal) -> None:
-            wal.log.reset_slot("old", wal.current)
+            wal.log.slots.reset("old", wal.current)
 
         with Threads() as threads:
             threads.start(until_closed, trim)
@@ -221,15 +221,15 @@ def test_slots_that_cannot_be_written_at_the_end_are_refused_from_then_on_all_th
     disk = Full()
     wal = WriteAheadLog.open(tmp_path / "log", disk=disk)
     wal.append(b"first")
-    wal.log.create_slot("old", 0)
-    slot = wal.log.claim_slot("old", "me")
+    wal.log.slots.create("old", 0)
+    slot = wal.log.slots.claim("old", "me")
     slot.advance(wal.log.end())
     disk.full = True
     with pytest.raises(StorageError, match="no room"):
         wal.close()
     disk.full = False
     with WriteAheadLog.open(tmp_path / "log") as again:
-        assert again.log.floor() == 0
+        assert again.log.slots.floor() == 0
         before = kept(tmp_path / "log")
         assert refusals(wal, slot) == REFUSED
         assert kept(tmp_path / "log") == before

@@ -28,7 +28,7 @@ class WalContract(LogContract):
         log.trim(offset, beyond_slots=True)
 
     def invalidate(self, log: WalLog, name: str) -> None:
-        log.invalidate_slot(name, InvalidReason.HORIZON)
+        log.slots.invalidate(name, InvalidReason.HORIZON)
 
 
 class TestWalLog(WalContract):

@@ -40,11 +40,11 @@ def filled(disk):
     wal.append(b"eight", term=7, timestamp=3_000)
     wal.prune_through(3)
     log = wal.log
-    log.create_slot("plain", 5)
-    log.create_slot("held", 4)
-    log.create_slot("gone", 4)
-    log.invalidate_slot("gone", InvalidReason.IDLE_TIMEOUT)
-    log.claim_slot("held", "someone").advance(Cursor(log.log_id, 8))
+    log.slots.create("plain", 5)
+    log.slots.create("held", 4)
+    log.slots.create("gone", 4)
+    log.slots.invalidate("gone", InvalidReason.IDLE_TIMEOUT)
+    log.slots.claim("held", "someone").advance(Cursor(log.log_id, 8))
     return wal
 
 
@@ -69,11 +69,11 @@ def disk():
 def test_a_spool_that_is_migrated_again_is_the_same_log(disk):
     with filled(disk) as wal:
         found = export_spool(wal.log, OUT, disk=disk)
-        records, slots = all_of(wal), wal.log.slots()
+        records, slots = all_of(wal), wal.log.slots.list()
     assert [record[:2] for record in records] == [(2, 4), (2, 5), (2, 6), (2, 7), (7, 8)]
     with open_on(disk, OUT, migrate=True) as back:
         assert all_of(back) == records
-        assert back.log.slots() == slots
+        assert back.log.slots.list() == slots
         assert (back.oldest, back.current, back.log.term) == (4, 8, 7)
     assert (found.path, found.slots_path, found.first, found.last, found.records, found.slots) == (
         SPOOL, SLOTS, 4, 8, 5, 3,
@@ -94,7 +94,7 @@ def test_slots_have_the_names_that_older_programs_know(disk):
     with filled(disk) as wal:
         export_spool(wal.log, OUT, disk=disk)
         gone, held, plain = json.loads(disk.read(SLOTS))["slots"]
-        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == wal.log.slots()
+        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == wal.log.slots.list()
     now = ManualClock().now() // 1000
     assert (plain["id"], plain["restart_lsn"], plain["last_seen_at_unix_ms"]) == ("plain", 5, now)
     assert (held["holder"], held["restart_lsn"]) == ("someone", 8)
@@ -145,14 +145,14 @@ def test_what_is_appended_meanwhile_stays_out_and_no_slot_is_behind_the_end(disk
                 found = getattr(wal.log, name)
                 if name in ("slots", "bounds", "plan"):
                     wal.append(b"more")
-                    wal.log.claim_slot("held", "someone").advance(wal.log.end())
+                    wal.log.slots.claim("held", "someone").advance(wal.log.end())
                 return found
 
         found = export_spool(Busy(), OUT, disk=disk)
         assert found.last < wal.current
     with open_on(disk, OUT, migrate=True) as back:
         assert back.current == found.last
-        assert [slot.name for slot in back.log.slots() if slot.pins] == ["held", "plain"]
+        assert [slot.name for slot in back.log.slots.list() if slot.pins] == ["held", "plain"]
 
 
 def test_it_is_written_in_pieces_and_told(disk, monkeypatch):
@@ -186,7 +186,7 @@ def as_the_older_program_reads(data):
 def test_the_older_program_drops_no_slot_of_an_export(disk):
     with filled(disk) as wal:
         export_spool(wal.log, OUT, disk=disk)
-        slots = wal.log.slots()
+        slots = wal.log.slots.list()
     found = as_the_older_program_reads(disk.read(SLOTS))
     assert {name: slot["confirmed_lsn"] for name, slot in found.items()} == {slot.name: slot.position for slot in slots}
     assert {name: slot["restart_lsn"] for name, slot in found.items()} == {slot.name: slot.position for slot in slots}
@@ -197,19 +197,19 @@ def test_the_older_program_drops_no_slot_of_an_export(disk):
 
 def test_every_slot_comes_back_from_an_export_as_it_was(disk):
     with filled(disk) as wal:
-        wal.log.create_slot("second", 6)
-        wal.log.claim_slot("second", "other")
-        wal.log.claim_slot("second", "another")
+        wal.log.slots.create("second", 6)
+        wal.log.slots.claim("second", "other")
+        wal.log.slots.claim("second", "another")
         export_spool(wal.log, OUT, disk=disk)
-        slots = wal.log.slots()
+        slots = wal.log.slots.list()
     with open_on(disk, OUT, migrate=True) as back:
-        assert back.log.slots() == slots
+        assert back.log.slots.list() == slots
 
 
 def test_slots_that_the_older_program_has_written_again_keep_position_and_invalidation(disk):
     with filled(disk) as wal:
         export_spool(wal.log, OUT, disk=disk)
-        slots = wal.log.slots()
+        slots = wal.log.slots.list()
     own = (
         "id",
         "restart_lsn",
@@ -225,7 +225,7 @@ def test_slots_that_the_older_program_has_written_again_keep_position_and_invali
     disk.remove(SLOTS)
     disk.write_new(SLOTS, [json.dumps({"slots": rewritten}).encode()])
     with open_on(disk, OUT, migrate=True) as back:
-        found = back.log.slots()
+        found = back.log.slots.list()
     assert [(slot.name, slot.position, slot.invalid and slot.invalid.reason) for slot in found] == [
         (slot.name, slot.position, slot.invalid and slot.invalid.reason) for slot in slots
     ]
@@ -350,7 +350,7 @@ class Exporting:
             assert not notes
             return
         assert [tuple(record) for record in read_spool(memoryview(disk.read(SPOOL))).records] == self.records
-        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == self.wal.log.slots()
+        assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == self.wal.log.slots.list()
 
 
 def explored(capsys, what, found):

@@ -35,8 +35,8 @@ def without_index(folder: Path) -> dict[str, bytes]:
 def test_a_forked_child_is_refused_and_changes_nothing(tmp_path: Path, background: bool):
     with WriteAheadLog.open(tmp_path / "log", background=background) as wal:
         wal.append(b"first")
-        wal.log.create_slot("old", 0)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 0)
+        slot = wal.log.slots.claim("old", "me")
         slot.touch()  # noted, and not written
         queued = None if background else wal.submit(b"second")
         before = without_index(tmp_path / "log")
@@ -57,8 +57,8 @@ def test_a_child_that_was_forked_amid_a_commit_is_refused_and_changes_nothing(tm
     disk = GatedDisk()
     with disk.open_log(tmp_path / "log") as wal:
         wal.append(b"first")
-        wal.log.create_slot("old", 0)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 0)
+        slot = wal.log.slots.claim("old", "me")
         disk.hold(held)
         handle = wal.submit(b"second")
         disk.wait_until_held()
@@ -75,8 +75,8 @@ def test_a_child_that_was_forked_amid_a_trim_is_refused_and_changes_nothing(tmp_
     with Threads() as threads, disk.open_log(tmp_path / "log", roll_bytes=0) as wal:
         wal.append_many([b"first", b"second"])
         wal.append(b"third")
-        wal.log.create_slot("old", 3)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 3)
+        slot = wal.log.slots.claim("old", "me")
         disk.hold("remove")
         threads.start(wal.prune_through, 2)
         disk.wait_until_held()
@@ -191,8 +191,8 @@ def test_whatever_locks_others_hold_when_it_is_forked_a_child_does_not_wait_for_
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=200) as wal, Threads() as threads:
         for number in range(5):
             wal.append(b"%d" % number * 100)
-        wal.log.create_slot("old", 0)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 0)
+        slot = wal.log.slots.claim("old", "me")
         locks = list(locks_of(wal.log))
         assert len(locks) > 7
         held, forked = threading.Event(), threading.Event()
@@ -221,8 +221,8 @@ def check_reading(wal: WriteAheadLog) -> None:
     log = wal.log
     for look in (
         log.bounds,
-        log.slots,
-        log.floor,
+        log.slots.list,
+        log.slots.floor,
         lambda: wal.current,
         lambda: wal.read_since(0),
         lambda: wal.wait(0, SOON),
@@ -236,8 +236,8 @@ def check_reading(wal: WriteAheadLog) -> None:
 def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
     disk = UnsyncedDisk()
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=3000, disk=disk) as wal, Threads() as threads:
-        wal.log.create_slot("old", 0)
-        slot = wal.log.claim_slot("old", "me")
+        wal.log.slots.create("old", 0)
+        slot = wal.log.slots.claim("old", "me")
 
         def append() -> None:
             while not threads.stop.is_set():
@@ -245,7 +245,7 @@ def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
 
         def trim() -> None:
             while not threads.stop.is_set():
-                wal.log.reset_slot("old", wal.current)
+                wal.log.slots.reset("old", wal.current)
                 wal.prune_through(wal.current)
 
         def read() -> None:

@@ -79,14 +79,14 @@ class TestPruning:
     def test_what_a_slot_needs_is_not_trimmed_unless_that_is_asked_for(self, tmp_path):
         with WriteAheadLog.open(tmp_path) as wal:
             wal.append_many([b"%d" % number for number in range(10)])
-            wal.log.create_slot("billing", 4)
+            wal.log.slots.create("billing", 4)
             assert wal.prune_through(8) == 4
             assert wal.log.trim(8, beyond_slots=True) == 8
-            (slot,) = wal.log.slots()
+            (slot,) = wal.log.slots.list()
             assert slot.invalid is not None
             assert slot.invalid.reason == InvalidReason.WAL_REMOVED
         with WriteAheadLog.open(tmp_path) as wal:
-            assert wal.log.slots() == [slot]
+            assert wal.log.slots.list() == [slot]
 
     def test_a_plan_made_before_a_trim_finds_its_file_gone_and_a_new_one_says_expired(self, tmp_path):
         with WalLog.open(str(tmp_path), roll_bytes=0, tail_bytes=0, background=False) as log:
@@ -106,45 +106,45 @@ class TestSlots:
         disk = RecordingDisk()
         with WalLog.open(str(tmp_path), disk=disk) as log:
             log.append_batch(records(*[b"x"] * 10)).result(SOON)
-            log.create_slot("billing", 0)
+            log.slots.create("billing", 0)
             yield log, disk
 
     def test_a_pull_costs_no_sync(self, recorded):
         log, disk = recorded
-        slot = log.claim_slot("billing", "me")
+        slot = log.slots.claim("billing", "me")
         before = len(disk.events)
         for position in range(1, 11):
             slot.advance(Cursor(log.log_id, position))
             slot.touch()
         assert disk.events[before:] == []
-        assert log.floor() == 10
+        assert log.slots.floor() == 10
 
     @pytest.mark.parametrize(
         "change",
         [
-            lambda log: log.create_slot("other", 3),
-            lambda log: log.claim_slot("billing", "someone"),
-            lambda log: log.reset_slot("billing", 2),
-            lambda log: log.drop_slot("billing"),
-            lambda log: log.invalidate_slot("billing", InvalidReason.HORIZON),
+            lambda log: log.slots.create("other", 3),
+            lambda log: log.slots.claim("billing", "someone"),
+            lambda log: log.slots.reset("billing", 2),
+            lambda log: log.slots.drop("billing"),
+            lambda log: log.slots.invalidate("billing", InvalidReason.HORIZON),
             lambda log: log.trim(5, beyond_slots=True),
         ],
     )
     def test_what_must_not_be_lost_is_durable_before_it_answers(self, recorded, tmp_path, change):
         log, _ = recorded
         change(log)
-        assert WalReader(str(tmp_path)).slots() == log.slots()
+        assert WalReader(str(tmp_path)).slots.list() == log.slots.list()
 
     def test_positions_are_written_before_a_trim_and_on_closing(self, recorded, tmp_path):
         log, _ = recorded
-        slot = log.claim_slot("billing", "me")
+        slot = log.slots.claim("billing", "me")
         slot.advance(Cursor(log.log_id, 4))
-        assert WalReader(str(tmp_path)).slots()[0].position == 0
+        assert WalReader(str(tmp_path)).slots.list()[0].position == 0
         assert log.trim(9) == 4
-        assert WalReader(str(tmp_path)).slots()[0].position == 4
+        assert WalReader(str(tmp_path)).slots.list()[0].position == 4
         slot.advance(Cursor(log.log_id, 7))
         log.close()
-        assert WalReader(str(tmp_path)).slots()[0].position == 7
+        assert WalReader(str(tmp_path)).slots.list()[0].position == 7
 
     @pytest.mark.parametrize("damage", ["", "{}", "nonsense", "flip", "missing", "another log"])
     def test_a_damaged_slot_file_is_an_error_with_instructions_never_no_slots(self, recorded, tmp_path, damage):
@@ -161,7 +161,7 @@ class TestSlots:
             WalLog.open(str(other)).close()
             path.write_text((other / "slots.json").read_text())
         before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-        for opened in (WalLog.open, lambda folder: WalReader(folder).slots()):
+        for opened in (WalLog.open, lambda folder: WalReader(folder).slots.list()):
             with pytest.raises(CorruptData, match="restore"):
                 opened(str(tmp_path))
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
@@ -235,10 +235,10 @@ class TestOpening:
         reader = WalReader(str(tmp_path))
         for refused in (
             lambda: append(reader, b"a", number=0),
-            lambda: reader.create_slot("a", 0),
-            lambda: reader.claim_slot("a", "b"),
-            lambda: reader.reset_slot("a", 0),
-            lambda: reader.drop_slot("a"),
+            lambda: reader.slots.create("a", 0),
+            lambda: reader.slots.claim("a", "b"),
+            lambda: reader.slots.reset("a", 0),
+            lambda: reader.slots.drop("a"),
         ):
             with pytest.raises(InvalidInput, match="opened for reading"):
                 refused()
@@ -259,7 +259,7 @@ def test_following_a_write_ahead_log_is_as_following_any_other(tmp_path, as_read
                 assert sl.follow(WalReader(folder), store, until="end").next == 3
             else:
                 assert sl.follow(log, store, slot="fold", until="end").next == 3
-                assert log.floor() == 3
+                assert log.slots.floor() == 3
             assert content_of(store) == {b"a": b"3", b"b": b"2"}
 
 

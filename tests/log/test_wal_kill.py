@@ -76,7 +76,7 @@ class Story:
         assert following == bounds.next + 1
         missing = [lsn for lsn in self.acknowledged if bounds.first < lsn and lsn not in self.found]
         assert not missing, f"acknowledged and gone: {missing[:5]}"
-        for slot in reader.slots():
+        for slot in reader.slots.list():
             assert bounds.first <= slot.position <= self.pinned, "the slot stands where nobody put it"
 
     def check_order(self, *, whole: bool) -> None:
@@ -158,7 +158,7 @@ def test_whatever_was_acknowledged_survives_that_its_appender_is_killed_again_an
 def test_whatever_was_acknowledged_and_is_retained_survives_kills_beside_trimming(tmp_path: Path):
     story = kill_in_a_loop(tmp_path, kills=5, seed=2, trims=True)
     assert story.trimmed > 0
-    assert [slot.name for slot in WalReader(story.folder).slots()] == [SLOT]
+    assert [slot.name for slot in WalReader(story.folder).slots.list()] == [SLOT]
 
 
 @pytest.mark.slow

@@ -313,19 +313,19 @@ def test_a_folder_in_which_another_process_makes_a_log_is_left_to_it():
 def test_slots_come_along_and_pin():
     disk = on_disk(MIXED, MIXED_SLOTS)
     with open_on(disk) as wal:
-        behind, ended, older = wal.log.slots()
+        behind, ended, older = wal.log.slots.list()
         assert (older.name, older.position, older.last_seen, older.invalid) == ("older", 8, 6000, None)
         assert (ended.invalid.reason, ended.invalid.at, ended.position) == (InvalidReason.HORIZON, 4, 1)
         assert (behind.holder, behind.epoch, behind.position) == ("x", 2, 3)
         assert wal.prune_through(10) == 8
     with open_on(disk) as wal:
-        assert [slot.name for slot in wal.log.slots()] == ["behind", "ended", "older"]
+        assert [slot.name for slot in wal.log.slots.list()] == ["behind", "ended", "older"]
     assert disk.read(SLOTS) == MIXED_SLOTS
 
 
 def test_a_slot_that_needs_what_was_trimmed_before_is_invalid_and_told(caplog):
     with open_on(on_disk(MIXED, MIXED_SLOTS)) as wal:
-        behind = wal.log.slots()[0]
+        behind = wal.log.slots.list()[0]
         assert (behind.invalid.reason, behind.invalid.at) == (InvalidReason.WAL_REMOVED, ManualClock().now())
     assert "Slot 'behind'" in caplog.text
     assert "'older'" not in caplog.text
@@ -333,7 +333,7 @@ def test_a_slot_that_needs_what_was_trimmed_before_is_invalid_and_told(caplog):
 
 def test_slots_at_the_very_start_and_end_are_valid():
     with open_on(on_disk(MIXED, [{"id": "start", "position": 6}, {"id": "end", "position": 10}])) as wal:
-        assert [slot.pins for slot in wal.log.slots()] == [True, True]
+        assert [slot.pins for slot in wal.log.slots.list()] == [True, True]
 
 
 def test_a_slot_behind_the_end_proves_that_records_are_lost():
@@ -341,14 +341,14 @@ def test_a_slot_behind_the_end_proves_that_records_are_lost():
     refused(on_disk(v3(1, 1, b"x")[:9], [{"id": "ahead", "position": 1}]), CorruptData, "'ahead' at 1", "ends at 0")
     lost = {"id": "ahead", "position": 11, "invalid": {"reason": "horizon", "at": 1}}
     with open_on(on_disk(MIXED, [lost])) as wal:
-        assert wal.log.slots()[0].position == 11
+        assert wal.log.slots.list()[0].position == 11
 
 
 def test_an_empty_spool_goes_on_behind_its_highest_slot():
     slots = [{"id": "a", "position": 5}, {"id": "b", "position": 7}]
     disk = on_disk(b"", slots)
     with open_on(disk) as wal:
-        assert [slot.pins for slot in wal.log.slots()] == [False, True]
+        assert [slot.pins for slot in wal.log.slots.list()] == [False, True]
         assert wal.append(b"next") == 8
     with open_on(disk) as wal:
         assert (wal.oldest, wal.current) == (8, 8)
@@ -483,7 +483,7 @@ class Migration:
             assert records[: len(RECORDS)] == RECORDS
             assert records[len(RECORDS) :] == [(5, lsn, 9000, b"more") for lsn in range(11, wal.current + 1)]
             assert wal.current >= max([note for note in notes if note != "migrated"], default=10)
-            assert [(slot.name, slot.position, slot.pins) for slot in wal.log.slots()] == [
+            assert [(slot.name, slot.position, slot.pins) for slot in wal.log.slots.list()] == [
                 ("behind", 3, False),
                 ("ended", 1, False),
                 ("older", 8, True),
@@ -561,7 +561,7 @@ def test_a_migration_that_returned_is_durable():
     disk.crash(CrashMode.NOTHING)
     with open_on(disk, create=False, migrate=False) as wal:
         assert all_of(wal) == RECORDS
-        assert len(wal.log.slots()) == 3
+        assert len(wal.log.slots.list()) == 3
 
 
 def test_a_failed_migration_leaves_nothing_behind_and_can_be_repeated():

@@ -93,7 +93,7 @@ def test_a_link_that_leads_elsewhere_is_noticed(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [
     lambda log: log.trim(1),
-    lambda log: log.create_slot("billing", 0),
+    lambda log: log.slots.create("billing", 0),
     lambda log: log.append_value(b"after").result(SOON),
 ], ids=["trim", "slot", "roll"])  # fmt: skip
 def test_what_was_put_in_its_place_is_not_touched(folder: Path, change: Callable[[WalLog], object]) -> None:

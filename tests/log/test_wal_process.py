@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
-from strandline.errors import Diverged, InvalidInput
+from strandline.errors import Diverged, Unsupported
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import WriterId
 from strandline.testing.logs import records
 from tests.log.wal_tools import SOON, GatedDisk, Threads
 
@@ -135,7 +137,7 @@ def test_nothing_is_seen_in_the_same_process_before_it_is_durable(tmp_path: Path
             with pytest.raises(Diverged):
                 wal.read_since(2)
             with pytest.raises(Diverged):
-                wal.log.create_slot("ahead", 2)
+                wal.log.slots.create("ahead", 2)
             assert not woken.is_set()
             disk.let_go()
         assert woken.is_set()
@@ -163,14 +165,14 @@ def test_a_reader_refuses_to_change_anything(tmp_path: Path):
         wal.append(b"first")
         reader = WalReader(str(tmp_path / "log"))
         changes: list[Callable[[], object]] = [
-            lambda: reader.append(records(b"x"), writer=None, number=0),
-            lambda: reader.create_slot("a", 0),
-            lambda: reader.claim_slot("a", "me"),
-            lambda: reader.reset_slot("a", 0),
-            lambda: reader.drop_slot("a"),
+            lambda: reader.append(records(b"x"), writer=WriterId(UUID(int=1)), number=0),
+            lambda: reader.slots.create("a", 0),
+            lambda: reader.slots.claim("a", "me"),
+            lambda: reader.slots.reset("a", 0),
+            lambda: reader.slots.drop("a"),
         ]
         for change in changes:
-            with pytest.raises(InvalidInput, match="opened for reading"):
+            with pytest.raises(Unsupported, match="opened for reading"):
                 change()
 
 

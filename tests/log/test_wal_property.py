@@ -192,7 +192,7 @@ class WalMachine(RuleBasedStateMachine):
         if self.queued_next == 0 and offset:
             self.model.base = self.model.start = offset
             for name in [name for name, slot in self.model.slots.items() if not slot.dropped]:
-                self.wal.log.drop_slot(name)
+                self.wal.log.slots.drop(name)
                 self.model.slots[name].dropped = True
 
     @rule(value=values, change=st.integers(-2, 3))
@@ -275,9 +275,9 @@ class WalMachine(RuleBasedStateMachine):
         error = AlreadyExists if exists else self.check_place(position)
         if error is not None:
             with pytest.raises(error):
-                self.wal.log.create_slot(name, position)
+                self.wal.log.slots.create(name, position)
             return
-        self.wal.log.create_slot(name, position)
+        self.wal.log.slots.create(name, position)
         self.model.slots[name] = SlotModel(position, position, epoch=0 if slot is None else slot.epoch + 1)
         self.model.write_slots()
 
@@ -286,9 +286,9 @@ class WalMachine(RuleBasedStateMachine):
         slot = self.model.slots.get(name)
         if slot is None or slot.dropped:
             with pytest.raises(NotFound):
-                self.wal.log.claim_slot(name, holder)
+                self.wal.log.slots.claim(name, holder)
             return
-        claim = self.wal.log.claim_slot(name, holder)
+        claim = self.wal.log.slots.claim(name, holder)
         if slot.holder != holder:
             slot.holder, slot.epoch = holder, slot.epoch + 1
             self.model.write_slots()
@@ -319,9 +319,9 @@ class WalMachine(RuleBasedStateMachine):
         error = NotFound if slot is None or slot.dropped else self.check_place(position)
         if error is not None:
             with pytest.raises(error):
-                self.wal.log.reset_slot(name, position)
+                self.wal.log.slots.reset(name, position)
             return
-        self.wal.log.reset_slot(name, position)
+        self.wal.log.slots.reset(name, position)
         assert slot is not None
         self.model.slots[name] = SlotModel(position, position, epoch=slot.epoch + 1)
         self.model.write_slots()
@@ -331,9 +331,9 @@ class WalMachine(RuleBasedStateMachine):
         slot = self.model.slots.get(name)
         if slot is None or slot.dropped:
             with pytest.raises(NotFound):
-                self.wal.log.drop_slot(name)
+                self.wal.log.slots.drop(name)
             return
-        self.wal.log.drop_slot(name)
+        self.wal.log.slots.drop(name)
         slot.dropped = True
         self.model.write_slots()
 
@@ -397,10 +397,10 @@ class WalMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_slots_stand_where_they_should(self) -> None:
-        found = {slot.name: (slot.position, slot.holder, slot.epoch) for slot in self.wal.log.slots()}
+        found = {slot.name: (slot.position, slot.holder, slot.epoch) for slot in self.wal.log.slots.list()}
         model = {name: slot for name, slot in self.model.slots.items() if not slot.dropped}
         assert found == {name: (slot.position, slot.holder, slot.epoch) for name, slot in model.items()}
-        assert self.wal.log.floor() == self.model.floor()
+        assert self.wal.log.slots.floor() == self.model.floor()
         assert all(slot.position >= self.model.start for slot in model.values())
 
     @rule()
@@ -408,7 +408,7 @@ class WalMachine(RuleBasedStateMachine):
         before = self.disk.fingerprint()
         reader = self.reader()
         self.check_all(reader)
-        found = {slot.name: slot for slot in reader.slots()}
+        found = {slot.name: slot for slot in reader.slots.list()}
         model = {name: slot for name, slot in self.model.slots.items() if not slot.dropped}
         assert found.keys() == model.keys()
         for name, slot in model.items():
@@ -468,7 +468,7 @@ class WalMachine(RuleBasedStateMachine):
         self.pending.clear()
         self.claims.clear()
         self.wal = self.open()
-        found = {slot.name: slot for slot in self.wal.log.slots()}
+        found = {slot.name: slot for slot in self.wal.log.slots.list()}
         for name, slot in self.model.slots.items():
             if not slot.dropped:
                 assert slot.written <= found[name].position <= slot.position
@@ -541,11 +541,11 @@ class WalMachine(RuleBasedStateMachine):
         self, call: int, moment: Any, mode: CrashMode, name: str, where: float
     ) -> None:
         position, before = self.place(where, 0), self.model.slots.get(name)
-        change = self.wal.log.create_slot if before is None or before.dropped else self.wal.log.reset_slot
+        change = self.wal.log.slots.create if before is None or before.dropped else self.wal.log.slots.reset
         done = self.interrupt(call, moment, mode, lambda: change(name, position))
         self.pending.clear()
         self.wal = self.open()
-        found = next((slot for slot in self.wal.log.slots() if slot.name == name), None)
+        found = next((slot for slot in self.wal.log.slots.list() if slot.name == name), None)
         epoch = 0 if before is None else before.epoch + 1
         if found is not None and found.epoch == epoch:
             self.model.slots[name] = SlotModel(position, position, epoch=epoch)

@@ -45,8 +45,8 @@ class Traffic:
         self.done = threading.Event()
         self.moved = threading.Event()
         self.caught_up = threading.Event()
-        wal.log.create_slot("consumer", 0)
-        self.slot = wal.log.claim_slot("consumer", "me")
+        wal.log.slots.create("consumer", 0)
+        self.slot = wal.log.slots.claim("consumer", "me")
 
     def run(self) -> None:
         with Threads() as threads:
@@ -201,7 +201,7 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
 
 def test_a_slot_that_is_created_or_reset_beside_trimming_never_stands_below_the_start(tmp_path: Path):
     with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
-        wal.log.create_slot("reset", 0)
+        wal.log.slots.create("reset", 0)
         done = threading.Event()
 
         def check(position: int) -> None:
@@ -212,14 +212,14 @@ def test_a_slot_that_is_created_or_reset_beside_trimming_never_stands_below_the_
         def create() -> None:
             while not (done.is_set() or threads.stop.is_set()):
                 with contextlib.suppress(CursorExpired):
-                    check(wal.log.create_slot("created", wal.oldest - 1).position)
-                    wal.log.drop_slot("created")
+                    check(wal.log.slots.create("created", wal.oldest - 1).position)
+                    wal.log.slots.drop("created")
 
         def reset() -> None:
             while not (done.is_set() or threads.stop.is_set()):
                 with contextlib.suppress(CursorExpired):
-                    check(wal.log.reset_slot("reset", wal.oldest - 1).position)
-                wal.log.reset_slot("reset", wal.current)
+                    check(wal.log.slots.reset("reset", wal.oldest - 1).position)
+                wal.log.slots.reset("reset", wal.current)
 
         threads.start(create)
         threads.start(reset)

@@ -87,13 +87,13 @@ def test_a_spool_whose_lsns_follow_each_other_is_left_as_it_is():
 def test_slots_are_moved_to_where_no_consumer_misses_a_record():
     slots = {"none": 6, "some": 8, "in a gap": 9, "at a gap": 10, "late": 12, "all": 20}
     with open_on(on_disk(*GAPS, slots={name.replace(" ", "-"): at for name, at in slots.items()})) as wal:
-        found = {slot.name: slot.position for slot in wal.log.slots()}
+        found = {slot.name: slot.position for slot in wal.log.slots.list()}
     assert found == {"none": 6, "some": 8, "in-a-gap": 8, "at-a-gap": 8, "late": 10, "all": 11}
 
 
 def test_a_slot_that_needs_what_is_not_there_is_invalid_and_one_past_the_end_is_refused():
     with open_on(on_disk(*GAPS, slots={"behind": 3})) as wal:
-        (slot,) = wal.log.slots()
+        (slot,) = wal.log.slots.list()
         assert slot.invalid.reason is InvalidReason.WAL_REMOVED
     with pytest.raises(CorruptData, match="ahead"):
         open_on(on_disk(*GAPS, slots={"ahead": 21}))
@@ -155,6 +155,6 @@ def test_a_crash_anywhere_leaves_no_log_or_all_of_it_renumbered():
             return
         with open_on(disk) as wal:
             assert [record.payload for record in wal.read_since(4)] == [b"%d" % lsn for lsn in DISORDER]
-            assert [slot.position for slot in wal.log.slots()] == [6]
+            assert [slot.position for slot in wal.log.slots.list()] == [6]
 
     assert crash_everywhere(work, check, modes=(CrashMode.SECTORS,), seeds=(0,), limit=2).states > 5

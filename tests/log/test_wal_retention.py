@@ -74,29 +74,29 @@ class _Counting(_PassingDisk):
 
 class TestLimits:
     def test_a_slot_beyond_a_limit_is_durably_and_loudly_invalidated(self, tmp_path, log, clock, caplog):
-        log.create_slot("far", 2)
-        log.create_slot("near", 18)
+        log.slots.create("far", 2)
+        log.slots.create("near", 18)
         before = INVALIDATIONS.labels("horizon")._value.get()
         with caplog.at_level(logging.WARNING):
             found = log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10)))
         assert [(slot.name, slot.invalid.reason) for slot in found] == [("far", InvalidReason.HORIZON)]
         assert INVALIDATIONS.labels("horizon")._value.get() == before + 1
         assert "Slot 'far'" in caplog.text
-        assert log.floor() == 18
+        assert log.slots.floor() == 18
         assert log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10))) == []
         log.close()
         with WalLog.open(str(tmp_path), background=False, clock=clock) as again:
-            assert {slot.name: slot.pins for slot in again.slots()} == {"far": False, "near": True}
+            assert {slot.name: slot.pins for slot in again.slots.list()} == {"far": False, "near": True}
 
     def test_exactly_at_a_limit_is_within_it(self, log):
-        log.create_slot("reader", 10)
+        log.slots.create("reader", 10)
         assert log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10))) == []
         assert len(log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10) - 1))) == 1
 
     def test_who_is_silent_for_too_long_is_invalidated_and_who_is_seen_is_not(self, log, clock):
-        log.create_slot("silent", 5)
-        log.create_slot("alive", 5)
-        alive = log.claim_slot("alive", "me")
+        log.slots.create("silent", 5)
+        log.slots.create("alive", 5)
+        alive = log.slots.claim("alive", "me")
         clock.advance(100)
         alive.touch()
         clock.advance(1)
@@ -104,10 +104,10 @@ class TestLimits:
         assert (found.name, found.invalid.reason) == ("silent", InvalidReason.IDLE_TIMEOUT)
         alive.advance(Cursor(log.log_id, 6))
         with pytest.raises(SlotInvalid):
-            log.claim_slot("silent", "me").advance(Cursor(log.log_id, 6))
+            log.slots.claim("silent", "me").advance(Cursor(log.log_id, 6))
 
     def test_nobody_is_idle_for_the_time_that_the_log_was_closed(self, tmp_path, log, clock):
-        log.create_slot("reader", 5)
+        log.slots.create("reader", 5)
         log.close()
         clock.advance(5000)
         with WalLog.open(str(tmp_path), background=False, clock=clock) as again:
@@ -117,19 +117,19 @@ class TestLimits:
             assert len(again.enforce(SlotLimits(idle_seconds=100))) == 1
 
     def test_a_slot_that_moves_while_it_is_judged_is_left_alone(self, log):
-        judged = log.create_slot("reader", 2)
-        log.claim_slot("reader", "me").advance(Cursor(log.log_id, 19))
-        assert log._slots._invalidate_judged([(judged, InvalidReason.HORIZON)]) == []
-        assert log.floor() == 19
+        judged = log.slots.create("reader", 2)
+        log.slots.claim("reader", "me").advance(Cursor(log.log_id, 19))
+        assert log.slots._invalidate_judged([(judged, InvalidReason.HORIZON)]) == []
+        assert log.slots.floor() == 19
 
     def test_trimming_enforces_them_first(self, log):
-        log.create_slot("far", 2)
-        log.create_slot("near", 15)
+        log.slots.create("far", 2)
+        log.slots.create("near", 15)
         assert log.trim(20) == 2
         assert log.trim(20, limits=SlotLimits(lag_bytes=log.bytes_behind(10))) == 15
 
     def test_without_limits_nothing_is_judged(self, log, clock):
-        log.create_slot("far", 0)
+        log.slots.create("far", 0)
         clock.advance(10**6)
         assert log.enforce(NO_LIMITS) == []
         assert log.trim(20) == 0
@@ -141,12 +141,12 @@ class TestPolicies:
 
     def test_what_every_valid_slot_has_passed_is_consumed(self, log):
         assert log.trim(Consumed()) == 0
-        log.create_slot("a", 9)
-        log.create_slot("b", 12)
+        log.slots.create("a", 9)
+        log.slots.create("b", 12)
         assert log.trim(Consumed()) == 9
-        log.invalidate_slot("a", InvalidReason.HORIZON)
+        log.slots.invalidate("a", InvalidReason.HORIZON)
         assert log.trim(Consumed()) == 12
-        log.invalidate_slot("b", InvalidReason.HORIZON)
+        log.slots.invalidate("b", InvalidReason.HORIZON)
         assert log.trim(Consumed()) == 12
 
     @pytest.mark.parametrize(("seconds", "start"), [(1, 19), (5, 15), (19, 1), (20, 0), (99, 0)])
@@ -169,13 +169,13 @@ class TestPolicies:
         assert start == 20
 
     def test_no_policy_goes_above_the_floor(self, log, clock):
-        log.create_slot("reader", 4)
+        log.slots.create("reader", 4)
         clock.advance(1000)
         for policy in (MaxAge(1), MaxBytes(1), Consumed()):
             assert log.trim(policy) == 4
 
     def test_a_slot_beyond_its_limit_no_longer_keeps_a_policy_from_anything(self, log, clock):
-        log.create_slot("reader", 4)
+        log.slots.create("reader", 4)
         clock.advance(1000)
         assert log.trim(MaxAge(1), limits=SlotLimits(idle_seconds=500)) == 20
 

@@ -161,13 +161,13 @@ class TestRewinding:
     def test_slots_above_it_are_put_back_and_nothing_else_of_them_changes(self, folder, tmp_path):
         with opened(folder) as log:
             for name, position in (("low", 3), ("high", 12), ("broken", 11)):
-                log.create_slot(name, position)
-            log.claim_slot("high", "me")
-            log.invalidate_slot("broken", InvalidReason.HORIZON)
-            before = {slot.name: slot for slot in log.slots()}
+                log.slots.create(name, position)
+            log.slots.claim("high", "me")
+            log.slots.invalidate("broken", InvalidReason.HORIZON)
+            before = {slot.name: slot for slot in log.slots.list()}
         rewind(str(folder), 5, quarantine=str(tmp_path / "aside"))
         with opened(folder) as log:
-            after = {slot.name: slot for slot in log.slots()}
+            after = {slot.name: slot for slot in log.slots.list()}
         assert {name: slot.position for name, slot in after.items()} == {"low": 3, "high": 5, "broken": 5}
         assert (after["high"].holder, after["high"].epoch) == ("me", before["high"].epoch)
         assert after["broken"].invalid == before["broken"].invalid
@@ -175,13 +175,13 @@ class TestRewinding:
     def test_a_slot_that_is_put_back_no_longer_names_the_batch_before_where_it_stood(self, folder, tmp_path):
         with opened(folder) as log:
             for name, position in (("above", 12), ("there", 5)):
-                log.create_slot(name, 0)
-                log.claim_slot(name, "me").advance(log.cursor_at(position))
-            before = {slot.name: slot.fingerprint for slot in log.slots()}
+                log.slots.create(name, 0)
+                log.slots.claim(name, "me").advance(log.cursor_at(position))
+            before = {slot.name: slot.fingerprint for slot in log.slots.list()}
         assert None not in before.values()
         rewind(str(folder), 5, quarantine=str(tmp_path / "aside"))
         with opened(folder) as log:
-            after = {slot.name: (slot.position, slot.fingerprint) for slot in log.slots()}
+            after = {slot.name: (slot.position, slot.fingerprint) for slot in log.slots.list()}
         assert after == {"above": (5, None), "there": (5, before["there"])}
 
     def test_a_cursor_of_what_was_cut_has_diverged(self, folder, tmp_path):
@@ -266,7 +266,7 @@ def built():
     disk = SimulatedDisk()
     with sim_open(disk) as log:
         build(log)
-        log.create_slot("reader", 12)
+        log.slots.create("reader", 12)
         held = values(log)
     return disk, held
 
@@ -300,7 +300,7 @@ def interrupted(built, to, *, goes_on):
         else:
             assert found == held, "something in between can be seen"
         if found != held:
-            assert [slot.position for slot in log.slots()] == [min(to, 12)]
+            assert [slot.position for slot in log.slots.list()] == [min(to, 12)]
             aside = verify(ASIDE, disk=disk, clock=ManualClock())
             assert aside.is_clean
             assert aside.bounds == Bounds(to, END)

@@ -45,7 +45,7 @@ class TestCopies:
             grow(log, 9, term=1)
             log.append(records(b"x", b"y"), writer=WRITER, number=0).result()
             grow(log, 4, term=3)
-            log.create_slot("billing", 3)
+            log.slots.create("billing", 3)
             cursor = fill(log, empty(tmp_path / "copy"))
             assert cursor == log.end() == Cursor(log.log_id, 15, 3)
             assert verify(str(tmp_path / "copy")) == cursor
@@ -53,7 +53,7 @@ class TestCopies:
         with opened(tmp_path / "copy", create=False) as copy:
             assert (copy.log_id, copy.end(), copy.bounds()) == (cursor.log_id, cursor, Bounds(0, 15))
             assert values(copy) == held
-            assert copy.slots() == []
+            assert copy.slots.list() == []
             assert copy.append(records(b"x"), writer=WRITER, number=0).result() == Receipt(9, 2)
             assert copy.append(records(b"z"), writer=WRITER, number=1).result() == Receipt(15, 1)
 

@@ -80,7 +80,7 @@ class TestTerms:
             for term in range(1, 60):
                 for _ in range(25):
                     log.append_value(bytes(100), term=term)
-                log.flush_slots()
+                log.slots.flush()
                 log.append_value(b"", term=term).result()
         disk = CountingDisk()
         reader = WalReader(str(tmp_path), disk=disk)

@@ -52,8 +52,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wal") / "log"
     with WalLog.open(str(folder), roll_bytes=60_000, background=False) as log:
         fill(log)
-        log.create_slot("a", 100)
-        log.create_slot("b", 200)
+        log.slots.create("a", 100)
+        log.slots.create("b", 200)
         log.trim(50)
     return folder
 
@@ -377,7 +377,7 @@ def test_slots_that_are_missing_damaged_or_of_another_log_are_damage(folder: Pat
 def test_a_slot_that_stands_where_the_log_is_not_is_damage(folder: Path, tmp_path: Path) -> None:
     with WalLog.open(str(folder), background=False) as log:
         fill(log, groups=1, frames=1)
-        log.create_slot("ahead", 562)
+        log.slots.create("ahead", 562)
     shutil.copy(folder / "slots.json", tmp_path / "newer")
     shutil.rmtree(folder)
     with WalLog.open(str(folder), background=False) as log:

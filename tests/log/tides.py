@@ -238,9 +238,9 @@ def _reader(process: Process, name: str) -> Callable[[], None]:
     chance = process.chance
 
     def once(log: ObjectLog, holder: str) -> None:
-        if all(slot.name != name for slot in log.slots()):
-            log.create_slot(name, log.position_of("retained"))
-        slot = log.claim_slot(name, holder)
+        if all(slot.name != name for slot in log.slots.list()):
+            log.slots.create(name, log.position_of("retained"))
+        slot = log.slots.claim(name, holder)
         cursor = Cursor(log.log_id, slot.state().position)
         for _ in range(2):
             try:
@@ -277,12 +277,12 @@ def _meddler(process: Process) -> Callable[[], None]:
         where = chance.randint(bounds.first, bounds.next)
         match chance.choice(["reset", "reset", "drop", "create", "hold"]):
             case "reset":
-                log.reset_slot(chance.choice(["s0", "s1"]), where)
+                log.slots.reset(chance.choice(["s0", "s1"]), where)
                 history.resets += 1
             case "drop":
-                log.drop_slot(chance.choice(["s0", "s1", "s2"]))
+                log.slots.drop(chance.choice(["s0", "s1", "s2"]))
             case "create":
-                log.create_slot(chance.choice(["s0", "s2"]), where)
+                log.slots.create(chance.choice(["s0", "s2"]), where)
             case _:
                 hold = log.hold(where, 120)
                 for span in log.plan(Cursor(log.log_id, where), Limit(batches=1)):

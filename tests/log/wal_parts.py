@@ -90,23 +90,23 @@ class Work:
         self._promised("durable", self.log.append(batch, writer=WRITER, number=0).result().first + 3)
 
     def pin(self, count: int) -> None:
-        if not self.log.slots():
-            self.log.create_slot("reader", 2)
+        if not self.log.slots.list():
+            self.log.slots.create("reader", 2)
             self._promised("slot", 2)
-        self.log.claim_slot("reader", "me")
+        self.log.slots.claim("reader", "me")
         self._promised("holder", "me")
         self.group(count)
 
     def move_and_trim(self, count: int) -> None:
-        slot = self.log.claim_slot("reader", "me")
+        slot = self.log.slots.claim("reader", "me")
         slot.advance(Cursor(self.log.log_id, 6))
         assert self.log.trim(10) == max(6, self.log.bounds().first)
         self._promised("start", 6)
         self.group(count)
 
     def trim_all(self, count: int) -> None:
-        if self.log.slots():
-            self.log.drop_slot("reader")
+        if self.log.slots.list():
+            self.log.slots.drop("reader")
         self._promised("dropped", value=True)
         assert self.log.trim(99) == self.log.bounds().next
         self._promised("start", self.log.bounds().next)
@@ -153,7 +153,7 @@ def check(disk: SimulatedDisk, notes: list[Note]) -> None:
 
 
 def _check_slots(log: WalLog, told: _Told) -> None:
-    slots = log.slots()
+    slots = log.slots.list()
     assert len(slots) <= 1
     if told.has("slot") and not told.has("dropped") and log.bounds().next < 13:
         assert [slot.name for slot in slots] == ["reader"], "a slot that was created is gone"

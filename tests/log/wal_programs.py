@@ -205,9 +205,9 @@ def append(wal: WriteAheadLog, life: Life, thread: int) -> None:
 
 def trim(wal: WriteAheadLog) -> None:
     """Follow the end with a slot, a little behind it, and forget all that the slot allows."""
-    if not wal.log.slots():
-        wal.log.create_slot(SLOT, wal.oldest - 1)
-    slot = wal.log.claim_slot(SLOT, f"process {os.getpid()}")
+    if not wal.log.slots.list():
+        wal.log.slots.create(SLOT, wal.oldest - 1)
+    slot = wal.log.slots.claim(SLOT, f"process {os.getpid()}")
     while True:
         to = max(slot.state().position, wal.current - 1000)
         tell(What.PINNED, to)

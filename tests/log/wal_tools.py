@@ -222,14 +222,14 @@ CHANGES: dict[str, Callable[[WriteAheadLog, Slot], object]] = {
     "trim": lambda wal, _: wal.prune_through(1),
     "trim nothing": lambda wal, _: wal.prune_through(0),
     "trim beyond slots": lambda wal, _: wal.log.trim(wal.current, beyond_slots=True),
-    "create a slot": lambda wal, _: wal.log.create_slot("new", wal.current),
-    "claim a slot": lambda wal, _: wal.log.claim_slot("old", "someone"),
-    "reset a slot": lambda wal, _: wal.log.reset_slot("old", wal.current),
-    "drop a slot": lambda wal, _: wal.log.drop_slot("old"),
-    "invalidate a slot": lambda wal, _: wal.log.invalidate_slot("old", InvalidReason.HORIZON),
+    "create a slot": lambda wal, _: wal.log.slots.create("new", wal.current),
+    "claim a slot": lambda wal, _: wal.log.slots.claim("old", "someone"),
+    "reset a slot": lambda wal, _: wal.log.slots.reset("old", wal.current),
+    "drop a slot": lambda wal, _: wal.log.slots.drop("old"),
+    "invalidate a slot": lambda wal, _: wal.log.slots.invalidate("old", InvalidReason.HORIZON),
     "advance a slot": lambda wal, slot: slot.advance(wal.log.end()),
     "touch a slot": lambda _, slot: slot.touch(),
-    "flush the slots": lambda wal, _: wal.log.flush_slots(),
+    "flush the slots": lambda wal, _: wal.log.slots.flush(),
 }
 """All that changes a log, tried with a slot of the name ``old`` that was claimed."""
 

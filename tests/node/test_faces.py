@@ -123,7 +123,7 @@ class TestPrimary:
 
         def looked_at():
             member = primary.topology().members[0]
-            names = [slot.name for slot in role.log.slots()]
+            names = [slot.name for slot in role.log.slots.list()]
             return names, role.replicas.slot("b").position, member.durable, member.bootstrapping
 
         before = looked_at()

@@ -196,13 +196,13 @@ def test_a_new_primary_keeps_what_replicas_may_need_that_it_has_not_heard_of_yet
 def test_a_node_that_led_pins_nothing_for_others_when_it_follows(trio):
     trio.append(b"one")
     trio.settled("b", "c")
-    assert len(trio.nodes["a"].copy.log.slots()) == 2
+    assert len(trio.nodes["a"].copy.log.slots.list()) == 2
     trio.kill("a")
     trio.clock.advance(TERM)
     trio.nodes["b"].promote()
     trio.start("a")
     trio.settled("a", "c", leader="b")
-    assert trio.nodes["a"].copy.log.slots() == []
+    assert trio.nodes["a"].copy.log.slots.list() == []
 
 
 def test_replicas_at_the_start_of_a_trimmed_log_go_on_after_a_failover_without_a_bootstrap(trio):

@@ -79,7 +79,7 @@ class TestRegistering:
         for refused in (primary.register, lambda caller: primary.resume(caller, None)):
             with pytest.raises(Overloaded, match=r"2 replicas are registered, .* unregister those"):
                 refused(Caller("r3", 1))
-        assert [state.name for state in primary.log.slots()] == ["r1", "r2"]
+        assert [state.name for state in primary.log.slots.list()] == ["r1", "r2"]
         primary.unregister(TWO)
         primary.register(Caller("r3", 1))
 
@@ -87,7 +87,7 @@ class TestRegistering:
         fill(primary)
         registration = primary.register(ONE, region="eu")
         assert registration.position == 10
-        assert primary.log.floor() == 10
+        assert primary.log.slots.floor() == 10
         fill(primary)
         assert primary.trim(20) == 10
 
@@ -104,7 +104,7 @@ class TestRegistering:
         assert primary.registry.epoch == epoch
         assert after == before._replace(last_seen=before.last_seen + 3_000_000)
         assert primary.register(ONE, region="us").topology.members[0].region == "us"
-        assert [slot.name for slot in primary.log.slots()] == ["r1"]
+        assert [slot.name for slot in primary.log.slots.list()] == ["r1"]
 
     def test_unregistering_drops_it_from_the_waiters_and_its_slot(self, primary):
         fill(primary)
@@ -116,7 +116,7 @@ class TestRegistering:
         primary.unregister(ONE, keep_slot=True)
         assert primary.commit_watermark(1) == 0
         primary.unregister(TWO)
-        assert [slot.name for slot in primary.log.slots()] == ["r1"]
+        assert [slot.name for slot in primary.log.slots.list()] == ["r1"]
         assert primary.registry.epoch == epoch + 2
         primary.unregister(Caller("nobody", 1))
         assert primary.registry.epoch == epoch + 2
@@ -206,16 +206,16 @@ class TestTelling:
         handle._handle.result()
         assert primary.acknowledge_nowait(ONE, ReplicaProgress(11, 11)) is None
         assert handle.done()
-        assert primary.log.floor() == 0
+        assert primary.log.slots.floor() == 0
         primary.tick()
-        assert primary.log.floor() == 11
+        assert primary.log.slots.floor() == 11
 
     def test_an_answered_one_moves_the_slot_itself(self, primary):
         fill(primary)
         primary.resume(ONE, at(primary, 0, term=0))
         primary.acknowledge_nowait(ONE, ReplicaProgress(7, 7))
         assert primary.acknowledge(ONE, ReplicaProgress(7, 7)).refused is None
-        assert primary.log.floor() == 7
+        assert primary.log.slots.floor() == 7
 
     def test_nobody_is_too_far_behind_who_has_told_otherwise(self, tmp_path):
         cluster, primary = led(tmp_path, limits=SlotLimits(lag_bytes=2000))
@@ -225,7 +225,7 @@ class TestTelling:
             assert primary.acknowledge_nowait(ONE, ReplicaProgress(last, last)) is None
         primary.tick()
         primary.trim(20)
-        assert [slot.invalid for slot in primary.log.slots()] == [None]
+        assert [slot.invalid for slot in primary.log.slots.list()] == [None]
         assert primary.log.bounds().first == 20
         cluster.close()
 
@@ -248,7 +248,7 @@ class TestTelling:
         primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
         primary.resume(ONE, at(primary, 5))
         primary.tick()
-        assert primary.log.floor() <= 5
+        assert primary.log.slots.floor() <= 5
 
     def test_nor_does_what_was_told_before_a_bootstrap(self, primary):
         fill(primary)
@@ -256,7 +256,7 @@ class TestTelling:
         primary.acknowledge_nowait(ONE, ReplicaProgress(8, 8))
         primary.begin_snapshot(ONE, KIND)
         primary.tick()
-        assert primary.log.floor() == 0
+        assert primary.log.slots.floor() == 0
 
 
 class TestResuming:
@@ -265,19 +265,19 @@ class TestResuming:
         primary.register(ONE)
         for position in (4, 10, 7):
             assert primary.resume(ONE, at(primary, position)) == PartialResync(at(primary, position))
-            assert primary.log.floor() == min(position, primary.log.floor())
+            assert primary.log.slots.floor() == min(position, primary.log.slots.floor())
 
     def test_a_slot_that_had_let_go_pins_again_what_is_asked_for(self, primary):
         fill(primary)
         primary.register(ONE)
         primary.resume(ONE, at(primary, 3))
-        assert primary.log.floor() == 3
+        assert primary.log.slots.floor() == 3
         assert primary.trim(10) == 3
 
     def test_one_first_seen_by_its_pull_is_pinned_where_it_asks(self, primary):
         fill(primary)
         assert primary.resume(ONE, at(primary, 6)) == PartialResync(at(primary, 6))
-        assert primary.log.floor() == 6
+        assert primary.log.slots.floor() == 6
 
     def test_one_first_seen_below_what_is_retained_has_to_bootstrap(self, primary):
         fill(primary)
@@ -349,12 +349,12 @@ class TestResuming:
         fill(primary)
         primary.register(ONE)
         with monkeypatch.context() as failing:
-            failing.setattr(primary.log._slots, "claim", lambda *_: (_ for _ in ()).throw(StorageError("no")))
+            failing.setattr(primary.log.slots, "claim", lambda *_: (_ for _ in ()).throw(StorageError("no")))
             with pytest.raises(StorageError):
                 primary.resume(ONE, at(primary, 3))
         assert primary.resume(ONE, at(primary, 3)) == PartialResync(at(primary, 3))
         assert primary.acknowledge(ONE, ReplicaProgress(5, 5)).refused is None
-        assert primary.log.floor() == 5
+        assert primary.log.slots.floor() == 5
 
 
 class TestKeeping:
@@ -370,7 +370,7 @@ class TestKeeping:
         primary.register(ONE)
         fill(primary)
         assert primary.trim(9) == 9
-        assert [slot.invalid.reason for slot in primary.log.slots()] == [InvalidReason.HORIZON]
+        assert [slot.invalid.reason for slot in primary.log.slots.list()] == [InvalidReason.HORIZON]
         cluster.close()
 
     @pytest.mark.parametrize("retention", [MaxBytes(1000), MaxAge(1)])
@@ -533,7 +533,7 @@ class TestSnapshots:
     def test_a_snapshot_is_pinned_until_the_bootstrap_is_over(self, primary):
         fill(primary)
         primary.register(ONE)
-        primary.log.invalidate_slot("r1", InvalidReason.IDLE_TIMEOUT)
+        primary.log.slots.invalidate("r1", InvalidReason.IDLE_TIMEOUT)
         primary.begin_snapshot(ONE, KIND)
         fill(primary)
         assert primary.trim(20) == 10
@@ -558,22 +558,22 @@ class TestSnapshots:
         cluster, primary = alone
         fill(primary)
         primary.register(ONE)
-        primary.log.invalidate_slot("r1", InvalidReason.IDLE_TIMEOUT)
+        primary.log.slots.invalidate("r1", InvalidReason.IDLE_TIMEOUT)
         offer = primary.begin_snapshot(ONE, KIND)
         fill(primary)
         cluster.clock.advance(PIN_SECONDS - 1)
         list(primary.chunks(ONE, offer.name, "log.json", 0))
         cluster.clock.advance(PIN_SECONDS - 1)
         primary.tick()
-        assert (primary.log.floor(), kept(cluster)) == (10, ["r1"]), "it was asked for meanwhile"
+        assert (primary.log.slots.floor(), kept(cluster)) == (10, ["r1"]), "it was asked for meanwhile"
         cluster.clock.advance(2)
         primary.tick()
         primary.tick()
-        assert (primary.log.floor(), kept(cluster)) == (None, [])
+        assert (primary.log.slots.floor(), kept(cluster)) == (None, [])
         with pytest.raises(NotFound, match="begin another"):
             list(primary.chunks(ONE, offer.name, "log.json", 0))
         assert primary.begin_snapshot(ONE, KIND) != offer
-        assert primary.log.floor() == 20
+        assert primary.log.slots.floor() == 20
 
     def test_one_that_is_left_by_a_primary_that_was_killed_goes_too(self, alone):
         cluster, primary = alone
@@ -585,7 +585,7 @@ class TestSnapshots:
         cluster.clock.advance(PIN_SECONDS + 1)
         again.tick()
         again.tick()
-        assert ([state.name for state in again.log.slots()], kept(cluster)) == (["r1"], [])
+        assert ([state.name for state in again.log.slots.list()], kept(cluster)) == (["r1"], [])
 
     def test_one_that_takes_long_to_be_sealed_keeps_its_pin(self, alone, monkeypatch):
         cluster, primary = alone

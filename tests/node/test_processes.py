@@ -219,7 +219,7 @@ class TestBootstrap:
         check(cluster, recorder)
         assert [path.name for path in (cluster.folder / "a/snapshots").glob("*")] == []
         assert not (cluster.folder / "b/incoming").exists()
-        assert [slot.name for slot in WalReader(cluster.data("a")).slots()] == ["b"]
+        assert [slot.name for slot in WalReader(cluster.data("a")).slots.list()] == ["b"]
 
     @pytest.mark.matrix
     def test_a_piece_that_does_not_arrive_as_it_was_sent_is_brought_over_again(self, pair):

@@ -174,7 +174,7 @@ class TestFollowing:
         pair.append(b"x")
         pair.settled("b")
         pair.nodes["a"].primary.tick()
-        assert pair.nodes["a"].primary.log.floor() == 1
+        assert pair.nodes["a"].primary.log.slots.floor() == 1
 
     def test_what_the_primary_has_forgotten_is_forgotten_here(self, pair):
         for number in range(8):
@@ -295,7 +295,7 @@ class TestTrouble:
     def test_it_is_counted_although_its_slot_is_invalid(self, pair):
         self.diverged(pair)
         replicas = pair.nodes["a"].primary.replicas
-        pair.nodes["a"].primary.log.invalidate_slot("b", InvalidReason.HORIZON)
+        pair.nodes["a"].primary.log.slots.invalidate("b", InvalidReason.HORIZON)
         replicas.now = bootstrapping(replicas.now, "b", flag=True)
         pair.until(lambda: registered(pair).divergences == 1)
         assert registered(pair).durable is None
@@ -397,7 +397,7 @@ class TestBootstrap:
         assert pair.nodes["b"].copy.bounds() == Bounds(19, 21)
         handle = pair.append(b"after")
         pair.until(handle.done)
-        assert pair.nodes["a"].primary.log.slots()[0].invalid is None
+        assert pair.nodes["a"].primary.log.slots.list()[0].invalid is None
         assert not (pair.folder / "a" / "snapshots" / "b").exists()
         assert len(list((pair.folder / "b").glob("data-*"))) == 2, "the one before is kept for its readers"
 

@@ -184,8 +184,8 @@ class TestTakingOver:
         with WalLog.open(str(tmp_path / "wal"), roll_bytes=200) as log:
             for number in range(8):
                 log.append(records(b"%d" % number), writer=WRITER, number=number).result()
-            log.create_slot("billing", 3)
-            log.create_slot("late", 1)
+            log.slots.create("billing", 3)
+            log.slots.create("late", 1)
             log.trim(2, beyond_slots=True)
         return tmp_path / "wal"
 
@@ -195,12 +195,12 @@ class TestTakingOver:
     ) -> None:
         before = things.state_of(wal)
         with WalLog.open(str(wal)) as log:
-            log_id, slots, end = log.log_id, log.slots(), log.end()
+            log_id, slots, end = log.log_id, log.slots.list(), log.end()
         leased = {} if lease is None else {"lease": (tmp_path / lease).as_uri()}
         with Primary.open(tmp_path / "a", name="a", take_over=wal, **leased) as primary:
             reading = primary.reading()
             assert (reading.log_id, reading.bounds()) == (log_id, Bounds(2, 8))
-            assert primary.running.node.primary.log.slots() == slots
+            assert primary.running.node.primary.log.slots.list() == slots
             assert reading.plan(end) == []
             again = primary.append(records(b"7"), writer=WRITER, number=7)
             assert (again.receipt.first, reading.bounds().next) == (7, 8), "its writer is known"

@@ -77,7 +77,7 @@ def table(tmp_path) -> Path:
 
 def check_slot_is_not_ahead(log: ObjectLog, sink) -> None:
     """Invariant 1: what a slot says has been applied."""
-    for slot in log.slots():
+    for slot in log.slots.list():
         assert slot.position <= stored_upto(log, sink), "the slot is ahead of its sink"
 
 
@@ -107,7 +107,7 @@ def test_a_driver_killed_at_every_step_leaves_a_right_table(spark, log, table, t
         done = stored_upto(log, sink)
         if step == "planned":
             assert not table.exists(), "a newcomer that stored nothing leaves no table"
-            assert log.slots() == [], "nor a slot"
+            assert log.slots.list() == [], "nor a slot"
         elif mode == "latest":
             assert latest_rows(table) == truth(numbered(0, done))
         else:
@@ -117,7 +117,7 @@ def test_a_driver_killed_at_every_step_leaves_a_right_table(spark, log, table, t
             append(log, numbered(log.end().next, 10))
     run(spark, log, sink, **options)
     assert sink.cursor(log.log_id) == log.end()
-    assert log.slot("s").position == log.end().next
+    assert log.slots.get("s").position == log.end().next
     if mode == "latest":
         assert latest_rows(table) == truth(numbered(0, 170))
     else:
@@ -245,7 +245,7 @@ class DiesInApply(sl.DeltaSink):
 
 def check_a_death_before_the_commit(spark, log, table) -> None:
     run(spark, log, sl.DeltaSink(str(table)), slot="s")
-    assert log.slot("s").position == 50
+    assert log.slots.get("s").position == 50
     append(log, numbered(50, 10))
     sink = DiesInApply(str(table))
     with pytest.raises(Killed):
@@ -337,7 +337,7 @@ def test_a_driver_killed_by_signal_is_continued_by_the_next(spark, log, table, t
     check_slot_is_not_ahead(log, sink)
     assert sink.cursor(log.log_id).next == (40 if step in ("committed", "advanced") else 20)
     run(spark, log, sink, slot="s", checkpoint=str(point))
-    assert log.slot("s").position == 50
+    assert log.slots.get("s").position == 50
     if mode == "latest":
         assert latest_rows(table) == truth(numbered(0, 50))
     else:

@@ -111,7 +111,7 @@ def test_a_record_without_key_is_refused_with_its_offset_and_nothing_moves(spark
     with pytest.raises(NullKey, match="offset 11 has no key"):
         following.await_termination(600)
     assert isinstance(following.exception(), NullKey)
-    assert sink.cursor(log.log_id).next == log.slot("s").position == 10
+    assert sink.cursor(log.log_id).next == log.slots.get("s").position == 10
     assert latest_rows(table) == truth(numbered(0, 10))
 
 
@@ -136,7 +136,7 @@ def test_a_log_is_followed_while_it_grows(spark, log, table):
     reached = threading.Event()
 
     def watch(step: str) -> None:
-        if step == "advanced" and log.slot("s").position == 15:
+        if step == "advanced" and log.slots.get("s").position == 15:
             reached.set()
 
     with follow(spark, log.url, sink, slot="s", trigger={"processingTime": "100 milliseconds"}, on_step=watch) as f:
@@ -156,23 +156,23 @@ def test_the_slot_pins_first_and_is_advanced_to_what_the_sink_has_stored(spark, 
     append(log, numbered(0, 10))
     positions = {}
     sink = sl.DeltaSink(str(table))
-    run(spark, log, sink, slot="s", on_step=lambda step: positions.update({step: log.slot("s").position}))
+    run(spark, log, sink, slot="s", on_step=lambda step: positions.update({step: log.slots.get("s").position}))
     assert positions == {"planned": 0, "fetched": 0, "committed": 0, "advanced": 10}
-    assert log.floor() == 10
+    assert log.slots.floor() == 10
 
 
 def test_each_run_is_a_new_holder_unless_it_is_named(spark, log, table):
     append(log, numbered(0, 3))
     run(spark, log, sl.DeltaSink(str(table)), slot="s")
-    assert log.slot("s").epoch == 1
+    assert log.slots.get("s").epoch == 1
     for _ in range(2):
         run(spark, log, sl.DeltaSink(str(table)), slot="s", holder="billing-1")
-        assert (log.slot("s").epoch, log.slot("s").holder) == (2, "billing-1")
+        assert (log.slots.get("s").epoch, log.slots.get("s").holder) == (2, "billing-1")
 
 
 def test_following_without_a_slot_touches_nothing_of_the_log(spark, log, table, tmp_path):
     append(log, numbered(0, 10))
-    log.create_slot("someone-else", 3)
+    log.slots.create("someone-else", 3)
     before = contents(tmp_path / "log")
     run(spark, log, sl.DeltaSink(str(table)))
     assert contents(tmp_path / "log") == before
@@ -197,7 +197,7 @@ def test_a_driver_that_wakes_up_after_a_newer_one_is_fenced_and_changes_nothing(
     assert isinstance(stale.exception(), Fenced)
     assert DeltaTable(str(table)).version() == versions[0]
     assert latest_rows(table) == truth(numbered(0, 10))
-    assert log.slot("s").position == 10
+    assert log.slots.get("s").position == 10
 
 
 @pytest.mark.matrix
@@ -239,7 +239,7 @@ def test_a_harmed_batch_is_named_and_leaves_every_cursor_where_it_was(spark, log
     with pytest.raises(kind) as caught:
         following.await_termination(600)
     assert str(victim) in str(caught.value)
-    assert sink.cursor(log.log_id).next == log.slot("s").position == 10
+    assert sink.cursor(log.log_id).next == log.slots.get("s").position == 10
     victim.write_bytes(whole)
     run(spark, log, sink, slot="s")
     assert latest_rows(table) == truth(numbered(0, 20))
@@ -324,7 +324,7 @@ def test_a_restored_table_is_diverged_and_repaired_on_request(spark, log, table)
     append(log, numbered(20, 10))
     with pytest.raises(Diverged, match="RESTORE to 1"):
         follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW)
-    assert log.slot("s").position == 20
+    assert log.slots.get("s").position == 20
     run(spark, log, sl.DeltaSink(str(table)), slot="s", repair=True)
     assert latest_rows(table) == truth(numbered(0, 30))
 
@@ -344,7 +344,7 @@ def test_a_table_that_is_removed_or_restored_while_it_is_followed_ends_the_query
     following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW, options=one, on_step=meanwhile)
     with pytest.raises(Diverged):
         following.await_termination(600)
-    assert log.slot("s").position == 10
+    assert log.slots.get("s").position == 10
     assert not table.exists() or latest_rows(table) == {}
 
 
@@ -353,7 +353,7 @@ def test_a_newcomer_that_is_refused_leaves_neither_a_table_nor_a_slot(spark, log
     following = follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=NOW)
     with pytest.raises(NullKey):
         following.await_termination(600)
-    assert log.slots() == []
+    assert log.slots.list() == []
     assert not table.exists()
 
 
@@ -377,7 +377,7 @@ def test_a_wrong_option_leaves_neither_a_table_nor_a_slot(spark, log, table, wro
     append(log, numbered(0, 3))
     with pytest.raises(InvalidInput, match=sentence):
         follow(spark, log, sl.DeltaSink(str(table)), slot="s", **{"trigger": NOW, **wrong})
-    assert log.slots() == []
+    assert log.slots.list() == []
     assert not table.exists()
 
 
@@ -387,6 +387,6 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(spark, log
     move_floor(log, 10)
     with pytest.raises(CursorExpired, match="start='retained'"):
         follow(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", trigger=NOW)
-    assert log.slots() == []
+    assert log.slots.list() == []
     run(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", start="retained")
     assert [row[0] for row in appended_rows(table)] == list(range(10, 20))

@@ -30,13 +30,13 @@ def log(tmp_path: Path) -> ObjectLog:
     log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
     for first in range(0, 50, 10):
         append(log, numbered(first, 10))
-    log.create_slot("worker", 0)
+    log.slots.create("worker", 0)
     return log
 
 
 def consume(log: ObjectLog, upto: int) -> None:
     """Let the only consumer acknowledge up to an offset, and then delete whatever nobody holds."""
-    log.claim_slot("worker", "me").advance(log.start().at(upto))
+    log.slots.claim("worker", "me").advance(log.start().at(upto))
     log.trim(grace=0)
 
 
@@ -51,7 +51,7 @@ def offsets(reader, partitions) -> list[int]:
 
 
 def holds(log: ObjectLog) -> list[SlotState]:
-    return [state for state in log.slots() if state.expires is not None]
+    return [state for state in log.slots.list() if state.expires is not None]
 
 
 # --- in Spark ----------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_batch_of_a_queue_that_was_acknowledged_and_deleted_meanwhile_is_named
     read = StrandlineDataSource({"path": queue.url, "logFormat": "queue-v1"}).reader(SPARK_SCHEMA)
     partitions = read.partitions()
     gone = queue.manifest().entries[0].location
-    queue.claim_slot("queue", "me").advance(queue.start().at(2))
+    queue.slots.claim("queue", "me").advance(queue.start().at(2))
     queue.store.delete(gone)
     with pytest.raises(CursorExpired, match="Offsets 0 to 0"):
         offsets(read, partitions)

@@ -44,7 +44,7 @@ def test_a_batch_query_reads_every_record_at_its_batch_s_sequence(spark, queue):
     assert table["key"].null_count == table.num_rows
     assert table["op"].to_pylist() == [0] * 6
     assert load(spark, queue, startingOffset="6", endingOffset="8").count() == 3
-    assert queue.slots()[0].epoch == 0, "reading claims nothing"
+    assert queue.slots.list()[0].epoch == 0, "reading claims nothing"
     assert queue.bounds().first == 5, "and acknowledges nothing"
 
 
@@ -77,7 +77,7 @@ def test_a_stream_reads_batch_by_batch_goes_on_behind_its_checkpoint_and_notices
     assert run() == [[9, 9]]
     append(queue, b"z", number=2)
     append(queue, b"z", number=3)
-    queue.claim_slot("queue", "me").advance(queue.start().at(11))
+    queue.slots.claim("queue", "me").advance(queue.start().at(11))
     with pytest.raises(Exception) as caught:
         run()
     assert isinstance(unwrapped(caught.value), CursorExpired)

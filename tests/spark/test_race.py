@@ -33,7 +33,7 @@ def assert_right(folder: Path, number: int, outcomes: list[str]) -> None:
         assert appended_rows(table) == expected_rows(CHANGES), f"round {number}"
     else:
         assert latest_rows(table) == truth(CHANGES), f"round {number}"
-    assert [slot.position for slot in log.slots()] == ([30] if number % 4 > 1 else [])
+    assert [slot.position for slot in log.slots.list()] == ([30] if number % 4 > 1 else [])
 
 
 @pytest.mark.parametrize("number", [0, 3])

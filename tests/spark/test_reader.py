@@ -117,7 +117,7 @@ def test_sparks_stand_in_for_no_partitions_reads_nothing(log):
 
 
 def test_reading_claims_nothing_and_writes_nothing(log, tmp_path):
-    log.create_slot("billing", 0)
+    log.slots.create("billing", 0)
     before = contents(tmp_path)
     read, streamed = reader(log), stream(log)
     offsets(read, read.partitions())

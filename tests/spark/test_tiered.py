@@ -156,7 +156,7 @@ def test_the_earliest_offset_is_the_first_of_either_tier(log):
 
 
 def test_what_neither_tier_retains_is_refused_and_may_be_skipped(spark, log):
-    log.create_slot("s", COLD + 5)
+    log.slots.create("s", COLD + 5)
     expire(log)
     assert everything(log).column("offset")[0].as_py() == COLD
     error = reason(lambda: load(spark, log, startingOffset="3").collect())
@@ -197,7 +197,7 @@ def test_what_moves_to_the_cold_tier_after_planning_is_read_there(log):
 
 
 def test_what_expires_after_planning_is_an_error_and_not_fewer_records(log):
-    log.create_slot("s", COLD)
+    log.slots.create("s", COLD)
     reader = source(log).reader(SPARK_SCHEMA)
     partitions = reader.partitions()
     expire(log)
@@ -236,7 +236,7 @@ def test_planning_leaves_nothing_running_and_the_hot_tier_needs_nobody_else(log,
 def test_a_hold_keeps_what_only_segments_have(log):
     held = source(log, startingOffset="25", hold="1h").reader(SPARK_SCHEMA)
     partitions = held.partitions()
-    (hold,) = [state for state in log.slots() if state.expires is not None]
+    (hold,) = [state for state in log.slots.list() if state.expires is not None]
     assert hold.position == 25
     expire(log)
     assert everything(log).column("offset")[0].as_py() <= 25
@@ -296,14 +296,14 @@ def test_a_table_is_built_from_the_beginning_exactly_once_though_drivers_die_and
     with pytest.raises(Killed):
         sl.spark.follow(spark, both, sink, on_step=on_step, **options).await_termination(600)
     done = sink.cursor(log.log_id).next
-    assert 0 < log.slot("s").position < done < COLD, "it died in the cold tier, between table and slot"
+    assert 0 < log.slots.get("s").position < done < COLD, "it died in the cold tier, between table and slot"
     expire(log)
     assert done >= everything(log).column("offset")[0].as_py() > 0, "only what was consumed has expired"
     # The checkpoint of that run was a temporary one, and is gone.
     options["options"] = {"maxBatchesPerTrigger": "4"}
     sl.spark.follow(spark, both, sink, **options).await_termination(600)
     assert appended_rows(table) == expected_rows(MANY_CHANGES)
-    assert log.slot("s").position == END
+    assert log.slots.get("s").position == END
     both.close()
 
 
@@ -324,7 +324,7 @@ def test_a_slot_may_begin_where_only_segments_are_and_pins_them(spark, log):
     short = {"endingOffset": "30"}
     sl.spark.follow(spark, log, sink, slot="s", start=20, trigger=NOW, options=short).await_termination(600)
     assert [row["offset"] for row in sink.rows] == list(range(20, 30))
-    assert log.slot("s").position == 30
+    assert log.slots.get("s").position == 30
     expire(log)
     assert 0 < everything(log).column("offset")[0].as_py() <= 30
 
@@ -467,7 +467,7 @@ def expiring(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> Non
 
 
 def test_a_segment_that_expires_while_a_read_is_planned_is_told_clearly(spark, log, monkeypatch):
-    log.create_slot("s", COLD)
+    log.slots.create("s", COLD)
     expiring(monkeypatch, lambda: expire(log))
     with pytest.raises(CursorExpired, match=f"Offsets 5 to {COLD - 1} are needed and no longer retained"):
         sl.spark.read(spark, log, since=5)
@@ -476,7 +476,7 @@ def test_a_segment_that_expires_while_a_read_is_planned_is_told_clearly(spark, l
 def test_a_segment_that_expires_before_it_is_looked_up_is_told_when_the_read_is_planned(
     spark, log, monkeypatch, impatient
 ):
-    log.create_slot("s", COLD)
+    log.slots.create("s", COLD)
     pieces = TieredLog.pieces
 
     def late(self: TieredLog, first: int, end: int) -> list[ColdPiece]:
@@ -490,7 +490,7 @@ def test_a_segment_that_expires_before_it_is_looked_up_is_told_when_the_read_is_
 
 
 def test_a_read_from_the_beginning_begins_behind_what_expired_while_it_was_planned(spark, log, monkeypatch):
-    log.create_slot("s", COLD)
+    log.slots.create("s", COLD)
     expiring(monkeypatch, lambda: expire(log))
     assert offsets(sl.spark.read(spark, log)) == list(range(COLD, END))
 
@@ -503,7 +503,7 @@ def test_a_segment_that_is_lost_is_named_and_not_taken_for_expired(spark, log):
 
 
 def test_a_segment_that_expires_before_a_read_runs_is_an_error_whatever_the_session_ignores(spark, log):
-    log.create_slot("s", COLD)
+    log.slots.create("s", COLD)
     frame = sl.spark.read(spark, log)
     expire(log)
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
@@ -517,14 +517,14 @@ def test_a_segment_that_expires_before_a_read_runs_is_an_error_whatever_the_sess
 
 def test_a_held_read_keeps_its_segments_and_one_that_fails_lets_go(spark, log, monkeypatch):
     frame = sl.spark.read(spark, log, since=25, options={"hold": "1h"})
-    (hold,) = [state for state in log.slots() if state.expires is not None]
+    (hold,) = [state for state in log.slots.list() if state.expires is not None]
     assert hold.position == 25
     expire(log)
     assert offsets(frame) == list(range(25, END))
     segment_files(log)[-1].unlink()
     with pytest.raises(NotFound):
         sl.spark.read(spark, log, since=25, options={"hold": "1h"})
-    assert [state.name for state in log.slots() if state.expires is not None] == [hold.name]
+    assert [state.name for state in log.slots.list() if state.expires is not None] == [hold.name]
 
 
 # --- places ------------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ class Scene:
 
     def create(self) -> None:
         try:
-            self.log.create_slot("billing", self.position)
+            self.log.slots.create("billing", self.position)
         except CursorExpired:
             self.granted = False
         else:
@@ -273,7 +273,7 @@ class Scene:
                 return "granted, and something else is there"
             self.tiers.tier(retention=MaxBytes(1))
         if not self.granted:
-            if any(state.name == "billing" for state in log.slots()):
+            if any(state.name == "billing" for state in log.slots.list()):
                 return "refused, and there all the same"
             self.tiers.trim()
             self.tiers.tier(retention=MaxBytes(1))
@@ -463,17 +463,17 @@ def test_what_somebody_announced_who_died_is_decided_by_the_next(kind: Kind) -> 
     tiers = base(kind).copy()
     log = tiers.tiered()
     first, end = tiers.firsts[1], len(tiers.truth)
-    log.create_slot("billing", first)
+    log.slots.create("billing", first)
     tiers.cell().announce(end)
     with pytest.raises(CursorExpired, match="about to be removed"):
-        log.create_slot("audit", first + 1)
+        log.slots.create("audit", first + 1)
     with pytest.raises(CursorExpired, match="about to be removed"):
-        log.reset_slot("billing", first + 1)
+        log.slots.reset("billing", first + 1)
     assert rows(log.read(Cursor(log.log_id, 0))) == tiers.truth
     tiers.tier(retention=Consumed())
     assert log.bounds().first == first
-    assert log.create_slot("audit", first + 1).position == first + 1
-    log.drop_slot("audit")
+    assert log.slots.create("audit", first + 1).position == first + 1
+    log.slots.drop("audit")
     tiers.cell().announce(end)
     tiers.tier()  # though its policy keeps everything
-    assert log.create_slot("audit", first + 1).position == first + 1
+    assert log.slots.create("audit", first + 1).position == first + 1

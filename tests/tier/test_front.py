@@ -80,7 +80,7 @@ def test_a_log_with_a_cold_tier_is_opened_with_it(hot: ObjectLog | WalLog, tmp_p
         assert isinstance(log, TieredLog)
         assert (log.bounds().first, log.bounds().next) == (0, 12)
         assert values(log) == truth
-        log.create_slot("billing", 4)
+        log.slots.create("billing", 4)
         append(log, b"new", number=6)
         assert values(log) == [*truth, b"new"]
         with tiering(hot, retention=Consumed()) as tierer:
@@ -101,7 +101,7 @@ def test_opening_gives_the_cold_tier_of_a_log_in_objects(tmp_path: Path) -> None
         tierer.run_once(everything=True)
     log.set_retention(MaxBytes(1))
     log.trim(grace=0.0)
-    log.create_slot("billing", 1)
+    log.slots.create("billing", 1)
     with open_tiered(place) as again:
         assert values(again) == [b"a", b"b"]
         slots = [found for found in ObjectLogVerifier(again.hot).findings() if found.kind == "slot"]
@@ -134,7 +134,7 @@ def test_events_that_are_gone_are_not_taken_for_none(tmp_path: Path) -> None:
     append(log, b"b", number=1)
     events.rename(tmp_path / "away")
     with sl.open(place) as whole:
-        for ask in (whole.bounds, lambda: whole.plan(Cursor(whole.log_id, 0)), lambda: whole.create_slot("a", 0)):
+        for ask in (whole.bounds, lambda: whole.plan(Cursor(whole.log_id, 0)), lambda: whole.slots.create("a", 0)):
             with pytest.raises(NotALog):
                 ask()
         assert values(whole, Cursor(whole.log_id, 1)) == [b"b"]

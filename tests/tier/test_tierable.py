@@ -127,7 +127,7 @@ def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(
         sl.follow(primary, MemorySink(), until="end")  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match=r"^A Primary cannot be followed"):
         sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=primary)  # type: ignore[arg-type]
-    with pytest.raises(Unsupported, match="it has no claim_slot"):
+    with pytest.raises(Unsupported, match="it has no slots"):
         sl.follow(primary.reading(), MemorySink(), "billing", until="end")  # type: ignore[arg-type]
     sink = MemorySink()
     assert sl.follow(primary.reading(), sink, until="end").next == 1  # type: ignore[arg-type]

@@ -56,9 +56,9 @@ class Tiering:
 
     def invalidate(self, log: Any, name: str) -> None:
         if isinstance(log.hot, WalLog):
-            log.hot.invalidate_slot(name, InvalidReason.HORIZON)
+            log.hot.slots.invalidate(name, InvalidReason.HORIZON)
         else:
-            log.hot._slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
+            log.hot.slots.cell(name).update(OpId(uuid4()), lambda slot: replace(slot, invalid=GONE))
 
 
 class OnObjects(Tiering):

@@ -34,7 +34,7 @@ def fresh() -> Iterator[None]:
 def base(kind: Kind) -> Tiers:
     """A log of six batches with a consumer that has read two of them; the first ones have been in the cold tier."""
     tiers = Tiers(kind, batches=6)
-    tiers.hot().create_slot("billing", tiers.firsts[2])
+    tiers.hot().slots.create("billing", tiers.firsts[2])
     tiers.tierer(target=1).run_once()
     tiers.trim(tiers.firsts[1])
     tiers.append(2)
@@ -190,7 +190,7 @@ class History:
         assert bounds.first >= self.first  # what is gone does not come back
         assert bounds.first <= min([*self.slots.values(), self.tiers.hot().bounds().first])
         self.first = bounds.first
-        states = {state.name: state for state in self.log.slots() if state.name != TIER_SLOT}
+        states = {state.name: state for state in self.log.slots.list() if state.name != TIER_SLOT}
         assert {name: state.position for name, state in states.items()} == self.slots
         assert all(state.invalid is None for state in states.values())
 
@@ -202,7 +202,7 @@ class History:
         self.tiers.tierer(target=self.dice.choice([1, 300, 900, 1 << 20])).run_once(everything=self.dice.random() < 0.7)
 
     def trim(self) -> None:
-        if any(state.name == TIER_SLOT for state in self.log.slots()):
+        if any(state.name == TIER_SLOT for state in self.log.slots.list()):
             self.tiers.trim(self.dice.choice([None, self.dice.randint(self.first, self.end)]))
 
     def expire(self) -> None:
@@ -217,14 +217,14 @@ class History:
         if name in self.slots:
             return
         with self.refused(position):
-            self.log.create_slot(name, position)
+            self.log.slots.create(name, position)
             self.slots[name] = position
 
     def reset(self) -> None:
         if self.slots:
             name, position = self.dice.choice(list(self.slots)), self.dice.randint(0, self.end + 1)
             with self.refused(position):
-                self.log.reset_slot(name, position)
+                self.log.slots.reset(name, position)
                 self.slots[name] = position
 
     @contextlib.contextmanager
@@ -238,13 +238,13 @@ class History:
         if self.slots:
             name = self.dice.choice(list(self.slots))
             position = self.dice.randint(self.slots[name], self.end)
-            self.log.claim_slot(name, self.dice.choice("xy")).advance(Cursor(self.log.log_id, position))
+            self.log.slots.claim(name, self.dice.choice("xy")).advance(Cursor(self.log.log_id, position))
             self.slots[name] = position
 
     def drop(self) -> None:
         if self.slots:
             name = self.dice.choice(list(self.slots))
-            self.log.drop_slot(name)
+            self.log.slots.drop(name)
             del self.slots[name]
 
     def read(self) -> None:
@@ -270,7 +270,7 @@ class History:
         self.log = self.tiers.tiered()
         if self.tiers.kind == "wal":  # positions are written lazily: after a crash, they may be lower
             known, first = dict(self.slots), self.log.bounds().first
-            self.slots = {state.name: state.position for state in self.log.slots() if state.name != TIER_SLOT}
+            self.slots = {state.name: state.position for state in self.log.slots.list() if state.name != TIER_SLOT}
             assert known.keys() == self.slots.keys()
             assert all(first <= position <= known[name] for name, position in self.slots.items())
 
@@ -278,15 +278,15 @@ class History:
 def test_a_position_that_was_only_noted_is_durable_before_anything_below_it_goes() -> None:
     tiers = Tiers("wal", batches=4)
     log = tiers.tiered()
-    log.create_slot("billing", 0)
+    log.slots.create("billing", 0)
     tierer = tiers.tierer(target=1, retention=Consumed())
     tierer.run_once(everything=True)
     tiers.trim()
-    log.claim_slot("billing", "me").advance(Cursor(log.log_id, tiers.firsts[2]))
+    log.slots.claim("billing", "me").advance(Cursor(log.log_id, tiers.firsts[2]))
     assert len(tierer.run_once().expired) == 2
     tiers.reopen()
     log = tiers.tiered()
-    assert log.bounds().first == log.floor() == tiers.firsts[2]
+    assert log.bounds().first == log.slots.floor() == tiers.firsts[2]
 
 
 @pytest.mark.matrix

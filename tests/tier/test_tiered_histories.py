@@ -115,7 +115,7 @@ class Histories:
         return contextlib.suppress(*kinds)
 
     def trim(self) -> None:
-        if not self.is_unseen and any(state.name == TIER_SLOT for state in self.log.slots()):
+        if not self.is_unseen and any(state.name == TIER_SLOT for state in self.log.slots.list()):
             self.tiers.trim(self.dice.choice([None, self.dice.randint(0, self.end)]))
 
     def expire(self) -> None:

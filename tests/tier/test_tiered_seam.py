@@ -230,49 +230,49 @@ def test_slots_stand_in_the_cold_tier_as_anywhere(kind: Kind) -> None:
     tiers.trim()
     log, segments = tiers.tiered(), tiers.finished()
     end = len(tiers.truth)
-    assert log.create_slot("billing", 2).position == 2
-    assert log.floor() == 2
-    slot = log.claim_slot("billing", "me")
+    assert log.slots.create("billing", 2).position == 2
+    assert log.slots.floor() == 2
+    slot = log.slots.claim("billing", "me")
     slot.touch()
     slot.advance(Cursor(log.log_id, segments[1].start))
-    assert (log.floor(), slot.state().invalid) == (segments[1].start, None)
+    assert (log.slots.floor(), slot.state().invalid) == (segments[1].start, None)
     tiers.trim()
     assert slot.state().invalid is None
-    assert log.reset_slot("billing", 1).position == 1
-    assert log.reset_slot("billing", end).position == end
+    assert log.slots.reset("billing", 1).position == 1
+    assert log.slots.reset("billing", end).position == end
     with pytest.raises(Diverged):
-        log.create_slot("audit", end + 1)
+        log.slots.create("audit", end + 1)
     tiers.tier(retention=MaxBytes(sum(segment.size for segment in segments[1:])))
     first = segments[1].start
-    for refused in (lambda: log.create_slot("audit", first - 1), lambda: log.reset_slot("billing", 0)):
+    for refused in (lambda: log.slots.create("audit", first - 1), lambda: log.slots.reset("billing", 0)):
         with pytest.raises(CursorExpired, match=f"begins at {first}"):
             refused()
-    assert [(state.name, state.position) for state in log.slots()] == [("billing", end), (TIER_SLOT, end)]
-    assert log.create_slot("audit", first).position == first
-    log.drop_slot("audit")
+    assert [(state.name, state.position) for state in log.slots.list()] == [("billing", end), (TIER_SLOT, end)]
+    assert log.slots.create("audit", first).position == first
+    log.slots.drop("audit")
 
 
 def test_slots_in_the_cold_tier_outlive_their_process(kind: Kind) -> None:
     tiers = filled(kind)
     tiers.trim()
-    tiers.tiered().create_slot("billing", 2)
+    tiers.tiered().slots.create("billing", 2)
     tiers.reopen()
     log = tiers.tiered()
-    assert log.floor() == 2
-    slot = log.claim_slot("billing", "me")
+    assert log.slots.floor() == 2
+    slot = log.slots.claim("billing", "me")
     assert rows(log.read(Cursor(log.log_id, slot.state().position))) == tiers.truth[2:]
 
 
 def test_a_consumer_s_slot_pins_the_cold_tier_and_not_the_hot_one(kind: Kind) -> None:
     tiers = Tiers(kind, batches=4)
     log = tiers.tiered()
-    log.create_slot("billing", 2)
+    log.slots.create("billing", 2)
     tiers.tier()
     assert tiers.trim() == len(tiers.truth)
     for retention in (MaxBytes(1), MaxAge(1), Consumed()):
         tiers.tier(retention=retention)
         assert rows(log.read(Cursor(log.log_id, 2))) == tiers.truth[2:]
-    log.claim_slot("billing", "me").advance(log.end())
+    log.slots.claim("billing", "me").advance(log.end())
     tiers.tier(retention=Consumed())
     assert log.bounds() == Bounds(len(tiers.truth), len(tiers.truth))
 
@@ -443,8 +443,8 @@ NEED_OLD: list[Callable[[TieredLog], object]] = [
     lambda log: list(log.read(Cursor(log.log_id, 1))),
     lambda log: log.position_of("retained"),
     lambda log: log.position_of(EPOCH),
-    lambda log: log.create_slot("late", 1),
-    lambda log: log.reset_slot("known", 1),
+    lambda log: log.slots.create("late", 1),
+    lambda log: log.slots.reset("known", 1),
     lambda log: log.pieces(0, 4),
     lambda log: follow(log, MemorySink(), until="end"),
 ]
@@ -458,13 +458,13 @@ def needs_nothing_old(tiers: Tiers, log: TieredLog) -> None:
     assert rows(log.read(Cursor(log.log_id, first))) == tiers.truth[first:]
     assert log.position_of("now") == log.end().next == end
     assert log.position_of(EPOCH + timedelta(days=99999)) == end
-    assert log.create_slot("new", first).position == first
-    assert log.reset_slot("new", end).position == end
+    assert log.slots.create("new", first).position == first
+    assert log.slots.reset("new", end).position == end
     sink = MemorySink()
     assert follow(log, sink, "new", start=first, until="end", clock=tiers.clock).next == end
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth[first:]
     assert follow(log, MemorySink(), start="now", until="end", clock=tiers.clock).next == end
-    log.drop_slot("new")
+    log.slots.drop("new")
 
 
 @pytest.mark.parametrize("trouble", ["no high-water mark", "catching up", "not assigned", "not to be opened"])
@@ -472,7 +472,7 @@ def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(k
     events = Events(PARTITIONS)
     tiers = filled(kind, topic=events)
     tiers.trim(tiers.firsts[5])
-    tiers.hot().create_slot("known", tiers.firsts[6])
+    tiers.hot().slots.create("known", tiers.firsts[6])
     if trouble == "no high-water mark":
         events.unknown = set(range(PARTITIONS))
     if trouble == "catching up":
@@ -488,11 +488,13 @@ def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(k
         return ColdReader(manager, tiers.plain, tiers.partition)
 
     log = TieredLog(tiers.hot(), tiers.cell(), reader)
-    before = log.slots()
+    before = log.slots.list()
     for ask in NEED_OLD:
         with pytest.raises(NotReady):
             ask(log)
-    assert [(state.name, state.position) for state in log.slots()] == [(slot.name, slot.position) for slot in before]
+    assert [(state.name, state.position) for state in log.slots.list()] == [
+        (slot.name, slot.position) for slot in before
+    ]
     needs_nothing_old(tiers, log)
     # And all is well as soon as they are there.
     events.unknown, events.held = set(), False
@@ -543,7 +545,7 @@ def test_an_untiered_log_with_a_cold_tier_begins_where_it_begins(kind: Kind) -> 
     with pytest.raises(CursorExpired):
         log.plan(Cursor(log.log_id, 0))
     with pytest.raises(CursorExpired):
-        log.create_slot("billing", 0)
+        log.slots.create("billing", 0)
 
 
 def test_a_hole_between_the_tiers_is_not_bridged() -> None:

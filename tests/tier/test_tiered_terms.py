@@ -31,7 +31,7 @@ def fresh() -> Iterator[None]:
 
 def position(tiers: Tiers) -> int:
     """Where the tierer's slot stands."""
-    (found,) = [state.position for state in tiers.hot().slots() if state.name == TIER_SLOT]
+    (found,) = [state.position for state in tiers.hot().slots.list() if state.name == TIER_SLOT]
     return found
 
 

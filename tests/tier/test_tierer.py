@@ -192,7 +192,7 @@ def clean(world: World) -> None:
     assert {segment.state for segment in segments} == {SegmentState.COPY_FINISHED}
     assert (segments[0].start, segments[-1].end + 1) == (0, world.log().bounds().next)
     assert world.objects() == [segment_path(segment.segment, segment.start) for segment in segments]
-    assert world.log().slot(SLOT).position == segments[-1].end + 1
+    assert world.log().slots.get(SLOT).position == segments[-1].end + 1
 
 
 # --- copying ---------------------------------------------------------------------------------------------------
@@ -259,9 +259,9 @@ def test_no_range_is_copied_twice(world: World) -> None:
 
 def test_the_slot_pins_the_log_from_what_is_not_copied_on(world: World) -> None:
     world.tierer().run_once()
-    position = world.log().slot(SLOT).position
+    position = world.log().slots.get(SLOT).position
     assert 0 < position == world.finished()[-1].end + 1 <= world.log().bounds().next
-    assert world.log().floor() == position
+    assert world.log().slots.floor() == position
 
 
 def test_progress_is_told(world: World) -> None:
@@ -297,9 +297,9 @@ def test_a_write_ahead_log_is_copied_with_its_terms_and_times(tmp_path: Path) ->
 def test_a_gap_between_the_tiers_is_told_and_not_jumped(world: World) -> None:
     world.tierer().run_once()
     log = world.log()
-    assert log.slot(SLOT).position < log.bounds().next  # there is something left to copy
-    log.drop_slot(SLOT)
-    log.create_slot("consumer", log.bounds().next)
+    assert log.slots.get(SLOT).position < log.bounds().next  # there is something left to copy
+    log.slots.drop(SLOT)
+    log.slots.create("consumer", log.bounds().next)
     log.set_retention("consumed")
     log.trim()
     with pytest.raises(Gap, match="deleted before it was copied"):
@@ -360,7 +360,7 @@ def test_after_a_crash_at_any_point_the_next_tierer_reaches_a_clean_state(part: 
         segments = world.segments()
         assert {segment.state for segment in segments} == {SegmentState.COPY_FINISHED}
         assert world.objects() == [segment_path(segment.segment, segment.start) for segment in segments]
-        assert world.log().slot(SLOT).position == segments[-1].end + 1 == world.log().bounds().next
+        assert world.log().slots.get(SLOT).position == segments[-1].end + 1 == world.log().bounds().next
 
 
 @pytest.mark.matrix
@@ -416,7 +416,7 @@ def test_a_fenced_tierer_removes_its_object(world: World) -> None:
     def take_over(call: Call) -> None:
         if call.name == "put" and call.stage == "after":
             faulty.unhook()
-            other.claim_slot(SLOT, "somebody else")
+            other.slots.claim(SLOT, "somebody else")
 
     faulty.hook(take_over)
     with pytest.raises(Fenced):
@@ -487,7 +487,7 @@ def test_a_copy_that_is_not_what_was_written_is_removed_and_told_of(world: World
         world.tierer(store=Lying(world.plain)).run_once(everything=True)
     assert world.objects() == []
     assert world.segments() == []
-    assert world.log().slot(SLOT).position == 0
+    assert world.log().slots.get(SLOT).position == 0
     world.tierer().run_once(everything=True)
     clean(world)
 
@@ -566,19 +566,19 @@ def test_segments_go_by_when_their_last_batch_was_listed(world: World) -> None:
 
 def test_a_consumer_s_slot_pins_the_cold_tier_and_the_tierer_s_own_does_not(world: World) -> None:
     log = world.log()
-    log.create_slot("billing", 0)
+    log.slots.create("billing", 0)
     world.tierer().run_once(everything=True)
     world.forget()
     segments = world.finished()
     for retention in (MaxBytes(1), MaxAge(1), Consumed()):
         world.clock.advance(10)
         assert world.tierer(retention=retention).run_once().expired == ()
-    slot = log.claim_slot("billing", "me")
+    slot = log.slots.claim("billing", "me")
     slot.advance(Cursor(log.log_id, segments[1].end))  # it still needs the last record of the second
     assert [gone.start for gone in world.tierer(retention=Consumed()).run_once().expired] == [0]
     slot.advance(Cursor(log.log_id, segments[1].end + 1))
     assert len(world.tierer(retention=Consumed()).run_once().expired) == 1
-    log.drop_slot("billing")
+    log.slots.drop("billing")
     assert world.tierer(retention=Consumed()).run_once().expired == ()
     assert len(world.tierer(retention=MaxBytes(1)).run_once().expired) == len(segments) - 2
 
@@ -593,14 +593,14 @@ def test_deleting_the_partition_removes_everything_and_nothing_is_copied_afterwa
     assert world.objects() == world.segments() == []
     tierer.delete_partition()
     assert world.tierer().run_once(everything=True).copied == ()
-    assert world.log().slots() == []
+    assert world.log().slots.list() == []
 
 
 def test_the_partition_is_not_deleted_while_a_slot_needs_what_only_segments_have(world: World) -> None:
     tierer = world.tierer()
     tierer.run_once(everything=True)
     log = world.log()
-    log.create_slot("billing", 3)
+    log.slots.create("billing", 3)
     log.set_retention("consumed")
     log.trim(grace=0)
     assert log.bounds().first > 3

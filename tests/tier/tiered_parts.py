@@ -284,14 +284,14 @@ class Settled:
         self.tiered, self.tierer, self._kept = log, tierer, kept
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("append", "bounds", "start", "position_of", "plan", "read", "create_slot", "reset_slot"):
+        if name in ("append", "bounds", "start", "position_of", "plan", "read"):
             self.settle()
         return getattr(self.tiered, name)
 
     def settle(self) -> None:
         self.tierer.run_once(everything=True, sweep=False)
         hot = self.tiered.hot
-        (tiered,) = [state.position for state in hot.slots() if state.name == TIER_SLOT]
+        (tiered,) = [state.position for state in hot.slots.list() if state.name == TIER_SLOT]
         spans = hot.plan(hot.start(), Limit(upto=tiered))
         if len(spans) > self._kept:
             forget(hot, spans[-self._kept].first if self._kept else tiered)
@@ -303,12 +303,28 @@ class Settled:
         self.tierer._ledger.remove_all(gone, "expired")
         forget(self.tiered.hot, max(offset, self.tiered.hot.bounds().first))
 
-    def slots(self) -> list[SlotState]:
-        return [state for state in self.tiered.slots() if state.name != TIER_SLOT]
+    @property
+    def slots(self) -> SettledSlots:
+        return SettledSlots(self)
+
+
+@dataclass(frozen=True)
+class SettledSlots:
+    """The slots of such a log."""
+
+    log: Settled
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("create", "reset"):
+            self.log.settle()
+        return getattr(self.log.tiered.slots, name)
+
+    def list(self) -> Sequence[SlotState]:
+        return [state for state in self.log.tiered.slots.list() if state.name != TIER_SLOT]
 
     def floor(self) -> int | None:
-        floor = self.tiered.floor()
-        return floor if any(state.pins for state in self.slots()) else None
+        floor = self.log.tiered.slots.floor()
+        return floor if any(state.pins for state in self.list()) else None
 
 
 def forget(hot: Log, upto: int) -> None:
@@ -316,7 +332,7 @@ def forget(hot: Log, upto: int) -> None:
     if isinstance(hot, WalLog):
         hot.trim(upto, beyond_slots=True)
     elif isinstance(hot, ObjectLog):
-        hot._lister.cell.update(hot._slots.op(), lambda head: replace(head, floor=max(head.floor, upto)))
+        hot._lister.cell.update(hot.slots.op(), lambda head: replace(head, floor=max(head.floor, upto)))
 
 
 LIMITS = [

@@ -241,7 +241,7 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool
 
 def look(log: sl.log.ObjectLog) -> Lag:
     """How the log and its slots stand now."""
-    states = log.slots()  # before the head: then no slot is ahead of the log's end
+    states = list(log.slots.list())  # before the head: then no slot is ahead of the log's end
     retention, limits = log.identity.retention, log.identity.limits
     return measure(log.url, log.head(), states, log.chunks, datetime.now(UTC), retention=retention, limits=limits)
 

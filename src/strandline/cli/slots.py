@@ -83,7 +83,7 @@ def create(url: Url, name: Name, *, at: At, json: Json = False) -> None:
     """Create a slot: from now on everything from its offset on is kept, until its consumer has acknowledged it."""
     where: Start = start(at)
     with both_tiers(open_log(url)) as log:
-        state = log.create_slot(name, log.position_of(where))
+        state = log.slots.create(name, log.position_of(where))
     _done(state, "is created at", as_json=json)
 
 
@@ -103,7 +103,7 @@ def reset(url: Url, name: Name, *, at: At, yes: Yes = False, json: Json = False)
         if before is not None:
             held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
             confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
-        state = log.reset_slot(name, position)
+        state = log.slots.reset(name, position)
     _done(state, "is reset to", as_json=json)
 
 
@@ -116,7 +116,7 @@ def drop(url: Url, name: Name, *, yes: Yes = False, json: Json = False) -> None:
     where = "" if before is None else f" at offset {before.position:,}"
     held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
     confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
-    log.drop_slot(name)
+    log.slots.drop(name)
     show.answer({"slot": name, "dropped": True}, f"Slot {name!r} is dropped.", as_json=json)
 
 
@@ -126,7 +126,7 @@ def _listed(log: sl.log.ObjectLog, name: str) -> SlotState | None:
     if name not in known:
         names = ", ".join(sorted(known)) or "none at all"
         raise NotFound(f"There is no slot {name!r} in {log.url}; it has {names}.")
-    return next((state for state in log.slots() if state.name == name), None)
+    return next((state for state in log.slots.list() if state.name == name), None)
 
 
 def _done(state: SlotState, what: str, *, as_json: bool) -> None:

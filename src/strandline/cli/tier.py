@@ -173,7 +173,7 @@ def run(
 
 def tiering_slot(log: HotLog) -> SlotState | None:
     """The slot of the tierer, if one has run."""
-    return next((state for state in log.slots() if state.name == TIER_SLOT), None)
+    return next((state for state in log.slots.list() if state.name == TIER_SLOT), None)
 
 
 def _left_from(log: HotLog, position: int) -> tuple[int, int]:

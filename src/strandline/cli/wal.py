@@ -369,7 +369,7 @@ def migrate(
     refuse_taken(look(folder))
     done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber)
     with WriteAheadLog.open(folder, create=False) as wal:
-        oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots())
+        oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots.list())
     size = DISK.size(folder + SPOOL)
     fields = {"folder": folder, "oldest": oldest, "current": current, "slots": slots, "spool_bytes": size}
     said = (

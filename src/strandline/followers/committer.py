@@ -11,11 +11,10 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, StrandlineError
-from strandline.log.contract import READING, SLOTS, Log, Slot, require
-from strandline.log.heartbeat import NewcomerSlots, SlotToucher
+from strandline.log.contract import READING, Log, Slot, require
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.model.retention import SlotState
+from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.model.sink import RestorableSink, Sink
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     newcomer's sink is created, and its slot claimed, with the first stored range; if there is nothing to store yet, at
     once, so that the start is stored.
     """
-    require(log, "followed", *READING, *(() if slot is None else SLOTS))
+    require(log, "followed", *READING, slots=slot is not None)
     cursor = _resumed(log, sink, repair=repair)
     is_new = cursor is None
     if cursor is None:
@@ -105,7 +104,7 @@ class SinkCommitter:
             with contextlib.suppress(AlreadyExists):  # someone was faster: then it is there
                 created = self._created(name)
                 if not self._has_stored:
-                    self._unclaimed, self._undo = created, lambda: self._log.drop_slot(name)
+                    self._unclaimed, self._undo = created, lambda: self._log.slots.drop(name)
                     return
         elif not self._has_stored:
             if known.holder is not None:
@@ -117,9 +116,8 @@ class SinkCommitter:
         self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
 
     def _created(self, name: str) -> SlotState:
-        if not self._has_stored and isinstance(self._log, NewcomerSlots):
-            return self._log.create_newcomer_slot(name, self.start.next)
-        return self._log.create_slot(name, self.start.next)
+        lifetime = None if self._has_stored else NEWCOMER_SECONDS
+        return self._log.slots.create(name, self.start.next, lifetime=lifetime)
 
     @property
     def is_provisional(self) -> bool:
@@ -128,7 +126,7 @@ class SinkCommitter:
         return unclaimed is not None and unclaimed.expires is not None
 
     def _state(self, name: str) -> SlotState | None:
-        return next((state for state in self._log.slots() if state.name == name), None)
+        return next((state for state in self._log.slots.list() if state.name == name), None)
 
     def _check_rebuild(self, known: SlotState, *, is_rebuild: bool) -> None:
         if not is_rebuild:
@@ -146,18 +144,18 @@ class SinkCommitter:
     def _moved_back(self, known: SlotState) -> SlotState:
         if known.position <= self.start.next:
             return known
-        self._undo = lambda: self._log.reset_slot(known.name, known.position)
-        return self._log.reset_slot(known.name, self.start.next)
+        self._undo = lambda: self._log.slots.reset(known.name, known.position)
+        return self._log.slots.reset(known.name, self.start.next)
 
     def _taken(self, name: str) -> Slot:
-        claimed = self._log.claim_slot(name, self._holder)
+        claimed = self._log.slots.claim(name, self._holder)
         before = claimed.state().position
         if before > self.start.next:
             # The sink was rebuilt, and needs again what its slot had let go of: pin that before it is read.
-            self._log.reset_slot(name, self.start.next)
+            self._log.slots.reset(name, self.start.next)
             if not self._has_stored:
-                self._undo = lambda: self._log.reset_slot(name, before)
-            claimed = self._log.claim_slot(name, self._holder)
+                self._undo = lambda: self._log.slots.reset(name, before)
+            claimed = self._log.slots.claim(name, self._holder)
         return claimed
 
     def check_holder(self) -> None:
@@ -199,7 +197,7 @@ class SinkCommitter:
         if self._unclaimed is not None:
             self.check_holder()
             # If another newcomer claims it in between, this claim fences that one. To stop here, too, would stop both.
-            self._slot = self._log.claim_slot(self._unclaimed.name, self._holder)
+            self._slot = self._log.slots.claim(self._unclaimed.name, self._holder)
             self._unclaimed = None
 
     def _apply(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
@@ -230,9 +228,9 @@ class SinkCommitter:
         slot, unclaimed = self._slot, self._unclaimed
         if slot is not None:
             slot.touch()
-        elif unclaimed is not None and isinstance(self._log, SlotToucher):
+        elif unclaimed is not None:
             with contextlib.suppress(Fenced, NotFound):  # claimed by now: who claims is seen
-                self._log.touch_slot(unclaimed.name, unclaimed.epoch)
+                self._log.slots.touch(unclaimed.name, unclaimed.epoch)
 
     @contextlib.contextmanager
     def abandoned_on_error(self) -> Iterator[None]:

@@ -73,6 +73,47 @@ class Slot(Protocol):
 
 
 @runtime_checkable
+class Slots(Protocol):
+    """The slots of one log: positions of consumers, which pin what is still needed. Every change is durable."""
+
+    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
+        """Create a slot that pins everything from ``position`` on.
+
+        With a ``lifetime`` the slot is dropped after so many seconds, unless its consumer claims or touches it: a
+        newcomer that is killed before it has stored anything does not pin the log for good.
+        ``AlreadyExists`` if there is one, ``CursorExpired`` if the position is no longer retained.
+        """
+
+    def claim(self, name: str, holder: str) -> Slot:
+        """Become the slot's holder; the same holder again is idempotent, another one is fenced. ``NotFound``."""
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Move a slot, back or ahead, and make it valid again: the only way to repair an invalid one.
+
+        Its epoch grows, so that its holder is fenced, and it has no holder then. ``CursorExpired`` if the position is
+        no longer retained, ``NotFound``: both change nothing.
+        """
+
+    def drop(self, name: str) -> None:
+        """Remove a slot: what only it pinned may be deleted. ``NotFound``."""
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Keep a slot alive that was created and not claimed yet; raises as :meth:`Slot.touch` does."""
+
+    def flush(self) -> None:
+        """Write positions that are only in memory so far."""
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+
+    def list(self) -> Sequence[SlotState]:
+        """All slots, by name."""
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot, or one being created, still needs; None without any."""
+
+
+@runtime_checkable
 class LogReading(Protocol):
     """The part of a log that reads. A class that inherits from it has :meth:`start` and :meth:`read` by the rest.
 
@@ -139,42 +180,22 @@ class Log(LogReading, Protocol):
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until the log reaches past the cursor (True) or the time is over (False)."""
 
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot that pins everything from ``position`` on.
-
-        ``AlreadyExists`` if there is one, ``CursorExpired`` if the position is no longer retained.
-        """
-
-    def claim_slot(self, name: str, holder: str) -> Slot:
-        """Become the slot's holder; the same holder again is idempotent, another one is fenced. ``NotFound``."""
-
-    def reset_slot(self, name: str, position: int) -> SlotState:
-        """Durably put a slot elsewhere, back or ahead, and make it valid again: the only way to heal one.
-
-        Its epoch grows, so that whoever holds it is fenced, and nobody holds it then. ``CursorExpired`` if the
-        position is no longer retained, ``NotFound``: both change nothing.
-        """
-
-    def drop_slot(self, name: str) -> None:
-        """Durably remove a slot: what only it pinned may be deleted. ``NotFound``."""
-
-    def slots(self) -> list[SlotState]:
-        """All slots, by name."""
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot, or one being created, still needs; None without any."""
+    @property
+    def slots(self) -> Slots:
+        """The log's slots."""
 
 
 READING: Final = ("bounds", "end", "plan", "position_of", "wait")
-SLOTS: Final = ("claim_slot", "create_slot", "drop_slot", "floor", "reset_slot", "slots")
 
 
-def require(log: object, what: str, *calls: str) -> None:
+def require(log: object, what: str, *calls: str, slots: bool = False) -> None:
     """Refuse something that is no log, or not enough of one, before anything is begun with it.
 
-    ``Unsupported`` unless it has all of these calls; ``what`` cannot be done with it then.
+    ``Unsupported`` unless it has these calls, and slots if they are needed; ``what`` cannot be done with it then.
     """
     missing = [name for name in calls if not callable(getattr(log, name, None))]
+    if slots and not isinstance(getattr(log, "slots", None), Slots):
+        missing.append("slots")
     if missing:
         raise Unsupported(
             f"A {type(log).__name__} cannot be {what}: it has no {', '.join(missing)}. Use a log that strandline.open "

@@ -9,7 +9,7 @@ from typing import Final, Protocol, Self, final, runtime_checkable
 
 from strandline.errors import StorageError, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.retention import SlotLimits, SlotState
+from strandline.model.retention import SlotLimits
 from strandline.storage.clock import Clock
 from strandline.storage.worker_thread import WorkerThread
 
@@ -41,22 +41,6 @@ class Limited(Protocol):
 
     def slot_limits(self) -> SlotLimits:
         """The limits as they are stored now."""
-
-
-@runtime_checkable
-class SlotToucher(Protocol):
-    """A log whose slots can be kept alive by who has created one and not claimed it yet."""
-
-    def touch_slot(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed; ``Fenced`` if it is of another epoch, ``SlotInvalid``, ``NotFound``."""
-
-
-@runtime_checkable
-class NewcomerSlots(Protocol):
-    """A log that makes slots for consumers which have stored nothing yet."""
-
-    def create_newcomer_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot that goes after a while, unless it is claimed or touched."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
 from strandline.log.object.produce.handles import settled
 from strandline.log.planning import clipped, known_columns
-from strandline.log.slot_table import SlotTable, SlottedLog, TableSlot
+from strandline.log.slot_table import SlotTable
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
@@ -59,7 +59,7 @@ class MemoryChunks(dict[ChunkRef, Any]):
 
 @bound_to_process(keep=("log_id",))
 @checked
-class MemoryLog(HeadLog[MemorySpan], SlottedLog):
+class MemoryLog(HeadLog[MemorySpan]):
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
     chunks: MemoryChunks
@@ -72,7 +72,7 @@ class MemoryLog(HeadLog[MemorySpan], SlottedLog):
         self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
         self._changed = threading.Condition()
         self._origin = Origin("A log in memory", self)
-        self._slots = SlotTable(self.log_id, (), self.bounds, origin=self._origin, clock=clock)
+        self.slots = SlotTable(self.log_id, (), self.bounds, origin=self._origin, clock=clock)
 
     @property
     def log_id(self) -> UUID:
@@ -127,7 +127,3 @@ class MemoryLog(HeadLog[MemorySpan], SlottedLog):
             gone = takewhile(lambda entry: entry.next <= floor, entries_from(before, before.floor, self.chunks))
             for entry in gone:
                 del self._batches[entry.sequence]
-
-    def claim_slot(self, name: str, holder: str) -> TableSlot:
-        """Become the slot's holder."""
-        return self._slots.claim(name, holder)

@@ -1,84 +1,30 @@
-"""Slots in one table in memory, and the calls that all logs with slots have in common."""
+"""Slots in one table in memory."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, NotFound
+from strandline.errors import AlreadyExists, NotFound, Unsupported
 from strandline.log import slots as rules
 from strandline.model.arguments import checked
 from strandline.model.cursor import SECOND, Bounds, Cursor
-from strandline.model.retention import NEWCOMER_SECONDS, SlotState
+from strandline.model.retention import SlotState
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
-class _Slots(Protocol):
-    def create(
-        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
-    ) -> SlotState: ...
-    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState: ...
-    def drop(self, name: str) -> None: ...
-    def touch(self, name: str, epoch: int) -> None: ...
-    def state(self, name: str) -> SlotState: ...
-    def listed(self) -> list[SlotState]: ...
-    def floor(self) -> int | None: ...
-
-
-class SlottedLog(Protocol):
-    """The calls of a log for its slots, which ``_slots`` keeps."""
-
-    _slots: _Slots
-
-    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on.
-
-        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may stand there, too.
-        """
-        return self._slots.create(name, position, retained_from)
-
-    def create_newcomer_slot(
-        self, name: str, position: int, *, retained_from: int | None = None, seconds: float = NEWCOMER_SECONDS
-    ) -> SlotState:
-        """The same for a consumer that has stored nothing yet: unless it is claimed or touched, it goes after a while.
-
-        A newcomer that is killed before it has stored something leaves no slot behind that pins the log for good.
-        """
-        return self._slots.create(name, position, retained_from, lifetime=seconds)
-
-    def touch_slot(self, name: str, epoch: int) -> None:
-        """Say that a slot is needed which nobody has claimed yet; raises as a claimed one's ``touch`` does."""
-        self._slots.touch(name, epoch)
-
-    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
-        return self._slots.reset(name, position, retained_from)
-
-    def drop_slot(self, name: str) -> None:
-        """Durably remove a slot; what only it needed may be trimmed from now on."""
-        self._slots.drop(name)
-
-    def slot(self, name: str) -> SlotState:
-        """One slot's state, or ``NotFound``."""
-        return self._slots.state(name)
-
-    def slots(self) -> list[SlotState]:
-        """All slots, by name; holds are among them."""
-        return self._slots.listed()
-
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot, or one being created or moved, still needs; None without any."""
-        return self._slots.floor()
-
-
 @bound_to_process(close=(), keep=("log_id",))
+@checked(own=("advance",))
 class SlotTable:
-    """Slots in memory. A subclass writes them before anything is answered that must not be lost. Safe in threads."""
+    """Slots in memory. Satisfies :class:`~strandline.log.contract.Slots`; safe in threads.
+
+    A subclass writes them before anything is answered that must not be lost.
+    """
 
     def __init__(
         self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, clock: Clock
@@ -91,12 +37,12 @@ class SlotTable:
         self._lock = threading.RLock()
         self._origin = origin
 
-    def listed(self) -> list[SlotState]:
+    def list(self) -> Sequence[SlotState]:
         """All slots, by name."""
         with self._lock:
             return [state for _, state in sorted(self._slots.items()) if not state.dropped]
 
-    def state(self, name: str) -> SlotState:
+    def get(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``."""
         state = self._slots.get(name)
         if state is None or state.dropped:
@@ -109,9 +55,12 @@ class SlotTable:
             return rules.floor(self._slots.values())
 
     def create(
-        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
     ) -> SlotState:
-        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen."""
+        """Durably create a slot; one with a ``lifetime`` goes after so many seconds, unless it is claimed or seen.
+
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too.
+        """
         with self._changing():
             former = self._slots.get(rules.check_name(name))
             if former is not None and not former.dropped:
@@ -126,7 +75,7 @@ class SlotTable:
     def claim(self, name: str, holder: str) -> TableSlot:
         """Durably become the slot's holder."""
         with self._changing():
-            before = self.state(name)
+            before = self.get(name)
             claimed = rules.claim(before, holder, self._clock.now())
             self._hear(name)
             if claimed != before:
@@ -135,10 +84,10 @@ class SlotTable:
                 self._flush()  # the claim itself may be what is not written yet
             return TableSlot(self, name, holder, claimed.epoch)
 
-    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Durably put a slot elsewhere and make it valid again."""
         with self._changing():
-            before = self.state(name)
+            before = self.get(name)
             rules.check_position(position, self._retained(), retained_from)
             self._hear(name)
             return self._store(rules.reset(before, before, position, self._clock.now()))
@@ -146,13 +95,13 @@ class SlotTable:
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
         with self._changing():
-            self._store(rules.drop(self.state(name), self.state(name).epoch))
+            self._store(rules.drop(self.get(name), self.get(name).epoch))
 
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; written lazily."""
         with self._changing():
             rules.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, self._bounds().next))
-            before, now = self.state(name), self._clock.now()
+            before, now = self.get(name), self._clock.now()
             after = rules.advance(before, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=to.fingerprint)
             self._note(after)
             self._hear(name)
@@ -160,7 +109,7 @@ class SlotTable:
     def touch(self, name: str, epoch: int) -> None:
         """Note that a slot's holder is alive; written lazily."""
         with self._changing():
-            self._note(rules.seen(self.state(name), epoch=epoch, now=self._clock.now()))
+            self._note(rules.seen(self.get(name), epoch=epoch, now=self._clock.now()))
             self._hear(name)
 
     @contextlib.contextmanager
@@ -174,6 +123,11 @@ class SlotTable:
 
     def _hear(self, name: str) -> None:
         """The holder of a slot is alive now."""
+
+    def flush(self) -> None:
+        """Write the positions that were only noted."""
+        with self._changing():
+            self._flush()
 
     def _flush(self) -> None:
         """Write what was only noted."""
@@ -198,7 +152,7 @@ class TableSlot:
 
     def state(self) -> SlotState:
         """What is known now, whoever holds it."""
-        return self.slots.state(self.name)
+        return self.slots.get(self.name)
 
     def advance(self, to: Cursor) -> None:
         """Move the position up. A write-ahead log writes it before it counts, which is when the log forgets."""
@@ -207,3 +161,60 @@ class TableSlot:
     def touch(self) -> None:
         """Say that the holder is alive; written lazily, too."""
         self.slots.touch(self.name, self.epoch)
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class ReadOnlySlots:
+    """Slots that can only be read. Every change is ``Unsupported``, with the reason."""
+
+    states: Callable[[], Sequence[SlotState]]
+    reason: str
+
+    def _refuse(self) -> NoReturn:
+        raise Unsupported(self.reason)
+
+    def create(
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+    ) -> SlotState:
+        """``Unsupported``."""
+        self._refuse()
+
+    def claim(self, name: str, holder: str) -> TableSlot:
+        """``Unsupported``."""
+        self._refuse()
+
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """``Unsupported``."""
+        self._refuse()
+
+    def drop(self, name: str) -> None:
+        """``Unsupported``."""
+        self._refuse()
+
+    def touch(self, name: str, epoch: int) -> None:
+        """``Unsupported``."""
+        self._refuse()
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+        return named(self.list(), name)
+
+    def list(self) -> Sequence[SlotState]:
+        """All slots, by name."""
+        return sorted((state for state in self.states() if not state.dropped), key=lambda state: state.name)
+
+    def floor(self) -> int | None:
+        """The lowest position that a valid slot still needs."""
+        return rules.floor(self.list())
+
+
+def named(states: Iterable[SlotState], name: str) -> SlotState:
+    """The slot of a name among these, or ``NotFound``."""
+    for state in states:
+        if state.name == name:
+            return state
+    raise NotFound(f"There is no slot {name!r}: create it first.")

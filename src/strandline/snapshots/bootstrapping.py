@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar, final
 
 from strandline.errors import AlreadyExists, CursorExpired, InvalidInput, NotFound, StorageError, StrandlineError
-from strandline.log.contract import READING, SLOTS, Log, require
-from strandline.log.heartbeat import NewcomerSlots, SlotHeartbeat, SlotToucher
+from strandline.log.contract import READING, Log, require
+from strandline.log.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
-from strandline.model.retention import SlotState
+from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.model.sink import Store
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
@@ -70,7 +70,7 @@ def bootstrap(
     if slot is not None and log is None:
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
     if log is not None:
-        require(log, "followed", *READING, *(() if slot is None else SLOTS))
+        require(log, "followed", *READING, slots=slot is not None)
     dest = as_folder(dest)
     source = source if isinstance(source, Artifacts) else as_folder(source)
     there = _is_there(dest, disk)
@@ -120,7 +120,7 @@ class BootstrapPin:
         self._alive.close()
         try:
             if self.is_provisional:
-                self._log.drop_slot(self._slot)
+                self._log.slots.drop(self._slot)
         except StrandlineError as trouble:
             _LOGGER.warning("Slot %r, which nobody needs, could not be dropped: %s", self._slot, trouble)
 
@@ -131,7 +131,7 @@ class BootstrapPin:
         return created is not None and state is not None and (state.epoch, state.holder) == (created.epoch, None)
 
     def _state(self) -> SlotState | None:
-        return next((state for state in self._log.slots() if state.name == self._slot), None)
+        return next((state for state in self._log.slots.list() if state.name == self._slot), None)
 
     def hold(self, cursor: Cursor, *, is_stored: bool = False) -> None:
         """Make the slot pin the records after a cursor; ``CursorExpired`` if they are not retained.
@@ -146,28 +146,26 @@ class BootstrapPin:
                 return
             found = self._state()
         if found is None or found.invalid is not None or found.position > cursor.next:
-            self._log.reset_slot(self._slot, cursor.next)
+            self._log.slots.reset(self._slot, cursor.next)
 
     def _create(self, position: int, *, is_stored: bool) -> None:
         if is_stored:
-            self._log.create_slot(self._slot, position)
-        elif isinstance(self._log, NewcomerSlots):
-            self._created = self._log.create_newcomer_slot(self._slot, position)
-            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
+            self._log.slots.create(self._slot, position)
         else:
-            self._created = self._log.create_slot(self._slot, position)
+            self._created = self._log.slots.create(self._slot, position, lifetime=NEWCOMER_SECONDS)
+            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
 
     def keep(self, holder: str) -> None:
         """Keep the created slot for the store's follower."""
         if self._created is not None:
             self._alive.close()
-            self._log.claim_slot(self._slot, holder)
+            self._log.slots.claim(self._slot, holder)
             self._created = None
 
     def touch(self) -> None:
         """Send a heartbeat for the created slot."""
-        if self._created is not None and isinstance(self._log, SlotToucher):
-            self._log.touch_slot(self._slot, self._created.epoch)
+        if self._created is not None:
+            self._log.slots.touch(self._slot, self._created.epoch)
 
     def advance(self, to: Cursor) -> None:
         """Do nothing: the slot pins what the store will need."""

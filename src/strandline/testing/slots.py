@@ -51,18 +51,18 @@ class SlotContract(LogOwner):
 
     def position(self, log: Log, name: str) -> int:
         """Where a slot stands, by the log's own list."""
-        (found,) = [state.position for state in log.slots() if state.name == name]
+        (found,) = [state.position for state in log.slots.list() if state.name == name]
         return found
 
     # --- creating -------------------------------------------------------------------------------------------
 
     def test_a_new_log_has_no_slots_and_no_floor(self, log: Log) -> None:
-        assert log.slots() == []
-        assert log.floor() is None
+        assert log.slots.list() == []
+        assert log.slots.floor() is None
 
     @pytest.mark.parametrize("position", [0, 3, 10])
     def test_a_created_slot_stands_where_it_was_put_and_nobody_holds_it(self, ten: Log, position: int) -> None:
-        state = ten.create_slot("billing", position)
+        state = ten.slots.create("billing", position)
         assert (state.name, state.position, state.holder, state.epoch, state.invalid) == (
             "billing",
             position,
@@ -70,54 +70,54 @@ class SlotContract(LogOwner):
             0,
             None,
         )
-        assert ten.slots() == [state]
-        assert ten.floor() == position
+        assert ten.slots.list() == [state]
+        assert ten.slots.floor() == position
 
     def test_a_slot_that_exists_is_not_created_again_and_stays_as_it_is(self, ten: Log) -> None:
-        state = ten.create_slot("billing", 4)
+        state = ten.slots.create("billing", 4)
         for position in (4, 2, 8):
             with pytest.raises(AlreadyExists, match="billing"):
-                ten.create_slot("billing", position)
-        assert ten.slots() == [state]
+                ten.slots.create("billing", position)
+        assert ten.slots.list() == [state]
 
     def test_a_position_past_the_end_is_refused(self, ten: Log) -> None:
         with pytest.raises(Diverged, match="11"):
-            ten.create_slot("billing", 11)
-        assert ten.slots() == []
-        assert ten.floor() is None
+            ten.slots.create("billing", 11)
+        assert ten.slots.list() == []
+        assert ten.slots.floor() is None
 
     def test_a_position_that_is_no_longer_retained_is_refused(self, ten: Log) -> None:
         self.retain_from(ten, 6)
         with pytest.raises(CursorExpired, match="5"):
-            ten.create_slot("billing", 5)
-        assert ten.slots() == []
-        assert ten.create_slot("billing", 6).position == 6
+            ten.slots.create("billing", 5)
+        assert ten.slots.list() == []
+        assert ten.slots.create("billing", 6).position == 6
 
     @pytest.mark.parametrize("name", ["", "a/b", "../x", ".hidden", "a b", "ä", "x" * 129, "a\n", "-x"])
     def test_a_name_that_could_not_be_a_file_is_refused(self, ten: Log, name: str) -> None:
         with pytest.raises(InvalidInput):
-            ten.create_slot(name, 0)
-        assert ten.slots() == []
+            ten.slots.create(name, 0)
+        assert ten.slots.list() == []
 
     def test_slots_are_listed_by_name(self, ten: Log) -> None:
         for name in ("zoo", "Ant", "bee", "ant-2", "x" * 128):
-            ten.create_slot(name, 0)
-        assert [state.name for state in ten.slots()] == ["Ant", "ant-2", "bee", "x" * 128, "zoo"]
+            ten.slots.create(name, 0)
+        assert [state.name for state in ten.slots.list()] == ["Ant", "ant-2", "bee", "x" * 128, "zoo"]
 
     # --- claiming -------------------------------------------------------------------------------------------
 
     def test_claiming_makes_the_holder_and_raises_the_epoch(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "node-1")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "node-1")
         assert isinstance(slot, Slot)
         assert (slot.name, slot.epoch) == ("billing", 1)
         state = slot.state()
         assert (state.holder, state.epoch, state.position) == ("node-1", 1, 3)
-        assert ten.slots() == [state]
+        assert ten.slots.list() == [state]
 
     def test_claiming_again_is_idempotent_for_the_same_holder(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        first, second = ten.claim_slot("billing", "node-1"), ten.claim_slot("billing", "node-1")
+        ten.slots.create("billing", 3)
+        first, second = ten.slots.claim("billing", "node-1"), ten.slots.claim("billing", "node-1")
         assert first.epoch == second.epoch == 1
         first.advance(ten.start().at(5))
         second.advance(ten.start().at(6))
@@ -125,30 +125,30 @@ class SlotContract(LogOwner):
         assert first.state().position == 7
 
     def test_every_change_of_holder_raises_the_epoch(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        epochs = [ten.claim_slot("billing", holder).epoch for holder in ("a", "b", "a", "a", "c")]
+        ten.slots.create("billing", 3)
+        epochs = [ten.slots.claim("billing", holder).epoch for holder in ("a", "b", "a", "a", "c")]
         assert epochs == [1, 2, 3, 3, 4]
 
     def test_claiming_does_not_move_the_position(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        ten.claim_slot("billing", "a").advance(ten.start().at(7))
-        assert ten.claim_slot("billing", "b").state().position == 7
+        ten.slots.create("billing", 3)
+        ten.slots.claim("billing", "a").advance(ten.start().at(7))
+        assert ten.slots.claim("billing", "b").state().position == 7
 
     def test_a_slot_that_does_not_exist_cannot_be_claimed(self, ten: Log) -> None:
         with pytest.raises(NotFound, match="billing"):
-            ten.claim_slot("billing", "node-1")
-        assert ten.slots() == []
+            ten.slots.claim("billing", "node-1")
+        assert ten.slots.list() == []
 
     def test_a_holder_needs_a_name(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
+        ten.slots.create("billing", 3)
         with pytest.raises(InvalidInput):
-            ten.claim_slot("billing", "")
-        assert ten.slots()[0].holder is None
+            ten.slots.claim("billing", "")
+        assert ten.slots.list()[0].holder is None
 
     def test_holders_that_race_get_epochs_of_their_own(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
+        ten.slots.create("billing", 3)
         claimed: list[Slot] = []
-        together(*[lambda name=name: claimed.append(ten.claim_slot("billing", f"h{name}")) for name in range(6)])
+        together(*[lambda name=name: claimed.append(ten.slots.claim("billing", f"h{name}")) for name in range(6)])
         assert sorted(slot.epoch for slot in claimed) == [1, 2, 3, 4, 5, 6]
         for slot in sorted(claimed, key=lambda one: one.epoch):
             if slot.epoch == 6:
@@ -160,16 +160,16 @@ class SlotContract(LogOwner):
     # --- advancing ------------------------------------------------------------------------------------------
 
     def test_advancing_moves_the_position_up(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         for position in (4, 4, 9, 10):
             slot.advance(ten.start().at(position))
             assert self.position(ten, "billing") == position
-            assert ten.floor() == position
+            assert ten.slots.floor() == position
 
     def test_a_lower_position_changes_nothing(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         slot.advance(ten.start().at(8))
         before = slot.state()
         for position in (8, 7, 0):
@@ -177,8 +177,8 @@ class SlotContract(LogOwner):
             assert slot.state() == before
 
     def test_a_fenced_holder_changes_nothing(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        old, new = ten.claim_slot("billing", "a"), ten.claim_slot("billing", "b")
+        ten.slots.create("billing", 3)
+        old, new = ten.slots.claim("billing", "a"), ten.slots.claim("billing", "b")
         before = new.state()
         for position in (2, 3, 9):
             with pytest.raises(Fenced, match="'b'"):
@@ -188,18 +188,18 @@ class SlotContract(LogOwner):
         assert self.position(ten, "billing") == 9
 
     def test_a_holder_that_came_back_is_not_fenced_but_its_former_claim_is(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        old = ten.claim_slot("billing", "a")
-        ten.claim_slot("billing", "b")
-        again = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        old = ten.slots.claim("billing", "a")
+        ten.slots.claim("billing", "b")
+        again = ten.slots.claim("billing", "a")
         with pytest.raises(Fenced):
             old.advance(ten.start().at(5))
         again.advance(ten.start().at(6))
         assert self.position(ten, "billing") == 6
 
     def test_a_cursor_of_another_log_or_past_the_end_changes_nothing(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         before = slot.state()
         for cursor in (Cursor(UUID(int=4711), 5), ten.start().at(11)):
             with pytest.raises(Diverged):
@@ -207,8 +207,8 @@ class SlotContract(LogOwner):
         assert slot.state() == before
 
     def test_an_invalidated_slot_does_not_move(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         self.invalidate(ten, "billing")
         before = slot.state()
         assert before.invalid is not None
@@ -220,91 +220,91 @@ class SlotContract(LogOwner):
 
     @pytest.mark.parametrize("position", [1, 5, 9, 10])
     def test_a_reset_puts_the_slot_back_or_ahead_and_nobody_holds_it(self, ten: Log, position: int) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         slot.advance(ten.start().at(5))
-        state = ten.reset_slot("billing", position)
+        state = ten.slots.reset("billing", position)
         assert (state.position, state.holder, state.invalid) == (position, None, None)
         assert state.epoch > slot.epoch
-        assert ten.slots() == [state]
-        assert ten.floor() == position
+        assert ten.slots.list() == [state]
+        assert ten.slots.floor() == position
 
     def test_a_reset_fences_the_holder(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
-        state = ten.reset_slot("billing", 2)
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
+        state = ten.slots.reset("billing", 2)
         with pytest.raises(Fenced):
             slot.advance(ten.start().at(5))
-        assert ten.slots() == [state]
-        ten.claim_slot("billing", "a").advance(ten.start().at(5))
+        assert ten.slots.list() == [state]
+        ten.slots.claim("billing", "a").advance(ten.start().at(5))
         assert self.position(ten, "billing") == 5
 
     def test_a_reset_heals_an_invalidated_slot(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
+        ten.slots.create("billing", 3)
         self.invalidate(ten, "billing")
-        assert ten.reset_slot("billing", 4).invalid is None
-        assert ten.floor() == 4
+        assert ten.slots.reset("billing", 4).invalid is None
+        assert ten.slots.floor() == 4
 
     def test_a_claim_does_not_heal_an_invalidated_slot(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
+        ten.slots.create("billing", 3)
         self.invalidate(ten, "billing")
-        assert ten.claim_slot("billing", "b").state().invalid is not None
-        assert ten.floor() is None
+        assert ten.slots.claim("billing", "b").state().invalid is not None
+        assert ten.slots.floor() is None
 
     def test_a_reset_to_what_the_log_does_not_hold_changes_nothing(self, ten: Log) -> None:
         self.retain_from(ten, 6)
-        before = ten.create_slot("billing", 8)
+        before = ten.slots.create("billing", 8)
         with pytest.raises(CursorExpired, match="5"):
-            ten.reset_slot("billing", 5)
+            ten.slots.reset("billing", 5)
         with pytest.raises(Diverged, match="11"):
-            ten.reset_slot("billing", 11)
-        assert ten.slots() == [before]
-        assert ten.floor() == 8
+            ten.slots.reset("billing", 11)
+        assert ten.slots.list() == [before]
+        assert ten.slots.floor() == 8
 
     def test_only_a_slot_that_exists_is_reset_or_dropped(self, ten: Log) -> None:
         with pytest.raises(NotFound, match="billing"):
-            ten.reset_slot("billing", 5)
+            ten.slots.reset("billing", 5)
         with pytest.raises(NotFound, match="billing"):
-            ten.drop_slot("billing")
-        assert ten.slots() == []
-        assert ten.floor() is None
+            ten.slots.drop("billing")
+        assert ten.slots.list() == []
+        assert ten.slots.floor() is None
 
     def test_a_dropped_slot_is_gone_and_pins_nothing(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        ten.create_slot("other", 7)
-        slot = ten.claim_slot("billing", "a")
-        ten.drop_slot("billing")
-        assert [state.name for state in ten.slots()] == ["other"]
-        assert ten.floor() == 7
+        ten.slots.create("billing", 3)
+        ten.slots.create("other", 7)
+        slot = ten.slots.claim("billing", "a")
+        ten.slots.drop("billing")
+        assert [state.name for state in ten.slots.list()] == ["other"]
+        assert ten.slots.floor() == 7
         with pytest.raises((SlotInvalid, NotFound)):
             slot.advance(ten.start().at(5))
         with pytest.raises(NotFound):
-            ten.claim_slot("billing", "b")
+            ten.slots.claim("billing", "b")
         with pytest.raises(NotFound):
-            ten.drop_slot("billing")
+            ten.slots.drop("billing")
 
     def test_a_name_that_is_taken_again_keeps_its_former_holder_fenced(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        former = ten.claim_slot("billing", "a")
-        ten.drop_slot("billing")
-        assert ten.create_slot("billing", 2).position == 2
-        current = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        former = ten.slots.claim("billing", "a")
+        ten.slots.drop("billing")
+        assert ten.slots.create("billing", 2).position == 2
+        current = ten.slots.claim("billing", "a")
         assert current.epoch > former.epoch
         with pytest.raises(Fenced):
             former.advance(ten.start().at(9))
         assert self.position(ten, "billing") == 2
 
     def test_a_holder_that_is_seen_moves_nothing(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        slot = ten.claim_slot("billing", "a")
+        ten.slots.create("billing", 3)
+        slot = ten.slots.claim("billing", "a")
         before = slot.state()
         slot.touch()
         assert slot.state().last_seen >= before.last_seen
         assert (slot.state().position, slot.state().epoch, slot.state().holder) == (3, 1, "a")
 
     def test_a_fenced_holder_is_not_seen(self, ten: Log) -> None:
-        ten.create_slot("billing", 3)
-        old, new = ten.claim_slot("billing", "a"), ten.claim_slot("billing", "b")
+        ten.slots.create("billing", 3)
+        old, new = ten.slots.claim("billing", "a"), ten.slots.claim("billing", "b")
         before = new.state()
         with pytest.raises(Fenced):
             old.touch()
@@ -313,27 +313,30 @@ class SlotContract(LogOwner):
     # --- the floor ------------------------------------------------------------------------------------------
 
     def test_the_floor_is_the_lowest_position(self, ten: Log) -> None:
-        ten.create_slot("slow", 2)
-        ten.create_slot("fast", 9)
-        assert ten.floor() == 2
-        slow = ten.claim_slot("slow", "a")
+        ten.slots.create("slow", 2)
+        ten.slots.create("fast", 9)
+        assert ten.slots.floor() == 2
+        slow = ten.slots.claim("slow", "a")
         slow.advance(ten.start().at(5))
-        assert ten.floor() == 5
+        assert ten.slots.floor() == 5
         slow.advance(ten.start().at(10))
-        assert ten.floor() == 9
+        assert ten.slots.floor() == 9
 
     def test_an_invalidated_slot_pins_nothing(self, ten: Log) -> None:
-        ten.create_slot("slow", 2)
-        ten.create_slot("fast", 9)
+        ten.slots.create("slow", 2)
+        ten.slots.create("fast", 9)
         self.invalidate(ten, "slow")
-        assert ten.floor() == 9
+        assert ten.slots.floor() == 9
         self.invalidate(ten, "fast")
-        assert ten.floor() is None
+        assert ten.slots.floor() is None
 
     def test_slots_of_one_log_do_not_know_each_other(self, ten: Log) -> None:
-        ten.create_slot("one", 1)
-        ten.create_slot("two", 2)
-        one, two = ten.claim_slot("one", "a"), ten.claim_slot("two", "b")
+        ten.slots.create("one", 1)
+        ten.slots.create("two", 2)
+        one, two = ten.slots.claim("one", "a"), ten.slots.claim("two", "b")
         one.advance(ten.start().at(5))
         two.advance(ten.start().at(6))
-        assert [(state.name, state.position, state.epoch) for state in ten.slots()] == [("one", 5, 1), ("two", 6, 1)]
+        assert [(state.name, state.position, state.epoch) for state in ten.slots.list()] == [
+            ("one", 5, 1),
+            ("two", 6, 1),
+        ]

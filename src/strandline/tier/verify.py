@@ -92,7 +92,7 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
         partition=number,
         events=manager.committed_offset(number) + 1,
         # Last: a slot that moves on while segments expire stands higher by now, and never below what there is.
-        slots=tuple(log.slots()),
+        slots=tuple(log.slots.list()),
     )
 
 

@@ -271,7 +271,7 @@ class Demo:
         self._show(event_line(event))
 
     def _sample(self) -> Sample:
-        slots = {state.name: state.position for state in self._log.slots()}
+        slots = {state.name: state.position for state in self._log.slots.list()}
         return Sample(
             at=self._now(),
             produced=self._log.bounds().next,

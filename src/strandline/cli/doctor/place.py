@@ -215,7 +215,7 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
     """What there is to say of the log in a store, if there is one."""
     try:
         log = open_log(store, clock=clock)
-        head, states = log.head(), log.slots()
+        head, states = log.head(), log.slots.list()
     except WrongKind as error:
         yield problem("log", str(error))
         return

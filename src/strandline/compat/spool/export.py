@@ -170,7 +170,7 @@ def _refuse_more_than_values(batch: pa.RecordBatch) -> None:
 
 
 def _slots(log: WalLog | WalReader) -> tuple[list[SlotState], bytes]:
-    slots = log.slots()
+    slots = list(log.slots.list())
     fields = {"slots": [{**slot_fields(slot), **_older_fields(slot)} for slot in slots]}
     return slots, json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
 

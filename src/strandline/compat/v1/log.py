@@ -324,47 +324,20 @@ class QueueLog(LogReading):
         limits = Limits(batch_bytes, linger, budget, block, uploads)
         return Producer(shipper, limits, writer=writer, number=0, clock=self.clock)
 
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Always an error: the one slot is there already, and there can be no other."""
-        rules.check_name(name)
-        if name == SLOT:
-            raise AlreadyExists(
-                f"There is a slot {name!r} already: the queue's own, which cannot be put at {position}."
-            )
-        raise InvalidInput(
-            f"A queue of version 1 has one slot, {SLOT!r}, and cannot have {name!r}: use that one, or copy the queue "
-            "into an own log with 'strandline upgrade'."
-        )
+    @property
+    def slots(self) -> QueueSlots:
+        """The one slot: the queue's consumer."""
+        return QueueSlots(self)
 
-    def claim_slot(self, name: str, holder: str) -> QueueSlot:
-        """Become the queue's consumer; a former one is fenced from now on.
-
-        The format does not say who holds it: that the same holder claims again is seen only by the same object.
-        """
-        _check_slot(name)
-        if not holder:
-            raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
+    def claim(self, holder: str) -> int:
+        """Become the queue's consumer; returns the epoch, which fences a former one."""
         if self._holders.get(holder) != self.manifest().epoch:
             self._holders[holder] = self._cell.update(edits.claim).epoch
-        return QueueSlot(self, holder, self._holders[holder])
+        return self._holders[holder]
 
-    def reset_slot(self, name: str, position: int) -> SlotState:
-        """Put the slot ahead, which acknowledges everything below; whoever holds it is fenced. It cannot go back."""
-        _check_slot(name)
-        return _state(self._cell.update(lambda manifest: edits.reset(manifest, position)))
-
-    def drop_slot(self, name: str) -> None:
-        """Always an error: a queue without its consumer is none."""
-        _check_slot(name)
-        raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
-
-    def slots(self) -> list[SlotState]:
-        """The one slot; who holds it and when that was last seen is not known."""
-        return [_state(self.manifest())]
-
-    def floor(self) -> int | None:
-        """The first sequence that is not acknowledged."""
-        return edits.first_listed(self.manifest())
+    def skip_to(self, position: int) -> QueueManifest:
+        """Durably acknowledge everything below a sequence, and fence the consumer."""
+        return self._cell.update(lambda manifest: edits.reset(manifest, position))
 
     def acknowledge(self, through: int, *, epoch: int) -> None:
         """Durably drop everything through a batch; ``Fenced`` unless this is the epoch of the last claim."""
@@ -384,6 +357,68 @@ class QueueLog(LogReading):
 
 @checked
 @dataclass(frozen=True, slots=True)
+class QueueSlots:
+    """The slots of a queue: one, which is always there. Satisfies :class:`~strandline.log.contract.Slots`."""
+
+    log: QueueLog
+
+    def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
+        """Always an error: the one slot is there already, and there can be no other."""
+        del lifetime
+        rules.check_name(name)
+        if name == SLOT:
+            raise AlreadyExists(
+                f"There is a slot {name!r} already: the queue's own, which cannot be put at {position}."
+            )
+        raise InvalidInput(
+            f"A queue of version 1 has one slot, {SLOT!r}, and cannot have {name!r}: use that one, or copy the queue "
+            "into an own log with 'strandline upgrade'."
+        )
+
+    def claim(self, name: str, holder: str) -> QueueSlot:
+        """Become the queue's consumer; a former one is fenced from now on.
+
+        The format does not say who holds it: that the same holder claims again is seen only by the same object.
+        """
+        _check_slot(name)
+        if not holder:
+            raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
+        return QueueSlot(self.log, holder, self.log.claim(holder))
+
+    def reset(self, name: str, position: int) -> SlotState:
+        """Put the slot ahead, which acknowledges everything below; whoever holds it is fenced. It cannot go back."""
+        _check_slot(name)
+        return _state(self.log.skip_to(position))
+
+    def drop(self, name: str) -> None:
+        """Always an error: a queue without its consumer is none."""
+        _check_slot(name)
+        raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Check that nobody else has claimed the queue since."""
+        _check_slot(name)
+        edits.check_epoch(self.log.manifest(), epoch)
+
+    def flush(self) -> None:
+        """Do nothing: positions are written at once."""
+
+    def get(self, name: str) -> SlotState:
+        """The one slot; who holds it and when that was last seen is not known."""
+        _check_slot(name)
+        return _state(self.log.manifest())
+
+    def list(self) -> Sequence[SlotState]:
+        """The one slot."""
+        return [self.get(SLOT)]
+
+    def floor(self) -> int | None:
+        """The first sequence that is not acknowledged."""
+        return edits.first_listed(self.log.manifest())
+
+
+@checked
+@dataclass(frozen=True, slots=True)
 class QueueSlot:
     """The claimed slot of a queue; see :class:`~strandline.log.contract.Slot`. Advancing acknowledges."""
 
@@ -398,7 +433,7 @@ class QueueSlot:
 
     def state(self) -> SlotState:
         """What is stored now."""
-        return self.log.slots()[0]
+        return self.log.slots.get(SLOT)
 
     def advance(self, to: Cursor) -> None:
         """Durably acknowledge everything below a cursor."""

@@ -33,10 +33,9 @@ from strandline.log.object.produce.buffer import Limits
 from strandline.log.object.produce.handles import settled
 from strandline.log.object.produce.producer import Producer
 from strandline.log.object.produce.upload import Lister, ObjectShipper
-from strandline.log.object.slots import Hold, HoldSeconds, ObjectSlot, SlotKeeper
+from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.planning import clipped, known_columns
 from strandline.log.reading import HeadPoller
-from strandline.log.slot_table import SlottedLog
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
@@ -47,7 +46,6 @@ from strandline.model.retention import (
     NO_LIMITS,
     Retention,
     SlotLimits,
-    SlotState,
     as_retention,
     default_limits,
 )
@@ -194,7 +192,7 @@ def _create(store: ObjectStore, retention: Retention, limits: SlotLimits, clock:
 
 @bound_to_process(keep=("log_id",))
 @checked
-class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
+class ObjectLog(HeadLog[ObjectSpan], Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
     def __init__(
@@ -209,10 +207,10 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         self._chance = chance
         self._lister = self._new_lister()
         self.chunks = StoredChunks(store)
-        self._slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, clock, chance)
         self._retries = Backoff()
         self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
+        self.slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, clock, chance, self._origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self.store, self.identity))
@@ -288,21 +286,9 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
             clock=self.clock,
         )
 
-    def claim_slot(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
-        """Become the slot's holder; a former holder is fenced from now on.
-
-        ``hot`` says that it reads batch objects and nothing else: while it holds the slot, they stay.
-        """
-        cell, epoch = self._slots.claim(name, holder, hot=hot)
-        return ObjectSlot(self._slots, cell, name, holder, epoch)
-
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
-        return self._slots.hold(position, seconds, retained_from=retained_from)
-
-    def slot_cell(self, name: str) -> StoreCell[SlotState]:
-        """The cell of one slot, for one thread."""
-        return self._slots.cell(name)
+        return self.slots.hold(position, seconds, retained_from=retained_from)
 
     def slot_limits(self) -> SlotLimits:
         """Within which limits slots pin, as it is stored now."""
@@ -339,7 +325,7 @@ class ObjectLog(HeadLog[ObjectSpan], SlottedLog, Closing):
         seconds, so that many background collectors do no more than one. A dry run changes nothing and says what would
         be done.
         """
-        collector = GarbageCollector(self._slots, self._read_identity, grace)
+        collector = GarbageCollector(self.slots, self._read_identity, grace)
         return collector.run(pause=pause, dry_run=dry_run, everything=everything, on_progress=on_progress)
 
     def _read_identity(self) -> LogIdentity:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Final, Self
@@ -21,6 +21,7 @@ from strandline.model.retention import SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import Chance, Clock
+from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.store import ObjectStore
 
 _FOLDER: Final = "slots/"
@@ -51,9 +52,11 @@ class Members:
         return rules.trim_floor(self.states, self.pending)
 
 
+@bound_to_process(close=())
+@checked
 @dataclass(frozen=True, slots=True)
 class SlotKeeper:
-    """Creates, claims, moves and drops the slots of one log."""
+    """The slots of an object log. Satisfies :class:`~strandline.log.contract.Slots`."""
 
     store: ObjectStore
     head: StoreCell[Head]
@@ -62,6 +65,7 @@ class SlotKeeper:
     chunks: Chunks
     clock: Clock
     chance: Chance
+    _origin: Origin
 
     def cell(self, name: str) -> StoreCell[SlotState]:
         """The cell of one slot."""
@@ -86,7 +90,7 @@ class SlotKeeper:
                     raise self._lost(name) from error
         return Members(head.membership, states, rules.pending_positions(head.slots.values()))
 
-    def state(self, name: str) -> SlotState:
+    def get(self, name: str) -> SlotState:
         """One slot's state, or ``NotFound``; ``CorruptData`` if its object is missing and the head names it."""
         return self.read(self.cell(name), name)
 
@@ -114,7 +118,7 @@ class SlotKeeper:
             f"drop the slot and create it again where its consumer stands ('strandline slots drop' and 'create')."
         )
 
-    def listed(self) -> list[SlotState]:
+    def list(self) -> Sequence[SlotState]:
         """All slots whose cells are written, by name."""
         return self.members(self.read_head()).states
 
@@ -122,10 +126,16 @@ class SlotKeeper:
         """The lowest position that a valid slot, or one being created or moved, still needs."""
         return self.members(self.read_head()).floor()
 
+    def flush(self) -> None:
+        """Do nothing: positions are written at once."""
+
     def create(
-        self, name: str, position: int, retained_from: int | None, *, lifetime: float | None = None
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
     ) -> SlotState:
-        """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed."""
+        """Create a slot that pins everything from ``position`` on; for ``lifetime`` seconds, unless it is claimed.
+
+        ``retained_from`` is where the log's cold tier begins, if it has one: a slot may be there, too.
+        """
         cell, op = self.cell(name), self.op()
         expires = None if lifetime is None else self._until(lifetime)
         try:
@@ -170,8 +180,11 @@ class SlotKeeper:
     def _settle(self, name: str, pin: Pin) -> None:
         self.head.update(self.op(), lambda head: settle_slot(head, name, pin.mark), role="consumer")
 
-    def claim(self, name: str, holder: str, *, hot: bool = False) -> tuple[StoreCell[SlotState], int]:
-        """Become the slot's holder; returns its cell and the epoch of the claim."""
+    def claim(self, name: str, holder: str, *, hot: bool = False) -> ObjectSlot:
+        """Become the slot's holder; a former holder is fenced from now on.
+
+        ``hot`` says that it reads batch objects and nothing else: while it holds the slot, they stay.
+        """
         cell = self.cell(name)
         head = self.read_head()
         if name not in head.slots:
@@ -185,7 +198,7 @@ class SlotKeeper:
         if pin is not None and state.epoch > before.epoch:
             # Whoever pinned it died, or is fenced by the new epoch: its position will never be written.
             self._settle(name, pin)
-        return cell, state.epoch
+        return ObjectSlot(self, cell, name, holder, state.epoch)
 
     def _finished(self, cell: StoreCell[SlotState], name: str, pin: Pin | None) -> SlotState:
         """The slot, whose creation is finished if whoever began it died before its cell was written.
@@ -201,7 +214,7 @@ class SlotKeeper:
             raise SlotInvalid(f"Slot {name!r} of {self.store.url} was dropped by someone else: create it again.")
         return self._first_state(cell, self.op(), name, pin, None)
 
-    def reset(self, name: str, position: int, retained_from: int | None) -> SlotState:
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
         """Put a slot elsewhere, back or ahead, and make it valid again; whoever holds it is fenced."""
         cell = self.cell(name)
         for _ in range(_RESETS):
@@ -237,10 +250,10 @@ class SlotKeeper:
         if not is_listed:
             raise NotFound(f"There is no slot {name!r} in {self.store.url}.")
 
-    def hold(self, position: int, seconds: float, *, retained_from: int | None = None) -> Hold:
+    def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
         name = f"{_HOLD}{self.chance.uuid().hex}"
-        self.create(name, position, retained_from, lifetime=seconds)
+        self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:

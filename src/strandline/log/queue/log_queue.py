@@ -18,7 +18,7 @@ from strandline.log.object.slots import ObjectSlot
 from strandline.log.queue.contract import GivenBatches, Look, Writes, keep_letter
 from strandline.model.cursor import Cursor, Start
 from strandline.model.head import Descriptor, Entry, Head
-from strandline.model.retention import SlotState
+from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.store import ObjectStore
 
 _CLAIMS: Final = 8
@@ -81,7 +81,7 @@ class OwnQueue:
         """
         self._create_if_missing(last_acked)
         for _ in range(_CLAIMS):
-            slot = self._log.claim_slot(self.slot, holder, hot=True)
+            slot = self._log.slots.claim(self.slot, holder, hot=True)
             self._take(slot)
             head = self._log.head()
             state = self._own_state()
@@ -89,7 +89,7 @@ class OwnQueue:
             wanted = first if last_acked is None else last_acked + 1
             if wanted < first:
                 # Back is a new promise: it has to be pinned before it counts, and that fences us, too.
-                self._log.reset_slot(self.slot, self._offset_behind(head, wanted - 1))
+                self._log.slots.reset(self.slot, self._offset_behind(head, wanted - 1))
                 continue
             self._position, self._acknowledged = state.position, wanted
             if wanted > first:
@@ -104,21 +104,22 @@ class OwnQueue:
         behind = None if last_acked is None else self._offset_behind(head, last_acked)
         if self.slot in head.slots:
             try:
-                self._check_valid(self._log.slot(self.slot))
+                self._check_valid(self._log.slots.get(self.slot))
             except NotFound:
                 pass  # someone died while creating it
             else:
                 return
         try:
-            self._log.create_newcomer_slot(self.slot, self._log.position_of(self._start) if behind is None else behind)
+            position = self._log.position_of(self._start) if behind is None else behind
+            self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
         except AlreadyExists:
-            self._check_valid(self._log.slot(self.slot))  # someone was faster
+            self._check_valid(self._log.slots.get(self.slot))  # someone was faster
 
     def _check_valid(self, state: SlotState) -> None:
         if state.invalid is not None:
             raise SlotInvalid(
                 f"{self._where} was invalidated ({state.invalid.reason}) and pins nothing: what it needs may be gone. "
-                f"Choose where to go on and call log.reset_slot({self.slot!r}, position), or use 'strandline "
+                f"Choose where to go on and call log.slots.reset({self.slot!r}, position), or use 'strandline "
                 "slots reset'."
             )
 
@@ -145,7 +146,7 @@ class OwnQueue:
         """
         slot, known = self._slot, self._position  # before the slot is read: another thread may be acknowledging
         # Not through the claimed slot's own cell, which another thread may be using to acknowledge.
-        state = self._log.slot(self.slot)
+        state = self._log.slots.get(self.slot)
         rules.check_held(state, holder=slot.holder, epoch=slot.epoch)
         if state.position < known:
             raise Diverged(
@@ -161,7 +162,7 @@ class OwnQueue:
         if state.position < head.floor:
             raise SlotInvalid(
                 f"{self._where} stands at {state.position}, and the log begins at {head.floor} (wal-removed): choose "
-                f"where to go on and call log.reset_slot({self.slot!r}, position), or use 'strandline slots reset'."
+                f"where to go on and call log.slots.reset({self.slot!r}, position), or use 'strandline slots reset'."
             )
         for entry in entries_from(head, state.position, self._chunks):
             return entry.sequence
@@ -257,7 +258,7 @@ class OwnQueue:
     def heartbeat(self) -> SlotHeartbeat:
         """What says in time that the consumer is alive, also while it is busy; not begun yet."""
         # A cell of its own: another thread may be using the claimed slot's to acknowledge.
-        slot = replace(self._slot, cell=self._log.slot_cell(self.slot))
+        slot = replace(self._slot, cell=self._log.slots.cell(self.slot))
         return SlotHeartbeat(slot, self._log, clock=self._clock)
 
     def writes(self) -> Writes:

@@ -11,7 +11,6 @@ from uuid import UUID
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing, check_new
-from strandline.log.slot_table import SlottedLog, TableSlot
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
@@ -31,7 +30,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch, WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, InvalidReason, Retention, SlotLimits, SlotState, as_retention
+from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, SlotState, as_retention
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
@@ -46,7 +45,7 @@ PENDING_BYTES: Final = 64 << 20
 @bound_to_process(keep=("log_id",))
 @final
 @checked(own=("view", "newest", "ahead", "wait", "wait_past"))
-class WalLog(WalReading, SlottedLog, Closing):
+class WalLog(WalReading, Closing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable; only
@@ -84,7 +83,7 @@ class WalLog(WalReading, SlottedLog, Closing):
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
         self._published = Published.open(folder, mark, disk=disk)
-        self._slots = WalSlots(
+        self.slots = WalSlots(
             folder,
             found.kept,
             self.bounds,
@@ -225,11 +224,11 @@ class WalLog(WalReading, SlottedLog, Closing):
         if not offset or self._committer.next > 0:
             return
         with self._trimming, self._committer.exclusively():
-            self._slots.check_open()
+            self.slots.check_open()
             if max(self._committer.next, self.bounds().next) > 0:
                 return
             try:
-                self._slots.retain(offset, beyond_slots=True)
+                self.slots.retain(offset, beyond_slots=True)
                 self._journal.begin_file(offset)
                 # Not before: who opens the log after a kill takes the published end for one that files reach.
                 self._published.retain(offset)
@@ -321,25 +320,13 @@ class WalLog(WalReading, SlottedLog, Closing):
         """The same for an offset; or until more than ``written`` is at least being synced, if that is given."""
         return self._published.wait(durable, timeout, written=written)
 
-    def claim_slot(self, name: str, holder: str) -> TableSlot:
-        """Durably become the slot's holder."""
-        return self._slots.claim(name, holder)
-
-    def invalidate_slot(self, name: str, reason: InvalidReason) -> SlotState:
-        """Durably take a slot's pin away, with a reason; its consumer has to bootstrap again."""
-        return self._slots.invalidate(name, reason)
-
-    def flush_slots(self) -> None:
-        """Durably write the positions that were only noted."""
-        self._slots.flush()
-
     def enforce(self, limits: SlotLimits) -> list[SlotState]:
         """Durably invalidate the slots that break a limit; returns them. Drops those that expired. Logs each.
 
         A slot is idle since it was last seen, or since the log was opened. Idle time is counted on the monotonic
         clock: jumps of the wall clock do not matter, and it stands still while the machine sleeps.
         """
-        return self._slots.enforce(limits, self.bytes_behind)
+        return self.slots.enforce(limits, self.bytes_behind)
 
     def verify(self, told: Told | None = None) -> WalVerification:
         """Read every byte of the log and say what is wrong with it, beside whatever else goes on; changes nothing."""
@@ -355,11 +342,11 @@ class WalLog(WalReading, SlottedLog, Closing):
         wanted = upto if isinstance(upto, int) else as_retention(upto)
         self.enforce(limits)
         if not isinstance(wanted, int):
-            wanted = self._kept_from(wanted, self._slots.trim_floor(), self._steady.now())
+            wanted = self._kept_from(wanted, self.slots.trim_floor(), self._steady.now())
         with self._trimming:
-            self._slots.check_open()
+            self.slots.check_open()
             self._journal.check_in_place()  # what is there instead is not this log's to trim
-            start = self._slots.retain(min(wanted, self.bounds().next), beyond_slots=beyond_slots)
+            start = self.slots.retain(min(wanted, self.bounds().next), beyond_slots=beyond_slots)
             # Readers are told before anything is removed: what they then miss has expired, and is not lost.
             self._published.retain(start)
             with self._committer.exclusively():
@@ -421,7 +408,7 @@ class WalLog(WalReading, SlottedLog, Closing):
             self._closed = True
             closing.callback(self._published.close, clean=clean)
             closing.callback(self._journal.close)
-            closing.callback(self._slots.close, self._is_closed)
+            closing.callback(self.slots.close, self._is_closed)
             if clean:
                 self._journal.write_index()
 
@@ -437,7 +424,7 @@ class WalLog(WalReading, SlottedLog, Closing):
         self._trimming = threading.Lock()
         with self._held:  # only this process's part of the lock
             self._committer.after_fork(self._is_elsewhere)
-            self._slots.after_fork(self._is_elsewhere)
+            self.slots.after_fork(self._is_elsewhere)
             self._tail.after_fork()
             self._published.after_fork(self._is_elsewhere)
             self._journal.close()

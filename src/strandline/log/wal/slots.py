@@ -108,7 +108,7 @@ class WalSlots(SlotTable):
         first = rules.retained_first(self.proven(), self._bounds().first)
         judged: list[tuple[SlotState, InvalidReason]] = []
         behind: dict[str, int] = {}
-        for state in self.listed():
+        for state in self.list():
             behind[state.name] = bytes_behind(state.position) if limits.lag_bytes and state.pins else 0
             is_idle = self._idle_seconds(state.name) > limits.idle_seconds
             reason = judge(state, first=first, behind=behind[state.name], limits=limits, is_idle=is_idle)
@@ -143,7 +143,7 @@ class WalSlots(SlotTable):
     def invalidate(self, name: str, reason: InvalidReason) -> SlotState:
         """Durably take a slot's pin away, with a reason."""
         with self._changing():
-            before = self.state(name)
+            before = self.get(name)
             return self._store(invalidate(before, before, reason, self._clock.now()))
 
     def _invalidate_judged(self, judged: Sequence[tuple[SlotState, InvalidReason]]) -> list[SlotState]:
@@ -180,11 +180,6 @@ class WalSlots(SlotTable):
             if start > self._start:
                 self._write(start, slots)
             return self._start
-
-    def flush(self) -> None:
-        """Write the positions that were only noted."""
-        with self._changing():
-            self._flush()
 
     def check_open(self) -> None:
         """Raise why nothing may be changed any more, if that is so."""

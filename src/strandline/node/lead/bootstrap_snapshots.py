@@ -92,10 +92,10 @@ class BootstrapSnapshots:
         return pin is not None and pin.pins and pin.position <= cursor.next and cursor.log_id == self._log.log_id
 
     def _pin(self, replica: str) -> SlotState | None:
-        return next((slot for slot in self._log.slots() if slot.name == replica + BOOTSTRAP_SUFFIX), None)
+        return next((slot for slot in self._log.slots.list() if slot.name == replica + BOOTSTRAP_SUFFIX), None)
 
     def _check_room(self, replica: str) -> None:
-        others = [slot for slot in self._log.slots() if slot.pins and slot.name.endswith(BOOTSTRAP_SUFFIX)]
+        others = [slot for slot in self._log.slots.list() if slot.pins and slot.name.endswith(BOOTSTRAP_SUFFIX)]
         count = sum(slot.name != replica + BOOTSTRAP_SUFFIX for slot in others)
         if count >= MOST_SNAPSHOTS:
             raise Overloaded(
@@ -106,8 +106,8 @@ class BootstrapSnapshots:
 
     def _seal(self, replica: str, kind: str) -> Snapshot:
         if self._pin(replica) is not None:
-            self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
-        self._log.create_newcomer_slot(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, seconds=PIN_SECONDS)
+            self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
+        self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS)
         folder = self._node_folder.path(SNAPSHOTS, replica)
         self._node_folder.disk.make_folders(folder)
         taken = self._exports[kind](numbered(folder, next_number(folder, disk=self._node_folder.disk)))
@@ -131,7 +131,7 @@ class BootstrapSnapshots:
         """The bootstrap is in progress: renew the pin."""
         pin = self._pin(replica)
         if pin is not None and pin.pins:
-            self._log.touch_slot(pin.name, pin.epoch)
+            self._log.slots.touch(pin.name, pin.epoch)
 
     def end(self, replica: str) -> None:
         """Remove the snapshot and its pin: the bootstrap is done or was given up. Idempotent."""
@@ -142,7 +142,7 @@ class BootstrapSnapshots:
         self._snapshots.pop(replica, None)
         self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
         if self._pin(replica) is not None:
-            self._log.drop_slot(replica + BOOTSTRAP_SUFFIX)
+            self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
 
     def expire(self) -> None:
         """Remove the snapshots whose pins have expired; renews the pin of one that is being taken. Never blocks."""

@@ -231,7 +231,7 @@ class Replicas:
         for peer in peers:
             self.now = register(self.now, peer.name, region=peer.region, now=self.time(), divergences=peer.divergences)
             if self.slot(peer.name) is None:
-                log.create_slot(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
+                log.slots.create(peer.name, log.bounds().first)  # its position comes with its first acknowledgement
 
     def time(self) -> int:
         """Microseconds on a clock that never jumps: a wall clock that is set back would hide silent replicas."""
@@ -248,7 +248,7 @@ class Replicas:
 
     def slot(self, name: str) -> SlotState | None:
         """A replica's slot, if it has one."""
-        return next((slot for slot in self._log.slots() if slot.name == name), None)
+        return next((slot for slot in self._log.slots.list() if slot.name == name), None)
 
     # --- membership ---------------------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class Replicas:
                 )
             state = self.slot(name)
             if state is None:
-                state = self._log.create_slot(name, at)
+                state = self._log.slots.create(name, at)
             self._claimed(name)
             self.now = register(self.now, name, region=region, now=self.time())
             self._changed(self.now)
@@ -278,7 +278,7 @@ class Replicas:
             self._forget_slot(name)
             self._changed(self.now)
             if not keep_slot and self.slot(name) is not None:
-                self._log.drop_slot(name)
+                self._log.slots.drop(name)
 
     def judge(self, *, poll_seconds: float) -> None:
         """Mark replicas that were silent for too long as unhealthy."""
@@ -362,12 +362,12 @@ class Replicas:
     def _claimed(self, name: str) -> Slot:
         slot = self._slots.get(name)
         if slot is None:
-            slot = self._slots[name] = self._log.claim_slot(name, name)
+            slot = self._slots[name] = self._log.slots.claim(name, name)
         return slot
 
     def _reset(self, name: str, position: int) -> None:
         self._forget_slot(name)  # first: if a later step fails, it is claimed again
-        self._log.reset_slot(name, position)
+        self._log.slots.reset(name, position)
         self._claimed(name)
 
     def _forget_slot(self, name: str) -> None:

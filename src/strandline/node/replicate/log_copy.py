@@ -78,7 +78,7 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None) -> 
     with _open_log(node_folder, folder) as log:
         disk.make_folders(copy)
         fill(log, copy)
-        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots())), disk=disk)
+        write_kept(copy, Kept(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)
         disk.sync_folder(copy)
         disk.sync_folder(node_folder.folder)
         # Its terms count as led here: the node goes on in a later one or, without a lease, in the same.
@@ -183,8 +183,8 @@ class LogCopy:
 
     def drop_slots(self) -> None:
         """Drop the slots of those who followed this node while it led: the new primary has slots for them."""
-        for slot in self.log.slots():
-            self.log.drop_slot(slot.name)
+        for slot in self.log.slots.list():
+            self.log.slots.drop(slot.name)
 
     def fence(self, term: int, who: str) -> None:
         """Durably adopt a higher term; once this returns, no batch of a lower one is appended."""

@@ -278,8 +278,8 @@ class LogReadContract(LogOwner):
             filled.plan(filled.start())[0].fetch(["value", "colour"])
 
     def test_reading_changes_nothing_and_claims_nothing(self, filled: Log) -> None:
-        filled.create_slot("reader", 4)
-        before = (filled.bounds(), filled.slots(), filled.floor())
+        filled.slots.create("reader", 4)
+        before = (filled.bounds(), filled.slots.list(), filled.slots.floor())
         fetched(filled.plan(filled.start()))
         filled.wait(filled.start(), 0.0)
-        assert (filled.bounds(), filled.slots(), filled.floor()) == before
+        assert (filled.bounds(), filled.slots.list(), filled.slots.floor()) == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.log.contract import Log
@@ -17,14 +17,6 @@ from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.segment_files import load_tail
 
 _LOGGER = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class DeferredSlots(Protocol):
-    """A log that writes slot positions only before it trims."""
-
-    def flush_slots(self) -> None:
-        """Make the slot positions durable."""
 
 
 @final
@@ -48,14 +40,14 @@ class Expiry:
         hot = self.log.bounds().first
         wanted = self._expired(hot)
         if self.announced is None:
-            self._flush_slots()
+            self.log.slots.flush()  # after a crash no slot points to deleted offsets
             return self.ledger.remove_all(wanted, "expired")
         if not wanted and not self.announced.is_undecided():
             return []
         # Whoever creates a slot in the cold tier sees this announcement, or the next read sees the slot.
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot)[: len(wanted)]
-        self._flush_slots()
+        self.log.slots.flush()
         if not self.announced.decide(number, gone[-1].end + 1 if gone else 0):
             return []  # another tierer took over, and may have accepted a slot that this one has not seen
         return self.ledger.remove_all(gone, "expired")
@@ -65,7 +57,7 @@ class Expiry:
         if isinstance(self.retention, Forever):
             return []
         # The slots before the segments: segments copied meanwhile stay for this round.
-        slots, floor = self.log.slots(), self.log.floor()
+        slots, floor = self.log.slots.list(), self.log.slots.floor()
         pinned = planning.pinned_from(slots, self.name, floor)
         return planning.expired(
             self.ledger.known(),
@@ -75,11 +67,6 @@ class Expiry:
             listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
             now=min(self.clock.now(), self.steady.now()),
         )
-
-    def _flush_slots(self) -> None:
-        """Make the slot positions durable: after a crash no slot points to deleted offsets."""
-        if isinstance(self.log, DeferredSlots):
-            self.log.flush_slots()
 
     def _last_listed(self, segment: SegmentMetadata) -> int:
         try:
@@ -96,7 +83,7 @@ class Expiry:
         """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
         hot = self.log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
-        pinned = planning.pinned_from(self.log.slots(), self.name, self.log.floor())
+        pinned = planning.pinned_from(self.log.slots.list(), self.name, self.log.slots.floor())
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
         if self.announced is not None and number is not None:
             is_decided = self.announced.decide(number, 0 if is_needed else upto)

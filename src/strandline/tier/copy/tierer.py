@@ -176,15 +176,15 @@ class Tierer:
         None if the cold tier was deleted and nothing is left to do.
         """
         if self._slot is None:
-            if all(state.name != self._name for state in self._log.slots()):
+            if all(state.name != self._name for state in self._log.slots.list()):
                 deletion = self._ledger.deletion()
                 if deletion is not None and deletion.state is PartitionDeleteState.FINISHED:
                     self._drop_slot()  # the tierer that dropped it may have crashed before that was durable
                     return None
                 with contextlib.suppress(AlreadyExists):  # another tierer was faster
                     # Not at the end of the cold tier: whether that is of this log is checked later.
-                    self._log.create_slot(self._name, self._log.bounds().first)
-            self._slot = self._log.claim_slot(self._name, self._holder)
+                    self._log.slots.create(self._name, self._log.bounds().first)
+            self._slot = self._log.slots.claim(self._name, self._holder)
         state = self._slot.state()
         if state.invalid is not None and state.epoch == self._slot.epoch:
             tiered, bounds = self._ledger.reach(), self._log.bounds()
@@ -193,8 +193,8 @@ class Tierer:
             _LOGGER.warning(
                 "Slot %r was invalidated (%s) and nothing is lost yet: reset to %d.", self._name, state, start
             )
-            self._log.reset_slot(self._name, start)
-            self._slot = self._log.claim_slot(self._name, self._holder)
+            self._log.slots.reset(self._name, start)
+            self._slot = self._log.slots.claim(self._name, self._holder)
         return self._slot
 
     def _put_back(self, slot: Slot, position: int) -> Slot:
@@ -205,8 +205,8 @@ class Tierer:
         _LOGGER.warning(
             "Slot %r is moved back to offset %d, where the log diverges from its cold tier.", slot.name, position
         )
-        self._log.reset_slot(self._name, position)
-        self._slot = self._log.claim_slot(self._name, self._holder)
+        self._log.slots.reset(self._name, position)
+        self._slot = self._log.slots.claim(self._name, self._holder)
         return self._slot
 
     def _truncate_diverged(self, slot: Slot, segments: Sequence[SegmentMetadata]) -> tuple[Slot, list[SegmentMetadata]]:
@@ -323,4 +323,4 @@ class Tierer:
 
     def _drop_slot(self) -> None:
         with contextlib.suppress(NotFound):
-            self._log.drop_slot(self._name)
+            self._log.slots.drop(self._name)

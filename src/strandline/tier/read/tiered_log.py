@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Final, final
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, Unsupported
-from strandline.log.contract import READING, SLOTS, Handle, Log, Slot, require
+from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
-from strandline.log.heartbeat import Limited, SlotToucher
+from strandline.log.heartbeat import Limited
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds
 from strandline.log.planning import Gathering, behind
@@ -28,36 +28,17 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource
-from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits, SlotState
+from strandline.model.retention import NO_LIMITS, TIER_SLOT, SlotLimits
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
-
-P = TypeVar("P")
+from strandline.tier.read.tiered_slots import Hot, TieredSlots
 
 _TRIES: Final = 8
 """How often a plan may move between the tiers while the log is trimmed."""
-
-
-class Hot(Log, Protocol):
-    """A log that can have a cold tier: its slots may be at offsets that only the cold tier has."""
-
-    def create_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Create a slot; ``retained_from`` is the start of the cold tier."""
-
-    def reset_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Move a slot."""
-
-
-@runtime_checkable
-class ColdNewcomerSlots(Protocol):
-    """A hot log that creates slots for consumers without a stored position."""
-
-    def create_newcomer_slot(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Create a slot that is dropped after a while, unless it is claimed or touched."""
 
 
 @bound_to_process(keep=("log_id",))
@@ -114,7 +95,7 @@ class TieredLog(Closing):
             # that was never trimmed needs no segment: diverged ones do not keep it from being read.
             if not self._is_checked and self._hot.bounds().first:
                 with _opening():
-                    for slot in self._hot.slots():
+                    for slot in self._hot.slots.list():
                         if slot.name == TIER_SLOT and slot.pins:
                             self._reader.check_slot(slot, self._hot)
                 self._is_checked = True
@@ -257,92 +238,21 @@ class TieredLog(Closing):
         """Append a batch to the hot tier, whole or not at all."""
         return self._hot.append(batch, writer=writer, number=number, expect=expect)
 
-    def create_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot that pins all records from ``position`` on, in either tier.
-
-        ``CursorExpired`` if the position is no longer retained, or is about to expire.
-        """
-        hot = self._hot
-        return self._pin(
-            position,
-            lambda first: hot.create_slot(name, position, retained_from=first),
-            lambda _: hot.drop_slot(name),
-        )
-
-    def create_newcomer_slot(self, name: str, position: int) -> SlotState:
-        """Create a slot for a consumer without a stored position: dropped after a while, unless claimed or touched."""
-        hot = self._hot
-        if not isinstance(hot, ColdNewcomerSlots):
-            return self.create_slot(name, position)
-        return self._pin(
-            position,
-            lambda first: hot.create_newcomer_slot(name, position, retained_from=first),
-            lambda _: hot.drop_slot(name),
-        )
-
-    def reset_slot(self, name: str, position: int) -> SlotState:
-        """Move a slot, back or ahead, and make it valid again; raises as :meth:`create_slot` does.
-
-        If the position is being expired at that moment, the slot is there all the same: it pins more than can be read,
-        and has to be reset again.
-        """
-        hot = self._hot
-        return self._pin(position, lambda first: hot.reset_slot(name, position, retained_from=first), lambda _: None)
-
     def hold(self, position: int, seconds: HoldSeconds) -> Hold:
-        """Pin all records from ``position`` on for some time, in either tier; raises as :meth:`create_slot` does."""
+        """Pin all records from ``position`` on for some time, in either tier; raises as creating a slot does."""
         hot = self._hot
         if not isinstance(hot, ObjectLog):
             raise InvalidInput(f"{hot!r} has no holds, only slots: create one.")
-        return self._pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
-
-    def _pin(self, position: int, pin: Callable[[int | None], P], undo: Callable[[P], None]) -> P:
-        try:
-            return pin(None)
-        except CursorExpired:
-            first = self.bounds().first
-        self._check_announced(position)
-        pinned = pin(first)
-        try:
-            # After pinning: expiry either saw the pin, or had announced the deletion before.
-            self._check_announced(position)
-        except CursorExpired:
-            undo(pinned)
-            raise
-        return pinned
-
-    def _check_announced(self, position: int) -> None:
-        cold = self._cold.look()
-        if cold is not None and position < cold.start:
-            raise CursorExpired(
-                f"Offset {position} is about to be removed from the cold tier, which begins at {cold.start} then: "
-                "begin there, or bootstrap."
-            )
-
-    def claim_slot(self, name: str, holder: str) -> Slot:
-        """Become the slot's holder; a former holder is fenced."""
-        return self._hot.claim_slot(name, holder)
-
-    def drop_slot(self, name: str) -> None:
-        """Remove a slot; records that only it pinned may be deleted."""
-        self._hot.drop_slot(name)
+        return self.slots.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
 
     def slot_limits(self) -> SlotLimits:
         """The limits of slots in the hot log."""
         return self._hot.slot_limits() if isinstance(self._hot, Limited) else NO_LIMITS
 
-    def touch_slot(self, name: str, epoch: int) -> None:
-        """Keep an unclaimed slot alive."""
-        if isinstance(self._hot, SlotToucher):
-            self._hot.touch_slot(name, epoch)
-
-    def slots(self) -> list[SlotState]:
-        """All slots, by name."""
-        return self._hot.slots()
-
-    def floor(self) -> int | None:
-        """The lowest position of a valid slot; None without any."""
-        return self._hot.floor()
+    @property
+    def slots(self) -> TieredSlots:
+        """The log's slots, which pin records in either tier."""
+        return TieredSlots(self._hot.slots, self._cold, lambda: self.bounds().first)
 
 
 @contextmanager
@@ -374,7 +284,7 @@ def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
 
 def check_tierable(log: object) -> None:
     """``Unsupported`` for a log that a tierer cannot or must not copy."""
-    require(log, "tiered", *READING, *SLOTS)
+    require(log, "tiered", *READING, slots=True)
     if isinstance(log, WalReader):
         raise Unsupported(
             f"{log!r} was opened for reading, and tiering moves a slot: the process that writes the log tiers it."

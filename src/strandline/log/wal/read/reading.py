@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NoReturn, Self, TypeVar, final
 from uuid import UUID
 
-from strandline.errors import Diverged, InvalidInput, NotFound, NotReady
+from strandline.errors import Diverged, NotFound, NotReady, Unsupported
 from strandline.log import slots as rules
 from strandline.log.contract import LogReading
 from strandline.log.planning import check_fingerprint, plan_entries
 from strandline.log.reading import HeadPoller
+from strandline.log.slot_table import ReadOnlySlots
 from strandline.log.slots import kept_from
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
@@ -21,7 +23,9 @@ from strandline.log.wal.recover.scan_tail import read_identity, read_kept
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.retention import Retention, SlotState
+from strandline.model.head import WriterId
+from strandline.model.records import RecordSource
+from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import CLOCK, Clock, boot_id
 from strandline.storage.disk import DISK, Disk
@@ -216,7 +220,7 @@ class WalReader(WalReading):
 
     Changes nothing, takes no lock, and never shows what is not durable. After the machine stopped without the log being
     closed, ``NotReady`` until it was opened for writing: how far it reaches is known only then. Its slots can be looked
-    at; what would change the log is ``InvalidInput``.
+    at; what would change the log is ``Unsupported``.
     """
 
     def __init__(self, folder: Address, *, disk: Disk = DISK, clock: Clock = CLOCK, boot: UUID | None = None) -> None:
@@ -266,16 +270,16 @@ class WalReader(WalReading):
         """Block until something past the cursor is durable (True) or the time is over (False), looking now and then."""
         return self._waiter.wait(self, past, timeout, self.clock)
 
-    def slots(self) -> list[SlotState]:
-        """All slots, by name, as they were last written; their positions may be further by now."""
-        kept = read_kept(self.folder, self._log_id, disk=self.disk, clock=self.clock)
-        return sorted((state for state in kept.slots if not state.dropped), key=lambda state: state.name)
+    @property
+    def slots(self) -> ReadOnlySlots:
+        """The slots as they were last written; their positions may be further by now."""
+        kept = partial(read_kept, self.folder, self._log_id, disk=self.disk, clock=self.clock)
+        return ReadOnlySlots(lambda: kept().slots, self._refusal)
 
-    def floor(self) -> int | None:
-        """The lowest position that a valid slot still needs, as last written."""
-        return rules.floor(self.slots())
+    @property
+    def _refusal(self) -> str:
+        return f"The log in {self.folder} was opened for reading: only the process that writes it may change it."
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise InvalidInput(f"The log in {self.folder} was opened for reading: only the process that writes it may.")
-
-    append = create_slot = claim_slot = reset_slot = drop_slot = _refuse
+    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
+        """``Unsupported``: it was opened for reading."""
+        raise Unsupported(self._refusal)
