@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -269,3 +271,46 @@ def test_a_replica_that_is_promoted_while_it_bootstraps_again_keeps_nothing_of_t
     assert not incoming.exists()
     trio.settled("c", leader="b")
     assert len(trio.content("c")) == 10
+
+
+class TestAReplicaThatHasAcknowledgedNothing:
+    """It has a copy of the log, and counts for nothing: its primary was lost between the two."""
+
+    @pytest.fixture
+    def lost(self, tmp_path):
+        cluster = Cluster(tmp_path, policy="local", leased=False, names="ab")
+        cluster.start("a", lead=True, create=True)
+        cluster.append(b"one", b"two")
+        replica = cluster.start("b")
+        cluster.until(lambda: replica.copy is not None)
+        assert replica.node_folder.state.adopted == 0
+        cluster.kill("a")
+        cluster.stop("b")
+        cluster.start("b")
+        yield cluster
+        cluster.close()
+
+    def test_is_not_promoted_and_the_reason_says_what_to_do(self, lost):
+        with pytest.raises(NotReady, match=r"never acknowledged to a primary.*let it follow one first, or force it"):
+            lost.nodes["b"].promote()
+
+    def test_leads_from_what_it_has_if_that_is_forced_and_the_other_one_follows_it(self, lost):
+        lost.nodes["b"].promote(force=True)
+        lost.append(b"three", on="b")
+        assert [value for _, value in lost.content("b")] == [b"one", b"two", b"three"]
+        other = lost.start("a")
+        other.options = replace(other.options, upstream="to:b")
+        lost.settled("a", leader="b")
+        assert lost.content("a") == lost.content("b")
+
+    def test_is_not_even_forced_while_a_node_answers_that_has_more(self, lost):
+        lost.start("a", lead=True)
+        with pytest.raises(NotReady, match="a has more"):
+            lost.nodes["b"].promote(force=True)
+
+    def test_without_a_copy_it_is_never_promoted(self, lost, tmp_path):
+        lost.kill("b")
+        shutil.rmtree(tmp_path / "b")
+        newcomer = lost.start("b")
+        with pytest.raises(NotReady, match="b has no copy of the log yet: let it bootstrap"):
+            newcomer.promote(force=True)

@@ -175,7 +175,7 @@ class Node(Closing):
     def log(self) -> WalLog:
         """The copy's log; ``NotReady`` if there is none."""
         if self.copy is None:
-            raise NotReady(f"{self.name} has no copy of the log yet.")
+            raise NotReady(f"{self.name} has no copy of the log yet: let it bootstrap from a primary first.")
         return self.copy.log
 
     @property
@@ -404,7 +404,7 @@ class Node(Closing):
         """
         role, copy = self._role, self.copy
         if copy is None:
-            raise NotReady(f"{self.name} has no copy of the log yet.")
+            raise NotReady(f"{self.name} has no copy of the log yet: let it bootstrap from a primary first.")
         committed = 0
         if isinstance(role, ReplicaRole):
             role.close()

@@ -63,12 +63,17 @@ def objection(  # noqa: PLR0911 - each is a reason of its own
 ) -> str | None:
     """Why a node must not lead in ``mine.term``, or None.
 
-    ``force`` ignores nodes that were not heard, and accepts a copy that has diverged from the primary's.
+    It has a copy of the log. ``force`` ignores nodes that were not heard, and accepts a copy that has diverged from the
+    primary's, or that was never acknowledged to one.
     """
     if mine.unhealthy is not None and not force:
         return f"it is {mine.unhealthy}: deal with that first, or force it if its copy is the right one"
-    if mine.adopted == 0:
-        return "it has no copy of the log yet: let it bootstrap first"
+    if mine.adopted == 0 and not force:
+        # Nobody has counted this copy for anything, so that it may lack anything.
+        return (
+            "its copy of the log was never acknowledged to a primary, so that it may lack what was committed: let it "
+            "follow one first, or force it, which loses what only other nodes have"
+        )
     later = next((report for report in others if report.term > mine.term), None)
     if later is not None:
         return f"{later.name} has seen term {later.term}: somebody else is becoming the primary"
