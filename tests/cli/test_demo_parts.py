@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -32,11 +33,13 @@ from strandline.cli.demo.changes import (
     producer_of,
     truth,
 )
-from strandline.cli.demo.processes import ProcessGroup, failure_in
+from strandline.cli.demo.command import Demo
+from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, page, sparkline
 from strandline.cli.demo.workers import table_of
 from strandline.cli.lag import Lag, SlotRow
-from strandline.errors import StrandlineError
+from strandline.errors import NotReady, StrandlineError
+from strandline.storage.retry import Backoff
 from tests.cli.conftest import Run
 
 SMALL = Shape(records=6000, keys=400, producers=3, seed=7)
@@ -343,3 +346,67 @@ def test_a_child_that_fails_says_why_in_one_sentence_and_where_all_it_printed_is
         "The demo's process 'spark' ended with status 3: Caused by: java.io.IOException: No space left on device. "
         f"All that it printed is in {tmp_path / 'spark.txt'}."
     )
+
+
+NOT_CONNECTED = "org.apache.spark.SparkException: Python worker failed to connect back.\n"
+FLAKY = """
+import pathlib, sys, time
+from strandline.cli.demo.processes import DemoFolder, exit_with_parent, write_marker
+folder, run = DemoFolder(pathlib.Path(sys.argv[1])), int(sys.argv[2])
+starts = folder.path / "starts"
+tries = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (tries + 1))
+if tries < {failures}:
+    sys.exit({said!r})
+exit_with_parent()
+write_marker(folder.up(run))
+time.sleep(600)
+"""
+
+
+class FlakySpark(ProcessGroup):
+    """Starts a process in place of Spark, which fails some times before it is up."""
+
+    def start(self, name: str, module: str, arguments: list[str], output: Path) -> Process:
+        assert module == "strandline.cli.demo.pipeline"
+        return super().start(name, "flaky", arguments, output)
+
+
+@pytest.fixture
+def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], Demo]]:
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(command, "_START", Backoff(attempts=3, base=0.01))
+    monkeypatch.setattr(command, "_POLL", 0.01)
+    with FlakySpark() as processes:
+
+        def make(failures: int, said: str) -> Demo:
+            (tmp_path / "flaky.py").write_text(FLAKY.format(failures=failures, said=said))
+            return Demo(Shape(1000, 10, 1, 7), DemoFolder(tmp_path / "demo"), processes, lambda _: None)
+
+        yield make
+
+
+def test_a_start_of_spark_that_fails_is_tried_again_and_the_report_tells_of_it(flaky, tmp_path: Path) -> None:
+    demo = flaky(2, NOT_CONNECTED)
+    assert demo._start_spark(1).running
+    assert [event.kind for event in demo.result.events] == ["retry", "retry", "up"]
+    assert "Python worker failed to connect back" in demo.result.events[0].text
+    assert len((tmp_path / "demo" / "starts").read_text()) == 3
+
+
+def test_a_spark_that_never_starts_ends_the_demo_with_one_sentence(flaky, tmp_path: Path) -> None:
+    demo = flaky(9, NOT_CONNECTED)
+    with pytest.raises(
+        NotReady, match=r"did not start in 3 tries: .*failed to connect back\. Run the demo again"
+    ) as ended:
+        demo._start_spark(1)
+    assert str(tmp_path / "demo" / "output") in str(ended.value)
+    assert not DemoFolder(tmp_path / "demo").up(1).exists()
+    assert len((tmp_path / "demo" / "starts").read_text()) == 3
+
+
+def test_a_start_that_we_refuse_ourselves_is_not_tried_again(flaky, tmp_path: Path) -> None:
+    demo = flaky(9, "strandline.errors.MissingExtra: Spark needs Java 17 or 21.")
+    with pytest.raises(StrandlineError, match="Spark needs Java 17 or 21"):
+        demo._start_spark(1)
+    assert len((tmp_path / "demo" / "starts").read_text()) == 1

@@ -34,11 +34,14 @@ from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line
 from strandline.cli.lag import look
 from strandline.errors import MissingExtra, NotReady, StrandlineError
 from strandline.log.object.log import open_log
+from strandline.storage.retry import Backoff
 
 _POLL: Final = 0.2
 _SAMPLE_INTERVAL: Final = 1.0
 _PRINT_INTERVAL: Final = 5.0
 _TIMEOUT: Final = 180.0
+_START: Final = Backoff(attempts=3, base=2.0, ceiling=8.0)
+"""Starts of Spark in one run: its workers may not get on soon enough on a busy machine."""
 
 # The share of the changes that must be in the table before the n-th kill of Spark; and the share that the producers may
 # append: during the n-th run, once the first kill is prepared (each query then needs one more batch), and while Spark
@@ -182,12 +185,34 @@ class Demo:
     # --- the steps ---------------------------------------------------------------------------------------------
 
     def _start_spark(self, run: int) -> Process:
-        child = self._start(f"spark-{run}", str(self._folder.path), str(run), module="pipeline")
-        self._until(lambda _: self._folder.up(run).exists(), f"Spark to start (run {run})")
+        child = self._brought_up(run)
         self._run = run
         self._event("up", f"Spark is up, run {run}; the table is at offset {self._sample().orders:,}")
         self._allow(_ALLOWED[run])
         return child
+
+    def _brought_up(self, run: int) -> Process:
+        """A Spark process whose queries are up. On a busy machine a start may fail, and is tried again."""
+        is_up = self._folder.up(run).exists
+        why = ""
+        for attempt in range(_START.attempts):
+            tried = f"-try-{attempt + 1}" if attempt else ""
+            child = self._start(f"spark-{run}{tried}", str(self._folder.path), str(run), module="pipeline")
+            self._until(lambda _, child=child: is_up() or not child.running, f"Spark to start (run {run})")  # type: ignore[misc]
+            if is_up():
+                return child
+            why = child.failure or "it ended without an error."
+            if child.is_refused:
+                child.check()
+            self._processes.kill(child)
+            if attempt + 1 < _START.attempts:
+                self._event("retry", f"Spark did not start ({why}) and is tried again")
+                later = self._now() + _START.pause(attempt, 1.0)
+                self._until(lambda now, later=later: now.at >= later, "the next try")  # type: ignore[misc]
+        raise NotReady(
+            f"Spark did not start in {_START.attempts} tries: {why} Run the demo again when the machine is less busy; "
+            f"all that Spark printed is in {self._folder.output}."
+        )
 
     def _start_producers(self) -> None:
         rate = self._shape.records / (20 + 50 * min(1.0, self._shape.records / 1_000_000)) / self._shape.producers

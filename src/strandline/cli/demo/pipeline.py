@@ -81,23 +81,34 @@ def _hold(folder: DemoFolder, query: str) -> None:
         threading.Event().wait()
 
 
-def main(path: str, run: int) -> None:
-    """Run both queries until they are killed or asked to stop."""
-    exit_with_parent()
-    folder = DemoFolder(Path(path))
-    spark = sl.spark.local_session("strandline-demo", short_lived=True)
+def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[sl.spark.Following, StreamingQuery]:
+    """Start both queries, and mark that they are up; raises what ended one of them before that."""
     called = threading.Event()
     orders = follow_orders(spark, folder)
     naive = naive_twin(spark, folder, called)
     # The naive query has chosen its start once it has had a batch: in the first run nothing is produced before that.
     while orders.active and naive.isActive and not (called.is_set() or naive.lastProgress):
         time.sleep(_POLL)
+    _check(orders, naive)
     write_marker(folder.up(run))
-    while orders.active and naive.isActive and not folder.stop.exists():
-        time.sleep(_POLL)
+    return orders, naive
+
+
+def _check(orders: sl.spark.Following, naive: StreamingQuery) -> None:
     failure = orders.exception() or naive.exception()
     if failure is not None:
         raise failure
+
+
+def main(path: str, run: int) -> None:
+    """Run both queries until they are killed or asked to stop."""
+    exit_with_parent()
+    folder = DemoFolder(Path(path))
+    spark = sl.spark.local_session("strandline-demo", short_lived=True)
+    orders, naive = bring_up(spark, folder, run)
+    while orders.active and naive.isActive and not folder.stop.exists():
+        time.sleep(_POLL)
+    _check(orders, naive)
     write_marker(folder.exposed, _exposed(naive))
     orders.stop()
     naive.stop()

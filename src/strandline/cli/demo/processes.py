@@ -31,6 +31,7 @@ _TRACE: Final = re.compile(r"\s+(at |\.\.\. \d+ more|File |\^|~)|Traceback |JVM 
 _ERROR: Final = re.compile(r"(Caused by: )?[A-Za-z_][\w$]*(\.[\w$]+)*(Error|Exception|Failure|[a-z]): \S")
 """The line of an error: its class and what it says."""
 _ERROR_NAME: Final = re.compile(r"^strandline\.errors\.\w+: ")
+_OWN_ERROR: Final = re.compile(_ERROR_NAME.pattern, re.MULTILINE)
 
 
 class DemoFolder:
@@ -136,14 +137,26 @@ class Process:
         with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
 
+    @property
+    def failure(self) -> str | None:
+        """Why it has failed, in one sentence; None if it runs, or has ended well."""
+        return failure_in(self._printed()) if self._process.poll() not in (None, 0) else None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it has failed with an error of ours, which another try would meet again."""
+        return self.failure is not None and _OWN_ERROR.search(self._printed()) is not None
+
+    def _printed(self) -> str:
+        return self._output.read_text(errors="replace")
+
     def check(self) -> None:
         """Raise its last error if it has failed."""
         code = self._process.poll()
         if code not in (None, 0):
-            why = failure_in(self._output.read_text(errors="replace"))
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise StrandlineError(
-                f"The demo's process {self.name!r} {how}: {why} All that it printed is in {self._output}."
+                f"The demo's process {self.name!r} {how}: {self.failure} All that it printed is in {self._output}."
             )
 
 

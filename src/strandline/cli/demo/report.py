@@ -67,7 +67,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class DemoEvent:
-    """A step of the demo. ``kind`` is start, up, kill, checkpoint, join or done."""
+    """A step of the demo. ``kind`` is start, retry, up, kill, checkpoint, join or done."""
 
     at: float
     kind: str
