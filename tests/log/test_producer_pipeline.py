@@ -89,27 +89,33 @@ class TestInTime:
     def test_no_batch_spans_more_than_its_time_whoever_appends(self, log: ObjectLog, clock: ManualClock) -> None:
         stop, table = threading.Event(), pa.table({"value": [b"t", b"t"]})
         calls = [threading.Lock() for _ in range(3)]  # each held during a call of one thread: no time passes in a call
+        made = [0, 0, 0]
         with log.producer(batch_bytes=300_000, linger=1 / 8, compression="none") as producer:
 
-            def append_until_told(call: threading.Lock) -> None:
-                number = 0
-                while not stop.is_set():
-                    with call:
-                        if number % 500:
-                            producer.append(value=b"r")
-                        else:
-                            producer.append_batch(table)
-                    number += 1
+            def append_until_told(thread: int) -> None:
+                try:
+                    while not stop.is_set():
+                        with calls[thread]:
+                            if made[thread] % 500:
+                                producer.append(value=b"r")
+                            else:
+                                producer.append_batch(table)
+                        made[thread] += 1
+                finally:
+                    stop.set()  # also if it failed: nobody waits for it then
 
             def let_the_time_pass() -> None:
                 for _ in range(60):
                     with calls[0], calls[1], calls[2]:
                         clock.advance(1 / 64)  # sums of it are exact
-                    while producer._buffer.until_due() == 0.0:
-                        threading.Event().wait(0.001)  # no more time passes until it is closed
+                        before = list(made)
+                    # No more time passes until what is due is closed, and everybody has appended at this time.
+                    while producer._buffer.until_due() == 0.0 or any(map(int.__eq__, made, before)):
+                        if stop.wait(0.001):
+                            return
                 stop.set()
 
-            together(let_the_time_pass, *[lambda call=call: append_until_told(call) for call in calls])
+            together(let_the_time_pass, *[lambda thread=thread: append_until_told(thread) for thread in range(3)])
         ages = [entry.newest - entry.oldest for entry in log.head().tail]
         assert len(ages) > 3
         assert max(ages) <= 125_000
